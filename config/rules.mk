@@ -10,6 +10,8 @@
 #   kit/**.c              → librailkit.a, for tools and tests
 #   emu/*.c               → lib/emu/libibverbs.so.1, for LD_LIBRARY_PATH and NCCL_IBVERBS_LIB
 #   emu/cm/*.c            → lib/emu/librdmacm.so.1, for LD_LIBRARY_PATH
+#   ghost/{driver,nccl}/*.c → lib/ghost/libcuda.so.1; there runtime/*.c → libcudart.so.12 and .13, nvml/*.c →
+#                           libnvidia-ml.so.1
 #   kit/preload/*.c       → lib/railyard/librail-fault.so, for LD_PRELOAD
 #   tools/common/*.c      → linked into every tool that needs it
 #   tools/NAME/*.c        → bin/NAME
@@ -92,6 +94,7 @@ helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' 
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 fault_lib := $(BUILD)/lib/railyard/librail-fault.so
 ghost_driver_src := $(wildcard ghost/driver/*.c)
+ghost_libs := $(addprefix $(BUILD)/lib/ghost/,libcuda.so.1 libcudart.so.12 libcudart.so.13 libnvidia-ml.so.1)
 emu_src := $(wildcard emu/*.c)
 emu_lib := $(if $(HAVE_VERBS),$(BUILD)/lib/emu/libibverbs.so.1)
 emu_cm_src := $(wildcard emu/cm/*.c)
@@ -292,6 +295,7 @@ test_objs_test_tools := tools/common/fork.o $(addprefix tools/rail-stat/,snapsho
 test_objs_test_coll_check := tools/rail-coll/verify.o tools/rail-coll/types.o tools/common/options.o
 test_objs_test_device_reduce := $(addprefix test/device/,bulk.o cases.o pairs.o emu_reduce.o)
 test_objs_test_device_fifo := test/device/emu_fifo.o
+test_objs_test_ghost := ghost/nccl/gh_layout.o
 test_objs_test_device_native := $(addprefix test/device/,native.o pairs.o)
 test_objs_test_device_block := $(addprefix test/device/,emu_collective.o block_case.o link.o)
 test_objs_test_program := test/device/link.o
@@ -321,6 +325,9 @@ $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(plugin_archives),$^) $(HARNESS_A) $(KIT_A) $(BASE_A) \
 	  $(test_libs) -ldl -lm -lrt -o $@
+
+# Opened, not linked.
+$(BUILD)/test/unit/test_ghost: | $(ghost_libs) $(BUILD)/test/libghostnccl.so
 
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))
@@ -356,6 +363,30 @@ $(BUILD)/bench/emu_rate $(BUILD)/bench/emu_peers: $(BUILD)/bench/%: $(O)/bench/%
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter %.so.1,$^) -Wl,-rpath,'$$ORIGIN/../lib/emu' -ldl -o $@
+
+# A GPU without a GPU, for the library path of programs that open or were linked with CUDA's libraries.
+ghost_ld = @mkdir -p $(@D); $(if $(V),,echo "  LD      $@";) $(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,-soname,$(@F)
+$(BUILD)/lib/ghost/libcuda.so.1: $(call obj,$(ghost_driver_src) $(wildcard ghost/nccl/*.c))
+	$(ghost_ld) $^ -ldl -lm -o $@
+$(BUILD)/lib/ghost/libnvidia-ml.so.1: $(call obj,$(wildcard ghost/nvml/*.c)) $(BUILD)/lib/ghost/libcuda.so.1
+	$(ghost_ld) $^ -Wl,-rpath,'$$ORIGIN' -o $@
+# Two releases of one source: what the calls write differs. Programs name the symbols with the library's name.
+define cudart_rule
+$(O)/ghost/runtime.$(1)/%.o: ghost/runtime/%.c config/flags.mk $(BUILD)/config.mk
+	@mkdir -p $$(@D)
+	@$$(if $$(V),,echo "  CC      $$< ($(1))")
+	$$(Q)$$(CC) $$(ALL_CPPFLAGS) $$(ALL_CFLAGS) -DGH_RT_VERSION=$(2) -MMD -MP -c $$< -o $$@
+$(O)/ghost/runtime.$(1)/symbols.map: config/rules.mk
+	@mkdir -p $$(@D)
+	$$(Q)echo 'libcudart.so.$(1) { global: cuda*; __cuda*; local: *; };' >$$@
+$(BUILD)/lib/ghost/libcudart.so.$(1): \
+  $(patsubst ghost/runtime/%.c,$(O)/ghost/runtime.$(1)/%.o,$(wildcard ghost/runtime/*.c)) \
+  $(BUILD)/lib/ghost/libcuda.so.1 $(O)/ghost/runtime.$(1)/symbols.map
+	$$(ghost_ld) -Wl,--version-script=$(O)/ghost/runtime.$(1)/symbols.map $$(filter-out %.map,$$^) \
+	  -Wl,-rpath,'$$$$ORIGIN' -ldl -o $$@
+endef
+$(eval $(call cudart_rule,12,12080))
+$(eval $(call cudart_rule,13,13000))
 
 # Beside any program, sanitized or not: never sanitized itself, and alone.
 $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk

@@ -12,9 +12,10 @@ runner := python3 test/run.py
   test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-tuning kit-proof gpu-test docs \
   docs-check lint fuzz fuzz-corpus
 
-san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib) $(emu_cm_lib)
+san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib) \
+  $(emu_cm_lib) $(ghost_libs)
 all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib) \
-  $(emu_lib) $(emu_cm_lib)  ## build the plugins, the runtime and the tools
+  $(emu_lib) $(emu_cm_lib) $(ghost_libs)  ## build the plugins, the runtime and the tools
 	@bash config/left-out.sh $(BUILD)/config.mk \
 	  $(foreach p,$(left_out_plugins),'$(p): $(or $(without_$(p)),needs $(call missing_for,$(p)))')
 

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ghost without NCCL: the calls by which NCCL finds and launches kernels, made on ghost's libraries, and the kernels
+ * themselves, on structs that are filled as NCCL's host code fills them. Ranks are streams of this process, connected
+ * directly, as two GPUs of one host are.
+ */
+#include <dlfcn.h>
+#include <math.h>
+#include <unistd.h>
+
+#include "ghost/driver/gh_cuda.h"
+#include "ghost/nccl/gh_layout.h"
+#include "test/harness/program.h"
+#include "test/harness/ranks.h"
+
+enum { MAX_RANKS = 4, CHANNELS = 2, LL_SIZE = 8192, LL128_SIZE = 32768, SIMPLE_SIZE = 32768, P2P_CHUNK = 4096 };
+enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE };
+
+/* ---- CUDA's libraries, opened as NCCL does ---- */
+
+static void *runtime;
+static int (*launch_kernel)(const struct gh_launch_config *, void *, void **, void **);
+static int (*get_function)(void **, const void *);
+static int (*cuda_malloc)(void **, size_t), (*cuda_free)(void *), (*make_stream)(void **, unsigned);
+static int (*end_stream)(void *), (*sync_stream)(void *), (*async_copy)(void *, const void *, size_t, int, void *);
+static int (*async_set)(void *, int, size_t, void *);
+static const char kernel_symbol, strange_symbol;
+
+static void *symbol(const char *name) {
+  void *found = dlsym(runtime, name);
+  ENSURE(found, "%s is missing", name);
+  return found;
+}
+
+static void open_libraries(void) {
+  static struct { int magic, version; const void *image; void *rest; } wrapper;
+  static const uint32_t image[4] = {0xba55ed50u};
+  char path[RANKS_PATH];
+  if (runtime) return;
+  ENSURE(ranks_built("test/libghostnccl.so", path) && dlopen(path, RTLD_NOW), "libghostnccl.so: %s", dlerror());
+  ENSURE(ranks_built("lib/ghost/libcuda.so.1", path), "no libcuda.so.1"); /* the next is linked with it */
+  ENSURE(ranks_built("lib/ghost/libcudart.so.13", path), "no libcudart.so.13");
+  runtime = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  ENSURE(runtime, "%s", dlerror());
+  void **(*add_image)(void *) = symbol("__cudaRegisterFatBinary");
+  void (*add_function)(void **, const char *, char *, const char *, int, void *, void *, void *, void *, int *) =
+      symbol("__cudaRegisterFunction");
+  int (*entry)(const char *, void **, unsigned, unsigned long long, int *) = symbol("cudaGetDriverEntryPointByVersion");
+  int status = -1;
+  wrapper.image = image;
+  void **handle = add_image(&wrapper);
+  add_function(handle, &kernel_symbol, NULL, "ncclDevKernel_Generic", -1, NULL, NULL, NULL, NULL, NULL);
+  add_function(handle, &strange_symbol, NULL, "strangeKernel", -1, NULL, NULL, NULL, NULL, NULL);
+  ENSURE(entry("cuLaunchKernelEx", (void **)&launch_kernel, 11060, 0, &status) == 0 && status == 0, "cuLaunchKernelEx");
+  get_function = symbol("cudaGetFuncBySymbol");
+  cuda_malloc = symbol("cudaMalloc");
+  cuda_free = symbol("cudaFree");
+  make_stream = symbol("cudaStreamCreateWithFlags");
+  end_stream = symbol("cudaStreamDestroy");
+  sync_stream = symbol("cudaStreamSynchronize");
+  async_copy = symbol("cudaMemcpyAsync");
+  async_set = symbol("cudaMemsetAsync");
+}
+
+#define CUDA(call)                                       \
+  do {                                                   \
+    int r_ = (call);                                     \
+    ENSURE(r_ == 0, "%s: CUDA result %d", #call, r_);    \
+  } while (0)
+
+/* ---- a communicator as kernels see it ---- */
+
+struct memory { void *at[512]; int n; };
+
+static void *device_memory(struct memory *m, size_t size) {
+  void *p;
+  ENSURE(m->n < 512, "too many pieces of memory");
+  CUDA(cuda_malloc(&p, size));
+  memset(p, 0, size);
+  return m->at[m->n++] = p;
+}
+
+struct world {
+  const struct gh_layout *layout;
+  struct memory memory;
+  int n;
+  uint32_t abort_flag;
+  char *comm[MAX_RANKS];
+  void *stream[MAX_RANKS];
+  float *in[MAX_RANKS], *out[MAX_RANKS];
+  size_t count; /* of a rank's part */
+};
+
+static void connect_pair(struct world *w, int from, int to, int channel, int index) {
+  static const size_t sizes[] = {LL_SIZE, LL128_SIZE, SIMPLE_SIZE};
+  uint64_t *words = device_memory(&w->memory, 256);
+  char *ends[2];
+  for (int i = 0; i < 2; i++) {
+    char *c = w->comm[i ? to : from] + w->layout->comm_channels + (size_t)channel * w->layout->channel_size;
+    char **peers = GH_FIELD(char **, c, GH_CHANNEL_PEERS);
+    ends[i] = peers[i ? from : to] + (i ? GH_PEER_RECV : GH_PEER_SEND) + index * GH_CONN_SIZE;
+    GH_FIELD(void *, ends[i], GH_CONN_TAIL) = &words[0];
+    GH_FIELD(void *, ends[i], GH_CONN_HEAD) = &words[16];
+    GH_FIELD(int, ends[i], GH_CONN_STEP_SIZE) = SIMPLE_SIZE / GH_STEPS;
+  }
+  for (int p = 0; p < GH_PROTOS; p++) {
+    void *buffer = device_memory(&w->memory, sizes[p]);
+    for (int i = 0; i < 2; i++) GH_FIELD(void *, ends[i], GH_CONN_BUFFS + 8 * p) = buffer;
+  }
+}
+
+/* A chain as a tree: the last rank's up is the one before. */
+static void set_channel(struct world *w, int rank, int channel) {
+  char *c = w->comm[rank] + w->layout->comm_channels + (size_t)channel * w->layout->channel_size;
+  char **peers = device_memory(&w->memory, sizeof(void *) * MAX_RANKS);
+  int *ranks = device_memory(&w->memory, sizeof(int) * MAX_RANKS), n = w->n;
+  for (int i = 0; i < n; i++) {
+    peers[i] = device_memory(&w->memory, 4 * GH_CONN_SIZE);
+    ranks[i] = (rank + i) % n;
+  }
+  GH_FIELD(void *, c, GH_CHANNEL_PEERS) = peers;
+  GH_FIELD(int, c, GH_CHANNEL_PREV) = (rank + n - 1) % n;
+  GH_FIELD(int, c, GH_CHANNEL_NEXT) = (rank + 1) % n;
+  GH_FIELD(void *, c, GH_CHANNEL_RANKS) = ranks;
+  GH_FIELD(int, c, w->layout->channel_index) = rank;
+  GH_FIELD(int, c, w->layout->channel_up) = rank - 1;
+  for (int i = 0; i < GH_TREE_ARITY; i++)
+    GH_FIELD(int, c, w->layout->channel_down + 4 * (size_t)i) = i == 0 && rank + 1 < n ? rank + 1 : -1;
+}
+
+static void world_open(struct world *w, int n, size_t count) {
+  static const int sizes[] = {LL_SIZE, LL128_SIZE, SIMPLE_SIZE};
+  open_libraries();
+  *w = (struct world){.layout = gh_layout_of(22809), .n = n, .count = count};
+  ENSURE(w->layout, "no layout");
+  for (int r = 0; r < n; r++) {
+    char *c = w->comm[r] =
+        device_memory(&w->memory, w->layout->comm_channels + GH_MAX_CHANNELS * w->layout->channel_size);
+    GH_FIELD(int, c, GH_COMM_RANK) = r;
+    GH_FIELD(int, c, GH_COMM_NRANKS) = n;
+    for (int p = 0; p < GH_PROTOS; p++) GH_FIELD(int, c, GH_COMM_BUFF_SIZES + 4 * (size_t)p) = sizes[p];
+    GH_FIELD(int, c, GH_COMM_P2P_CHUNK) = P2P_CHUNK;
+    GH_FIELD(void *, c, GH_COMM_ABORT) = &w->abort_flag;
+    GH_FIELD(void *, c, GH_COMM_CHANNELS) = c + w->layout->comm_channels;
+    for (int i = 0; i < CHANNELS; i++) set_channel(w, r, i);
+    CUDA(make_stream(&w->stream[r], 1));
+    w->in[r] = device_memory(&w->memory, sizeof(float) * count * (size_t)n);
+    w->out[r] = device_memory(&w->memory, sizeof(float) * count * (size_t)n);
+  }
+  for (int a = 0; a < n; a++)
+    for (int b = 0; b < n; b++)
+      for (int i = 0; a != b && i < CHANNELS * GH_CONNS; i++) connect_pair(w, a, b, i / GH_CONNS, i % GH_CONNS);
+}
+
+static void world_close(struct world *w) {
+  for (int r = 0; r < w->n; r++) CUDA(end_stream(w->stream[r]));
+  for (int i = 0; i < w->memory.n; i++) CUDA(cuda_free(w->memory.at[i]));
+}
+
+/* ---- launches ---- */
+
+struct launch {
+  _Alignas(16) char bytes[4096];
+  size_t size;
+};
+
+/* Arguments with one batch a channel; the works lie behind, one for all channels or several. */
+static struct launch make_launch(const struct world *w, int rank, unsigned type, unsigned function, const void *works,
+                                 size_t size, unsigned nworks) {
+  struct launch l = {.size = GH_ARGS_SIZE + CHANNELS * GH_BATCH_SIZE + nworks * size};
+  GH_FIELD(void *, l.bytes, GH_ARGS_COMM) = w->comm[rank];
+  GH_FIELD(uint64_t, l.bytes, GH_ARGS_CHANNELS) = (1u << CHANNELS) - 1;
+  for (size_t i = 0; i < CHANNELS; i++) {
+    size_t at = GH_ARGS_SIZE + i * GH_BATCH_SIZE;
+    GH_FIELD(uint32_t, l.bytes, at + GH_BATCH_FLAGS) = type << 15 | function << 17;
+    GH_FIELD(uint32_t, l.bytes, at + GH_BATCH_OFFSET) = GH_ARGS_SIZE + CHANNELS * GH_BATCH_SIZE;
+    GH_FIELD(uint64_t, l.bytes, at + GH_BATCH_BITS) = (1ull << nworks) - 1;
+  }
+  memcpy(l.bytes + GH_ARGS_SIZE + CHANNELS * GH_BATCH_SIZE, works, nworks * size);
+  return l;
+}
+
+static int run_launch(const struct world *w, int rank, struct launch *l, const void *symbol_of) {
+  struct gh_launch_config c = {{CHANNELS, 1, 1}, {96, 1, 1}, 0, w->stream[rank], NULL, 0};
+  void *function, *extra[] = {GH_PARAM_BUFFER, l->bytes, GH_PARAM_SIZE, &l->size, GH_PARAM_END};
+  CUDA(get_function(&function, symbol_of));
+  return launch_kernel(&c, function, NULL, extra);
+}
+
+/* The number of a function: as rows are laid out in 2.28. type 7 is float. */
+static unsigned row_of(int coll, int op, int algo, int proto) {
+  static const unsigned before = 1 + 4 * 3 + 3, each = 5 * 12 * 3;
+  unsigned float_row = (unsigned)(op * 12 + 7);
+  switch (coll) {
+    case ALL_GATHER: return 1 + (unsigned)proto;
+    case BROADCAST: return 1 + 4 * 3 + (unsigned)proto;
+    case ALL_REDUCE: return before + (float_row * 6 + (unsigned)algo) * 3 + (unsigned)proto;
+    case REDUCE: return before + each * 6 + float_row * 3 + (unsigned)proto;
+    default: return before + each * 7 + float_row * 4 * 3 + (unsigned)proto;
+  }
+}
+
+/* As NCCL divides: both channels have halves, in grains of the protocol's. */
+static void fill_coll(const struct world *w, int rank, int coll, int algo, int proto, int root, uint64_t argument,
+                      char *work) {
+  static const uint64_t grain[] = {16, 1920, 512}, chunk[] = {LL_SIZE / 16, 2 * 1920, SIMPLE_SIZE / 8};
+  bool long_chunks = proto == GH_SIMPLE && algo == 1 && coll != BROADCAST && coll != REDUCE;
+  uint64_t unit = coll == ALL_GATHER || coll == BROADCAST ? sizeof(float) : 1; /* what only copies counts bytes */
+  uint64_t count = w->count * unit, half = w->count / 2 * unit,
+           grains = chunk[proto] / grain[proto] * (long_chunks ? 4 : 1);
+  memset(work, 0, w->layout->coll_size);
+  GH_FIELD(uint32_t, work, GH_COLL_FLAGS) = (CHANNELS - 1) << 8;
+  GH_FIELD(int, work, GH_COLL_ROOT) = root;
+  GH_FIELD(void *, work, w->layout->coll_send) = w->in[rank];
+  GH_FIELD(void *, work, w->layout->coll_recv) = w->out[rank];
+  GH_FIELD(uint64_t, work, w->layout->coll_counts) = half;
+  GH_FIELD(uint64_t, work, w->layout->coll_counts + 16) = count - half;
+  GH_FIELD(uint64_t, work, w->layout->coll_grains) = grains | grains << 21 | grains << 42;
+  GH_FIELD(uint64_t, work, w->layout->coll_argument) = argument;
+}
+
+static float value(int rank, size_t i) { return (float)((i * 7 + (size_t)rank * 5) % 11); }
+
+static float expected(const struct world *w, int coll, int rank, int root, size_t i) {
+  float sum = 0;
+  size_t at = coll == REDUCE_SCATTER ? (size_t)rank * w->count + i : i;
+  if (coll == ALL_GATHER) return value((int)(i / w->count), i % w->count);
+  if (coll == BROADCAST) return value(root, i);
+  for (int r = 0; r < w->n; r++) sum += value(r, at);
+  return sum;
+}
+
+static void run_coll(struct world *w, int coll, int algo, int proto, int root) {
+  char work[256];
+  size_t send = coll == REDUCE_SCATTER ? w->count * (size_t)w->n : w->count;
+  size_t recv = coll == ALL_GATHER ? w->count * (size_t)w->n : w->count;
+  for (int r = 0; r < w->n; r++) {
+    for (size_t i = 0; i < send; i++) w->in[r][i] = value(r, i);
+    for (size_t i = 0; i < recv; i++) w->out[r][i] = -1;
+    fill_coll(w, r, coll, algo, proto, root, 0, work);
+    struct launch l = make_launch(w, r, 1, row_of(coll, 0, algo, proto), work, w->layout->coll_size, 1);
+    CUDA(run_launch(w, r, &l, &kernel_symbol));
+  }
+  for (int r = 0; r < w->n; r++) CUDA(sync_stream(w->stream[r]));
+  for (int r = 0; r < w->n; r++)
+    for (size_t i = 0; i < recv && (coll != REDUCE || r == root); i++)
+      ENSURE(w->out[r][i] == expected(w, coll, r, root, i),
+             "collective %d, algorithm %d, protocol %d, rank %d: element %zu is %g, expected %g", coll, algo, proto, r,
+             i, (double)w->out[r][i], (double)expected(w, coll, r, root, i));
+}
+
+static void all_protocols(int coll, int algo) {
+  static const size_t counts[] = {1, 37, 6000};
+  for (int n = 2; n <= 3; n++)
+    for (int i = 0; i < 3; i++) {
+      struct world w;
+      world_open(&w, n, counts[i]);
+      for (int proto = 0; proto < GH_PROTOS; proto++)
+        for (int again = 0; again < 3; again++) run_coll(&w, coll, algo, proto, again % n);
+      world_close(&w);
+    }
+}
+
+TEST(all_reduce_by_a_ring) { all_protocols(ALL_REDUCE, 1); }
+TEST(all_reduce_by_a_tree) { all_protocols(ALL_REDUCE, 0); }
+TEST(all_gather) { all_protocols(ALL_GATHER, 1); }
+TEST(reduce_scatter) { all_protocols(REDUCE_SCATTER, 1); }
+TEST(broadcast) { all_protocols(BROADCAST, 1); }
+TEST(reduce) { all_protocols(REDUCE, 1); }
+
+/* Each rank to the next: of this channel's half, by LL and by Simple. */
+TEST(send_and_receive) {
+  struct world w;
+  world_open(&w, 3, 5000);
+  for (int ll = 0; ll < 2; ll++) {
+    for (int r = 0; r < w.n; r++) {
+      _Alignas(16) char work[GH_P2P_SIZE] = {0};
+      for (size_t i = 0; i < w.count; i++) w.in[r][i] = value(r, i), w.out[r][i] = -1;
+      GH_FIELD(void *, work, GH_P2P_SEND) = w.in[r];
+      GH_FIELD(void *, work, GH_P2P_RECV) = w.out[r];
+      GH_FIELD(uint64_t, work, GH_P2P_SEND_BYTES) = w.count * sizeof(float);
+      GH_FIELD(uint64_t, work, GH_P2P_RECV_BYTES) = w.count * sizeof(float);
+      GH_FIELD(int, work, GH_P2P_SEND_RANK) = (r + 1) % w.n;
+      GH_FIELD(int, work, GH_P2P_RECV_RANK) = (r + w.n - 1) % w.n;
+      work[GH_P2P_CHANNELS] = work[GH_P2P_SEND_CHANNELS] = work[GH_P2P_RECV_CHANNELS] = CHANNELS;
+      work[GH_P2P_SEND_CHUNK] = work[GH_P2P_RECV_CHUNK] = ll ? 0x38 : 0x50; /* 512, 4096 */
+      work[GH_P2P_FLAGS] = ll ? 3 : 0;
+      struct launch l = make_launch(&w, r, 0, 0, work, GH_P2P_SIZE, 1);
+      CUDA(run_launch(&w, r, &l, &kernel_symbol));
+    }
+    for (int r = 0; r < w.n; r++) CUDA(sync_stream(w.stream[r]));
+    for (int r = 0; r < w.n; r++)
+      for (size_t i = 0; i < w.count; i++)
+        ENSURE(w.out[r][i] == value((r + w.n - 1) % w.n, i), "rank %d: element %zu is %g", r, i, (double)w.out[r][i]);
+  }
+  world_close(&w);
+}
+
+/* A sender beside a proxy: the test gives it slots, one after the other, at places of its own choice, and takes what
+ * it is told. The count of slots begins below 0. */
+TEST(a_proxy_gives_slots) {
+  enum { CHUNK = 4096, CHUNKS = 20 };
+  struct world w;
+  _Alignas(16) char work[GH_P2P_SIZE] = {0};
+  world_open(&w, 2, CHUNK * CHUNKS / sizeof(float) - 5);
+  size_t bytes = w.count * sizeof(float);
+  char **peers = GH_FIELD(char **, w.comm[0] + w.layout->comm_channels, GH_CHANNEL_PEERS);
+  char *conn = peers[1] + GH_PEER_SEND + GH_CONN_SIZE, *fifo = device_memory(&w.memory, GH_STEPS * GH_FIFO_SIZE);
+  char *pool = device_memory(&w.memory, 3 * CHUNK), *got = calloc(1, CHUNK * CHUNKS);
+  uint64_t *head = GH_FIELD(uint64_t *, conn, GH_CONN_HEAD), *tail = GH_FIELD(uint64_t *, conn, GH_CONN_TAIL);
+  *head = (uint64_t)-GH_STEPS;
+  GH_FIELD(void *, conn, GH_CONN_FIFO) = fifo;
+  GH_FIELD(void *, conn, GH_CONN_BUFFS + 8 * GH_SIMPLE) = pool;
+  for (size_t i = 0; i < w.count; i++) w.in[0][i] = value(0, i);
+  GH_FIELD(void *, work, GH_P2P_SEND) = w.in[0];
+  GH_FIELD(uint64_t, work, GH_P2P_SEND_BYTES) = bytes;
+  GH_FIELD(int, work, GH_P2P_SEND_RANK) = GH_FIELD(int, work, GH_P2P_RECV_RANK) = 1;
+  work[GH_P2P_CHANNELS] = CHANNELS;
+  work[GH_P2P_SEND_CHANNELS] = 1;
+  work[GH_P2P_SEND_CHUNK] = 0x50;
+  struct launch l = make_launch(&w, 0, 0, 0, work, GH_P2P_SIZE, 1);
+  CUDA(run_launch(&w, 0, &l, &kernel_symbol));
+  usleep(5000); /* in which it could go wrong */
+  CHECK_INT(__atomic_load_n(tail, __ATOMIC_ACQUIRE), 0);
+  size_t at = 0;
+  for (uint64_t step = 0; step < CHUNKS; step++) {
+    char *entry = fifo + step % GH_STEPS * GH_FIFO_SIZE, *slot = pool + (step * 2 + 1) % 3 * CHUNK;
+    GH_FIELD(int, entry, GH_FIFO_MODE) = GH_FIFO_MODE_OFFSET;
+    __atomic_store_n(&GH_FIELD(int, entry, GH_FIFO_OFFSET), (int)(slot - pool), __ATOMIC_RELAXED);
+    __atomic_store_n(&GH_FIELD(int64_t, entry, GH_FIFO_BYTES), -1, __ATOMIC_RELAXED);
+    __atomic_store_n(head, step + 1 - GH_STEPS, __ATOMIC_RELEASE);
+    while (__atomic_load_n(tail, __ATOMIC_ACQUIRE) <= step) usleep(50);
+    int64_t size = __atomic_load_n(&GH_FIELD(int64_t, entry, GH_FIFO_BYTES), __ATOMIC_RELAXED);
+    CHECK_INT(size, bytes - at < CHUNK ? bytes - at : CHUNK);
+    memcpy(got + at, slot, (size_t)size);
+    at += (size_t)size;
+  }
+  CUDA(sync_stream(w.stream[0]));
+  CHECK(memcmp(got, w.in[0], bytes) == 0);
+  free(got);
+  world_close(&w);
+}
+
+/* ---- what is refused; each ends the device, so in a process of its own ---- */
+
+static void in_child(const struct rank *rank, void *arg) {
+  (void)rank;
+  ((void (*)(void))arg)();
+}
+
+static void alone(void (*body)(void)) {
+  void *arg;
+  memcpy(&arg, &body, sizeof arg);
+  job_run("", 1, kit_patience_ms(30000), in_child, arg);
+}
+
+/* Runs one rank's all-reduce that cannot be; what the stream says. */
+static int spoilt(unsigned function, void (*spoil)(struct world *w, char *work)) {
+  static struct world w;
+  char work[256];
+  world_open(&w, 2, 100);
+  fill_coll(&w, 0, ALL_REDUCE, 1, GH_SIMPLE, 0, 0, work);
+  if (spoil) spoil(&w, work);
+  struct launch l = make_launch(&w, 0, 1, function, work, w.layout->coll_size, 1);
+  int r = run_launch(&w, 0, &l, &kernel_symbol);
+  return r ? r : sync_stream(w.stream[0]);
+}
+
+static void unknown_kernel(void) {
+  struct world w;
+  world_open(&w, 2, 100);
+  struct launch l = {.size = 64};
+  ENSURE_INT(run_launch(&w, 0, &l, &strange_symbol), 801);
+}
+
+static void no_memory(struct world *w, char *work) { GH_FIELD(void *, work, w->layout->coll_send) = (void *)w; }
+static void registered(struct world *w, char *work) {
+  (void)w;
+  GH_FIELD(uint32_t, work, GH_COLL_FLAGS) |= 1u << 25;
+}
+static void other_layout(struct world *w, char *work) {
+  (void)work;
+  GH_FIELD(void *, w->comm[0], GH_COMM_CHANNELS) = w->comm[0];
+}
+static void net_device(struct world *w, char *work) {
+  (void)work;
+  char **peers = GH_FIELD(char **, w->comm[0] + w->layout->comm_channels, GH_CHANNEL_PEERS);
+  GH_FIELD(int, peers[1], GH_CONN_NET_DEVICE) = 1;
+}
+
+static void left_out(void) { ENSURE_INT(spoilt(4, NULL), 719); }
+static void no_function(void) { ENSURE_INT(spoilt(20000, NULL), 719); }
+static void no_algorithm(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 4, GH_SIMPLE), NULL), 719); }
+static void host_memory(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), no_memory), 719); }
+static void registered_memory(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), registered), 719); }
+static void another_layout(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), other_layout), 1); }
+static void another_device(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), net_device), 719); }
+
+TEST(what_it_cannot_do_is_an_error) {
+  void (*const bodies[])(void) = {unknown_kernel, left_out,          no_function,    no_algorithm,
+                                  host_memory,    registered_memory, another_layout, another_device};
+  for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) alone(bodies[i]);
+}
+
+/* A kernel that waits for a rank that does not come ends by NCCL's abort flag. */
+TEST(an_abort_ends_a_kernel) {
+  struct world w;
+  char work[256];
+  world_open(&w, 2, 100);
+  fill_coll(&w, 0, ALL_REDUCE, 1, GH_SIMPLE, 0, 0, work);
+  struct launch l = make_launch(&w, 0, 1, row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), work, w.layout->coll_size, 1);
+  int (*query)(void *) = symbol("cudaStreamQuery");
+  CUDA(run_launch(&w, 0, &l, &kernel_symbol));
+  CHECK_INT(query(w.stream[0]), 600);
+  __atomic_store_n(&w.abort_flag, 1, __ATOMIC_RELEASE);
+  CUDA(sync_stream(w.stream[0]));
+  world_close(&w);
+}
+
+/* ---- the driver: order in a stream, copies of any direction, kinds of memory ---- */
+
+TEST(copies_run_in_the_streams_order) {
+  enum { SIZE = 1 << 20 };
+  open_libraries();
+  int (*host_alloc)(void **, size_t, unsigned) = symbol("cudaHostAlloc"), (*host_free)(void *) = symbol("cudaFreeHost");
+  char *a, *b, *host;
+  void *stream;
+  CUDA(cuda_malloc((void **)&a, SIZE));
+  CUDA(cuda_malloc((void **)&b, SIZE));
+  CUDA(host_alloc((void **)&host, SIZE, 2));
+  CUDA(make_stream(&stream, 1));
+  for (int i = 1; i <= 50; i++) {
+    CUDA(async_set(a, i, SIZE, stream));
+    CUDA(async_copy(b, a, SIZE, 4, stream));
+    CUDA(async_set(a, 0, SIZE, stream));
+    CUDA(async_copy(host, b, SIZE, 4, stream));
+    CUDA(sync_stream(stream));
+    CHECK(host[0] == i && host[SIZE - 1] == i);
+  }
+  CUDA(end_stream(stream));
+  CUDA(cuda_free(a));
+  CUDA(cuda_free(b));
+  CUDA(host_free(host));
+}
+
+/* Memory of the host that is not registered is the caller's again when the call returns. */
+TEST(pageable_memory_is_free_after_the_call) {
+  enum { N = 200 };
+  open_libraries();
+  int *device, got = -1;
+  void *stream;
+  CUDA(cuda_malloc((void **)&device, N * sizeof *device));
+  CUDA(make_stream(&stream, 1));
+  for (int i = 0; i < N; i++) {
+    int value_of_now = i;
+    CUDA(async_copy(&device[i], &value_of_now, sizeof value_of_now, 4, stream));
+    value_of_now = -2;
+  }
+  CUDA(async_copy(&got, &device[N - 1], sizeof got, 4, stream));
+  CHECK_INT(got, N - 1);
+  CUDA(sync_stream(stream));
+  for (int i = 0; i < N; i++) CHECK_INT(device[i], i);
+  CUDA(end_stream(stream));
+  CUDA(cuda_free(device));
+}
+
+TEST(the_runtime_says_what_the_driver_does) {
+  open_libraries();
+  int (*properties)(void *, int) = symbol("cudaGetDeviceProperties"), (*count)(int *) = symbol("cudaGetDeviceCount");
+  int (*last)(void) = symbol("cudaGetLastError"), (*set_device)(int) = symbol("cudaSetDevice"), n = 0;
+  char p[1008];
+  CUDA(count(&n));
+  CHECK_INT(n, 1);
+  CUDA(properties(p, 0));
+  CHECK(strcmp(p, "ghost GPU 0") == 0 && GH_FIELD(int, p, 360) == 8 && GH_FIELD(int, p, 576) == 0xffff);
+  CHECK_INT(set_device(7), 101);
+  CHECK_INT(last(), 101);
+  CHECK_INT(last(), 0);
+}
+
+TEST_MAIN(TEST_CASE(all_reduce_by_a_ring), TEST_CASE(all_reduce_by_a_tree), TEST_CASE(all_gather),
+          TEST_CASE(reduce_scatter), TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(send_and_receive),
+          TEST_CASE(a_proxy_gives_slots), TEST_CASE(what_it_cannot_do_is_an_error), TEST_CASE(an_abort_ends_a_kernel),
+          TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
+          TEST_CASE(the_runtime_says_what_the_driver_does))
