@@ -21,6 +21,7 @@ int rk_inspect(int argc, char **argv);
 int rk_conform(int argc, char **argv);
 int rk_bench(int argc, char **argv);
 int rk_fault(int argc, char **argv);
+int rk_nccl(int argc, char **argv);
 int rk_replay(int argc, char **argv);
 int rk_trace(int argc, char **argv);
 

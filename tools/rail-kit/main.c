@@ -8,6 +8,7 @@
 #include "kit/fault/kit_fault.h"
 #include "kit/inspect/kit_inspect.h"
 #include "kit/kit_probe.h"
+#include "kit/nccl/kit_nccl.h"
 #include "kit/trace/kit_replay.h"
 #include "rail/version.h"
 #include "tools/rail-kit/commands.h"
@@ -20,6 +21,7 @@ static int run_side(int argc, char **argv) {
       {"conform", kit_conform_process},
       {"bench", kit_bench_process_main},
       {"fault", kit_fault_process},
+      {"nccl", kit_nccl_process},
       {"replay", kit_replay_process},
       {NULL, NULL},
   };
@@ -33,6 +35,7 @@ static const struct tool_sub subs[] = {
     {"conform", "check the contract, each check in processes of its own", rk_conform},
     {"bench", "bandwidth, latency, connections; several plugins side by side", rk_bench},
     {"fault", "kill, stop, starve and disturb it while data flows", rk_fault},
+    {"nccl", "run NCCL's own host code over it, with no GPU", rk_nccl},
     {"replay", "make recorded calls again, on any plugin, and compare", rk_replay},
     {"trace", "print, sum up and draw what railtrace recorded", rk_trace},
     {"side", NULL, run_side},

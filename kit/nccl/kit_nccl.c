@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What is run, in which environment, and what NCCL's own log must say about it. */
+#include "kit/nccl/kit_nccl.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kit/kit_filter.h"
+#include "kit/kit_probe.h"
+#include "kit/kit_report.h"
+#include "loader/install_dirs.h"
+
+#define MAX_ENV 40
+#define WHAT                                                                                                       \
+  "NCCL makes a communicator over this plugin, its collective delivers what scalar code says, and its log says of " \
+  "every connection that this plugin carries it"
+#define SOURCE "NCCL's host code itself"
+
+struct trial {
+  char id[8];
+  char name[48];
+  enum kit_nccl_coll coll;
+  const char *algo, *proto; /* as NCCL_ALGO and NCCL_PROTO have them; NULL: NCCL's choice */
+};
+
+/* ---- what there is ---- */
+
+static const char *const protos[] = {"LL", "LL128", "Simple"};
+
+/* Each collective by itself, by each protocol; all-reduce by the tree, too. */
+static struct trial trials[KIT_NCCL_COLLS * 3 + 3];
+static int ntrials;
+
+static void make_trials(void) {
+  for (int coll = 0; coll < KIT_NCCL_COLLS && ntrials < (int)(sizeof trials / sizeof *trials); coll++) {
+    bool p2p = coll >= KIT_NCCL_SENDRECV;
+    int trees = coll == KIT_NCCL_ALL_REDUCE ? 2 : 1;
+    for (int tree = 0; tree < trees; tree++)
+      for (int proto = 0; proto < (p2p ? 1 : 3); proto++) {
+        struct trial *t = &trials[ntrials++];
+        *t = (struct trial){.coll = (enum kit_nccl_coll)coll, .algo = p2p ? NULL : tree ? "Tree" : "Ring",
+                            .proto = p2p ? NULL : protos[proto]};
+        snprintf(t->id, sizeof t->id, "%d.%d", coll + 1, tree * 3 + proto + 1);
+        if (p2p) snprintf(t->name, sizeof t->name, "%s", kit_nccl_colls[coll]);
+        else snprintf(t->name, sizeof t->name, "%s.%s.%s", kit_nccl_colls[coll], tree ? "tree" : "ring", t->proto);
+      }
+  }
+}
+
+/* ---- the environment of a rank ---- */
+
+struct env {
+  char *entries[MAX_ENV + 1];
+  int n;
+};
+
+__attribute__((format(printf, 2, 3))) static void add_env(struct env *e, const char *format, ...) {
+  va_list ap;
+  va_start(ap, format);
+  if (e->n == MAX_ENV || vasprintf(&e->entries[e->n], format, ap) < 0) {
+    fprintf(stderr, "rail-kit: out of memory\n");
+    exit(3);
+  }
+  e->n++;
+  va_end(ap);
+}
+
+/* Unless the user has decided it. */
+static void add_default(struct env *e, const char *name, const char *value) {
+  if (!getenv(name)) add_env(e, "%s=%s", name, value);
+}
+
+static void free_env(struct env *e) {
+  for (int i = 0; i < e->n; i++) free(e->entries[i]);
+}
+
+/* Ranks are hosts of their own by NCCL_HOSTID. What needs kernels that ghost has not, or a GPU's features, is off. */
+static void make_env(struct env *e, const struct kit_nccl *how, const struct trial *t, const char *ghost,
+                     const char *name, int rank, int log) {
+  static const char *const off[] = {"NCCL_PAT_ENABLE",  "NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER",
+                                    "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE",   "NCCL_RAS_ENABLE",
+                                    "NCCL_WIN_ENABLE",  "NCCL_GIN_ENABLE"};
+  const char *path = getenv("LD_LIBRARY_PATH"), *level = getenv("NCCL_DEBUG");
+  bool trace = level && strcasecmp(level, "TRACE") == 0;
+  add_env(e, "LD_LIBRARY_PATH=%s%s%s", ghost, path ? ":" : "", path ? path : "");
+  if (!getenv("NCCL_HOSTID")) add_env(e, "NCCL_HOSTID=ghost-%d", rank);
+  add_env(e, "GHOST_DEVICES=%d", how->ranks); /* each rank has one, also where all are told to be one host */
+  add_env(e, "NCCL_NET_PLUGIN=%s", how->plugin);
+  add_env(e, "NCCL_NET=%s", name);
+  add_env(e, "NCCL_DEBUG=%s", trace ? "TRACE" : "INFO");
+  add_env(e, "NCCL_DEBUG_FILE=/proc/self/fd/%d", log);
+  add_env(e, "NCCL_DEBUG_SUBSYS=INIT,NET,ENV");
+  if (t->algo) add_env(e, "NCCL_ALGO=%s", t->algo);
+  if (t->proto) add_env(e, "NCCL_PROTO=%s", t->proto);
+  if (how->oob) add_env(e, "NCCL_OOB_NET_ENABLE=1");
+  add_env(e, "NCCL_MIN_NCHANNELS=%d", how->channels);
+  add_env(e, "NCCL_MAX_NCHANNELS=%d", how->channels);
+  add_env(e, "GHOST_PATIENCE=%" PRIu64, how->limit_ms / 1000 + 1);
+  add_default(e, "NCCL_SOCKET_IFNAME", "lo");
+  add_default(e, "NCCL_P2P_DISABLE", "1");
+  add_default(e, "NCCL_SHM_DISABLE", "1");
+  for (size_t i = 0; i < sizeof off / sizeof *off; i++) add_default(e, off[i], "0");
+}
+
+/* ---- NCCL's log ---- */
+
+/* A file without a name that ranks inherit, beyond the descriptors that the kit gives its processes. */
+static int make_log(void) {
+  int fd = memfd_create("nccl-log", 0), high = fd < 0 ? -1 : fcntl(fd, F_DUPFD, 64);
+  if (fd >= 0) close(fd);
+  return high;
+}
+
+struct proof {
+  int by_plugin, elsewhere; /* connections that NCCL has logged */
+  char line[256];           /* of one that the plugin does not carry */
+  char version[32];
+  char warning[512];        /* NCCL's first */
+};
+
+static void read_line(struct proof *p, const char *line, size_t n, const char *name) {
+  char text[512], wanted[280];
+  snprintf(text, sizeof text, "%.*s", (int)n, line);
+  snprintf(wanted, sizeof wanted, " via NET/%s/", name);
+  const char *via = strstr(text, " via "), *version = strstr(text, "NCCL version "), *warn = strstr(text, "NCCL WARN ");
+  bool connection = via && (strstr(text, "Channel ") || strstr(text, "[send]") || strstr(text, "[receive]"));
+  if (connection && strstr(text, wanted)) p->by_plugin++;
+  else if (connection && p->elsewhere++ == 0) snprintf(p->line, sizeof p->line, "%.250s", text);
+  if (version && !p->version[0])
+    snprintf(p->version, sizeof p->version, "%.*s", (int)strcspn(version + 13, "+ "), version + 13);
+  if (warn && !p->warning[0]) snprintf(p->warning, sizeof p->warning, "%.500s", warn);
+}
+
+static void read_log(struct proof *p, int log, const char *name) {
+  struct stat st;
+  if (fstat(log, &st) != 0 || st.st_size <= 0) return;
+  char *at = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, log, 0), *end = at + st.st_size;
+  if (at == MAP_FAILED) return;
+  for (char *line = at; line < end;) {
+    char *next = memchr(line, '\n', (size_t)(end - line));
+    size_t n = (size_t)((next ? next : end) - line);
+    read_line(p, line, n, name);
+    line += n + 1;
+  }
+  munmap(at, (size_t)st.st_size);
+}
+
+/* ---- one trial ---- */
+
+struct run {
+  const struct kit_nccl *how;
+  struct kit_report report;
+  struct kit_probe probe;
+  char ghost[PATH_MAX], version[32];
+};
+
+static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
+  (void)group;
+  kit_result_message(arg, message);
+}
+
+static void fail(struct kit_result *r, const char *what, const char *detail) {
+  if (r->end != KIT_END_FINE) return;
+  r->end = KIT_END_FAILED;
+  snprintf(r->text, sizeof r->text, "%s%s", what, detail);
+}
+
+static void judge(struct run *run, struct kit_result *r, const int *logs) {
+  struct proof all = {.by_plugin = 0};
+  for (int i = 0; i < run->how->ranks; i++) {
+    struct proof p = {.by_plugin = 0};
+    char none[64];
+    read_log(&p, logs[i], run->probe.name);
+    snprintf(none, sizeof none, "rank %d", i);
+    if (p.elsewhere) fail(r, "a connection is not carried by the plugin: ", p.line);
+    if (!p.by_plugin) fail(r, "NCCL's log names no connection that the plugin carries: ", none);
+    all.by_plugin += p.by_plugin;
+    if (p.warning[0] && !all.warning[0]) snprintf(all.warning, sizeof all.warning, "%s", p.warning);
+    if (p.version[0]) snprintf(run->version, sizeof run->version, "%s", p.version);
+  }
+  struct kit_message m = {
+      .kind = KIT_MESSAGE_METRIC, .text = "connections_by_the_plugin", .value = all.by_plugin, .unit = ""};
+  kit_result_message(r, &m);
+  struct kit_message warn = {.kind = KIT_MESSAGE_LOG, .text = all.warning};
+  if (all.warning[0]) kit_result_message(r, &warn);
+}
+
+static void try_trial(struct run *run, const struct trial *t) {
+  const struct kit_nccl *how = run->how;
+  struct kit_result r = {.id = t->id, .name = t->name, .what = WHAT, .source = SOURCE, .level = KIT_MUST,
+                         .version = kit_probe_newest(&run->probe), .seed = run->report.seed};
+  struct kit_group_options group = {.nprocesses = how->ranks, .on_message = on_message, .arg = &r};
+  struct kit_outcome outcome;
+  struct env env[KIT_NCCL_MAX_RANKS] = {{{NULL}, 0}};
+  int logs[KIT_NCCL_MAX_RANKS] = {0};
+  char sizes[512] = "";
+  snprintf(group.job.kind, sizeof group.job.kind, "nccl");
+  snprintf(group.job.name, sizeof group.job.name, "%s", t->name);
+  snprintf(group.job.plugin, sizeof group.job.plugin, "%s", how->plugin);
+  group.job.limit_ms = how->limit_ms;
+  for (unsigned i = 0; i < how->nsizes; i++)
+    snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "%s%llu", i ? "," : "",
+             (unsigned long long)how->sizes[i]);
+  kit_job_add(&group.job, "library", "%s", how->library);
+  kit_job_add(&group.job, "coll", "%d", (int)t->coll);
+  kit_job_add(&group.job, "algo", "%s", !t->algo ? "RING" : t->algo[0] == 'T' ? "TREE" : "RING");
+  kit_job_add(&group.job, "proto", "%s", !t->proto || t->proto[0] == 'S' ? "SIMPLE" : t->proto);
+  kit_job_add(&group.job, "sizes", "%s", sizes);
+  if (how->types) kit_job_add(&group.job, "types", "%s", how->types);
+  if (how->redops) kit_job_add(&group.job, "redops", "%s", how->redops);
+  for (int i = 0; i < how->ranks; i++) {
+    logs[i] = make_log();
+    make_env(&env[i], how, t, run->ghost, run->probe.name, i, logs[i]);
+    group.setup[i].env = (const char *const *)env[i].entries;
+  }
+  kit_report_progress(&run->report, t->name);
+  kit_group_run(NULL, &group, &outcome);
+  kit_result_outcome(&r, &outcome, how->ranks);
+  judge(run, &r, logs);
+  for (int i = 0; i < how->ranks; i++) {
+    if (logs[i] >= 0) close(logs[i]);
+    free_env(&env[i]);
+  }
+  snprintf(r.again, sizeof r.again, "rail-kit nccl ");
+  kit_append_quoted(r.again, sizeof r.again, how->plugin);
+  strncat(r.again, " --nccl ", sizeof r.again - strlen(r.again) - 1);
+  kit_append_quoted(r.again, sizeof r.again, how->library);
+  size_t at = strlen(r.again);
+  snprintf(r.again + at, sizeof r.again - at, " --ranks %d --channels %d --only %s%s", how->ranks, how->channels,
+           t->name, how->oob ? " --oob" : "");
+  kit_report_add(&run->report, &r);
+}
+
+/* ---- all ---- */
+
+static bool find_ghost(char path[PATH_MAX]) {
+  static const char *const folders[] = {"railyard/ghost", "ghost"};
+  for (int i = 0; i < 2; i++) {
+    char file[PATH_MAX], driver[PATH_MAX + 16];
+    snprintf(file, sizeof file, "%s/%s", rail_lib_from_bin, folders[i]);
+    if (!rail_path_from_bin(path, file)) continue;
+    snprintf(driver, sizeof driver, "%s/libcuda.so.1", path);
+    if (access(driver, R_OK) == 0) return true;
+  }
+  return false;
+}
+
+static bool wanted(const struct kit_filter *filter, const struct trial *t) {
+  return kit_filter_accepts(filter, t->id, t->name, KIT_MUST);
+}
+
+int kit_nccl_list(const struct kit_nccl *how) {
+  struct kit_filter filter;
+  if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
+  make_trials();
+  for (int i = 0; i < ntrials; i++)
+    if (wanted(&filter, &trials[i])) printf("%-6s %s\n", trials[i].id, trials[i].name);
+  kit_filter_free(&filter);
+  return 0;
+}
+
+static int run_all(struct run *run, const struct kit_filter *filter) {
+  make_trials();
+  for (int i = 0; i < ntrials; i++) run->report.expected += wanted(filter, &trials[i]);
+  if (run->report.expected == 0) {
+    fprintf(stderr, "rail-kit nccl: nothing is called %s; --list shows all\n", run->how->only ? run->how->only : "so");
+    return 2;
+  }
+  kit_report_start(&run->report);
+  FILE *f = run->report.table;
+  if (f && run->report.verbose)
+    fprintf(f, "                %12s %12s %9s %6s %4s %11s %8s %11s %8s\n", "size (B)", "count", "type", "redop",
+            "root", "time (us)", "#wrong", "in place", "#wrong");
+  for (int i = 0; i < ntrials; i++)
+    if (wanted(filter, &trials[i])) try_trial(run, &trials[i]);
+  if (f && run->version[0]) fprintf(f, "NCCL %s, %d ranks, %s\n", run->version, run->how->ranks, run->probe.name);
+  return kit_report_finish(&run->report);
+}
+
+int kit_nccl_run(const struct kit_nccl *how) {
+  static const struct kit_placement here;
+  static struct run run;
+  struct kit_filter filter;
+  char why[1024], plugin[PATH_MAX], library[PATH_MAX];
+  int result = 3;
+  /* NCCL and the plugin are opened by processes that look for libraries elsewhere. */
+  struct kit_nccl resolved = *how;
+  if (strchr(how->plugin, '/') && realpath(how->plugin, plugin)) resolved.plugin = plugin;
+  if (realpath(how->library, library)) resolved.library = library;
+  run = (struct run){.how = &resolved, .report = {.command = "nccl", .plugin = resolved.plugin, .verbose = !how->quiet,
+                                                  .json = how->json, .junit = how->junit, .seed = 1}};
+  if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
+  if (!kit_nccl_file(resolved.library, why, sizeof why))
+    fprintf(stderr, "rail-kit nccl: %s\n", why);
+  else if (!find_ghost(run.ghost))
+    fprintf(stderr, "rail-kit nccl: libcuda.so.1 of ghost is not beside this program's libraries\n");
+  else if (!kit_probe(resolved.plugin, &here, &run.probe, why, sizeof why)) {
+    printf("%s: %s\n", resolved.plugin, why);
+    result = 1;
+  } else result = run_all(&run, &filter);
+  kit_filter_free(&filter);
+  return result;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A plugin under NCCL's own host code, on a GPU that ghost emulates: one process a rank, each of which NCCL takes for a
+ * host of its own, so that all data goes through the plugin.
+ */
+#ifndef RAIL_KIT_NCCL_H
+#define RAIL_KIT_NCCL_H
+
+#include "kit/kit_process.h"
+
+#define KIT_NCCL_SIZES 16
+#define KIT_NCCL_MAX_RANKS 8
+
+struct kit_nccl {
+  const char *plugin, *library; /* files; of NCCL: libnccl.so.2 */
+  int ranks, channels;
+  uint64_t sizes[KIT_NCCL_SIZES]; /* bytes that a rank sends */
+  unsigned nsizes;
+  const char *types, *redops;     /* words with commas; NULL: all */
+  const char *only, *skip, *levels;
+  uint64_t limit_ms;              /* of each collective's processes */
+  bool oob;                       /* NCCL's own bootstrap through the plugin, too */
+  bool quiet;                     /* no rows of what went well */
+  const char *json, *junit;
+};
+
+/* Exit status. */
+int kit_nccl_run(const struct kit_nccl *how);
+/* Prints what there is to run. */
+int kit_nccl_list(const struct kit_nccl *how);
+void kit_nccl_process(struct kit_process *self);
+
+/* nccl_file.c: can this file be NCCL on the emulated GPU? False: `why` has what is wrong with it and what to do. */
+bool kit_nccl_file(const char *path, char *why, size_t size);
+
+/* ---- nccl_data.c: what ranks send and must receive, by scalar code of its own ---- */
+
+enum kit_nccl_coll {
+  KIT_NCCL_ALL_REDUCE, KIT_NCCL_ALL_GATHER, KIT_NCCL_REDUCE_SCATTER, KIT_NCCL_BROADCAST, KIT_NCCL_REDUCE,
+  KIT_NCCL_SENDRECV, KIT_NCCL_ALLTOALL, KIT_NCCL_COLLS
+};
+extern const char *const kit_nccl_colls[];  /* "all_reduce" … NULL */
+extern const char *const kit_nccl_types[];  /* by NCCL's numbers; NULL at the end */
+extern const char *const kit_nccl_redops[]; /* by NCCL's numbers: sum prod max min avg */
+
+struct kit_nccl_call {
+  enum kit_nccl_coll coll;
+  int type, redop, root;
+  size_t count; /* elements that a rank sends to one peer, or has for all */
+  int rank, ranks;
+  unsigned round; /* contents differ */
+};
+
+size_t kit_nccl_type_size(int type);
+bool kit_nccl_reduces(enum kit_nccl_coll coll);
+/* Elements of the call's two buffers. */
+size_t kit_nccl_send_count(const struct kit_nccl_call *c);
+size_t kit_nccl_recv_count(const struct kit_nccl_call *c);
+/* Elements at which the smaller buffer lies in the larger one of a call in place; -1: there is none. */
+long long kit_nccl_in_place(const struct kit_nccl_call *c);
+void kit_nccl_fill(const struct kit_nccl_call *c, void *send);
+/* The number of wrong elements; `first` has the first one in words. */
+size_t kit_nccl_verify(const struct kit_nccl_call *c, const void *recv, char *first, size_t size);
+/* Is every result a number of the type? Else there is nothing to compare. */
+bool kit_nccl_exact(const struct kit_nccl_call *c);
+
+#endif

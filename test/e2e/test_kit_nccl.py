@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# TEST-LIMIT: 300
+# TEST-READS: build/bin/rail-kit build/lib/ghost/libcuda.so.1 build/lib/ghost/libcudart.so.13
+# TEST-READS: build/lib/libnccl-net-socket.so test/e2e/coll.py
+"""rail-kit nccl: which files it refuses; with RAIL_TEST_NCCL=libnccl.so.2, what it finds in plugins under NCCL."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from coll import BUILD, SOCKET, Skip, main, run
+
+KIT = str(BUILD / "bin" / "rail-kit")
+NCCL = os.environ.get("RAIL_TEST_NCCL")
+
+
+def library(folder, soname):
+    """A shared library of that soname."""
+    path = f"{folder}/lib.so"
+    source = f"{folder}/x.c"
+    with open(source, "w") as f:
+        f.write("int ncclGetVersion(int *v);\nint ncclGetVersion(int *v) { *v = 1; return 0; }\n")
+    compiler = os.environ.get("CC", "gcc").split()[0]
+    subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{soname}", source, "-o", path], check=True)
+    return path
+
+
+def refuses(path, *words):
+    done = run([KIT, "nccl", SOCKET, "--nccl", path])
+    assert done.returncode == 3, (done.returncode, done.stdout, done.stderr)
+    if "without libelf" in done.stderr:
+        raise Skip("this rail-kit was built without libelf")
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def what_is_no_nccl_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        refuses(f"{folder}/none", "none")
+        with open(f"{folder}/text", "w") as f:
+            f.write("no library")
+        refuses(f"{folder}/text", "text")
+        refuses(library(folder, "libother.so"), "is not NCCL", "libother.so")
+
+
+def a_static_runtime_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        refuses(library(folder, "libnccl.so.2"), "linked in statically", "CUDARTLIB=cudart")
+
+
+def arguments_are_checked():
+    for args, word in ((("nccl",), "a plugin is missing"), (("nccl", SOCKET), "--nccl is missing"),
+                       (("nccl", SOCKET, "--nccl", "x", "--types", "flot"), "flot"),
+                       (("nccl", SOCKET, "--nccl", "x", "--sizes", "8,x"), "8,x"),
+                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "1"), "--ranks")):
+        done = run([KIT, *args])
+        assert done.returncode == 2 and word in done.stderr, (args, done)
+    listed = run([KIT, "nccl", "--list", "--only", "all_reduce,*.LL128"]).stdout.split()
+    assert {"all_reduce.tree.Simple", "reduce.ring.LL128"} <= set(listed) and "broadcast.ring.LL" not in listed, listed
+
+
+def need_nccl():
+    if not NCCL:
+        raise Skip("RAIL_TEST_NCCL names no libnccl.so.2 with a dynamic CUDA runtime (docs/nccl.md)")
+
+
+def kit(plugin, *args, status=0, **changes):
+    done = run([KIT, "nccl", plugin, "--nccl", NCCL, "--json", "-", *args], **changes)
+    assert done.returncode == status, (done.returncode, done.stdout[-3000:], done.stderr[-3000:])
+    return json.loads(done.stdout)
+
+
+def our_plugin_carries_every_collective():
+    need_nccl()
+    report = kit(SOCKET, "--sizes", "8,1000,256K")
+    assert report["summary"]["passed"] + report["summary"]["skipped"] == len(report["results"]) == 20, report["summary"]
+    assert report["summary"]["skipped"] < 10, report["summary"]
+    for r in report["results"]:
+        if r["status"] == "pass":
+            assert any(f["name"] == "connections_by_the_plugin" and f["value"] >= 4 for f in r["figures"]), r
+
+
+def four_ranks_and_the_bootstrap():
+    need_nccl()
+    kit(SOCKET, "--ranks", "4", "--oob", "--only", "all_reduce.ring.Simple,all_reduce.tree.LL,alltoall",
+        "--types", "float", "--redops", "sum")
+
+
+def another_network_is_noticed():
+    """NCCL uses shared memory where it may: right results, and not through the plugin."""
+    need_nccl()
+    report = kit(SOCKET, "--only", "all_reduce.ring.Simple", "--types", "float", "--redops", "sum", status=1,
+                 NCCL_HOSTID="one", NCCL_SHM_DISABLE="0")
+    assert "not carried by the plugin" in report["results"][0]["seen"], report["results"][0]
+
+
+if __name__ == "__main__":
+    main([(case.__name__.replace("_", " "), case) for case in (
+        what_is_no_nccl_is_refused, a_static_runtime_is_refused, arguments_are_checked,
+        our_plugin_carries_every_collective, four_ranks_and_the_bootstrap, another_network_is_noticed)])

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `rail-kit nccl`: NCCL's own host code over a plugin. */
+#include <string.h>
+
+#include "kit/nccl/kit_nccl.h"
+#include "tools/rail-kit/commands.h"
+
+struct nccl_options {
+  struct kit_nccl how;
+  bool list;
+};
+
+#define AT(field) .at = offsetof(struct nccl_options, field)
+#define LIST .kind = TOOL_TEXT, .allowed = "words, numbers or patterns, separated by commas"
+#define FILE_NAME .kind = TOOL_TEXT, .allowed = "a file, or - for standard output"
+
+static int set_sizes(const struct tool_value *v) {
+  struct kit_nccl *how = &((struct nccl_options *)v->into)->how;
+  char word[32];
+  how->nsizes = 0;
+  for (const char *at = v->text; at; at = strchr(at, ','), at += at != NULL) {
+    size_t n = strcspn(at, ",");
+    uint64_t *size = how->nsizes < KIT_NCCL_SIZES ? &how->sizes[how->nsizes++] : NULL;
+    if (n < sizeof word) memcpy(word, at, n), word[n] = 0;
+    if (!size || n >= sizeof word || !tool_parse_u64(word, true, size) || *size > 256u << 20)
+      return tool_bad(v, "up to %d sizes with commas, of 256M at most, such as 8,64K", KIT_NCCL_SIZES);
+  }
+  return 0;
+}
+
+/* Every word must be one of them. */
+static int check_words(const struct tool_value *v, const char *const *words, const char **to) {
+  for (const char *at = v->text; at; at = strchr(at, ','), at += at != NULL) {
+    size_t n = strcspn(at, ",");
+    int i = 0;
+    while (words[i] && !(strlen(words[i]) == n && strncmp(words[i], at, n) == 0)) i++;
+    if (!words[i]) return tool_bad(v, "nccl-tests' words with commas: %s, %s, …", words[0], words[1]);
+  }
+  *to = v->text;
+  return 0;
+}
+
+static int set_types(const struct tool_value *v) {
+  return check_words(v, kit_nccl_types, &((struct nccl_options *)v->into)->how.types);
+}
+
+static int set_redops(const struct tool_value *v) {
+  return check_words(v, kit_nccl_redops, &((struct nccl_options *)v->into)->how.redops);
+}
+
+static const struct tool_option options[] = {
+    {"nccl", 'n', "PATH", "libnccl.so.2, built with a dynamic CUDA runtime: see docs/nccl.md", TOOL_TEXT,
+     AT(how.library), .allowed = "a file"},
+    {"ranks", 'r', "N", "processes, each a host for NCCL", TOOL_INT, AT(how.ranks), .min = 2, .max = KIT_NCCL_MAX_RANKS,
+     .preset = "2"},
+    {"channels", 'c', "N", "of NCCL's", TOOL_INT, AT(how.channels), .min = 1, .max = 16, .preset = "2"},
+    {"only", 'o', "LIST", "these collectives: names, numbers, areas (all_reduce), patterns (*.ring.LL)", LIST,
+     AT(how.only)},
+    {"skip", 's', "LIST", "all but these", LIST, AT(how.skip)},
+    {"sizes", 0, "LIST", "bytes that a rank sends; above 64K only the first type and operation", TOOL_CALL,
+     .set = set_sizes, .preset = "8,1000,64K,1M"},
+    {"types", 0, "LIST", "int8, uint8, int32, …, half, float, double, bfloat16; else all that this NCCL has", TOOL_CALL,
+     .set = set_types},
+    {"redops", 0, "LIST", "sum, prod, max, min, avg; else all that this NCCL has", TOOL_CALL, .set = set_redops},
+    {"oob", 0, NULL, "NCCL's bootstrap through the plugin, too (NCCL_OOB_NET_ENABLE)", TOOL_FLAG, AT(how.oob)},
+    {"limit", 0, "SECONDS", "for the processes of each collective", TOOL_SECONDS, AT(how.limit_ms), .min = 1,
+     .max = 3600, .preset = "60"},
+    {"list", 0, NULL, "list the collectives and end", TOOL_FLAG, AT(list)},
+    {"quiet", 'q', NULL, "no rows of what went well", TOOL_FLAG, AT(how.quiet)},
+    {"json", 'J', "FILE", "the report as JSON", FILE_NAME, AT(how.json)},
+    {"junit", 0, "FILE", "the report as JUnit XML", FILE_NAME, AT(how.junit)},
+    {"help", 'h', NULL, "this text", .kind = TOOL_HELP},
+};
+
+static const struct tool_command command = {
+    .name = RK_NAME " nccl",
+    .usage = "PLUGIN --nccl PATH [option...]",
+    .about = "Runs NCCL's own host code over a plugin, with no GPU: its kernels run on the CPU, on a CUDA driver and\n"
+             "runtime that emulate one. A process a rank, each of which NCCL takes for a host, so that all data goes\n"
+             "through the plugin; contents are compared with scalar code, and NCCL's log is asked which plugin\n"
+             "carries each connection. Times say nothing about a GPU. Variables that are set stay: NCCL_P2P_DISABLE=0.",
+    .options = options,
+    .noptions = sizeof options / sizeof *options,
+    .tail = RK_EXIT_STATUS,
+};
+
+int rk_nccl(int argc, char **argv) {
+  struct nccl_options o = {.how = {.ranks = 2, .channels = 2, .limit_ms = 60000, .nsizes = 4,
+                                   .sizes = {8, 1000, 64 << 10, 1 << 20}}};
+  char **plugins;
+  int r = tool_options_read(&command, argc, argv, &o, &plugins);
+  if (r != 0) return r > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
+  if (o.list) return kit_nccl_list(&o.how);
+  if (!plugins[0]) return tool_misuse(&command, "a plugin is missing", NULL), TOOL_EXIT_USAGE;
+  if (plugins[1]) return tool_misuse(&command, "one plugin at a time, not also", plugins[1]), TOOL_EXIT_USAGE;
+  if (!o.how.library) return tool_misuse(&command, "--nccl is missing", NULL), TOOL_EXIT_USAGE;
+  o.how.plugin = plugins[0];
+  return kit_nccl_run(&o.how);
+}
