@@ -17,6 +17,19 @@ enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
 /* A handle is a pointer to one of these. */
 static struct device { int index; } devices[MAX_DEVICES];
 
+/* nvmlPciInfo_t and nvmlPciInfoExt_t as NCCL has them: NVML's own end with a longer text. */
+struct pci_info {
+  char legacy[16];
+  unsigned domain, bus, device, id, subsystem;
+  char text[16];
+};
+struct pci_info_ext {
+  unsigned version, domain, bus, device, id, subsystem, class, subclass;
+  char text[16];
+};
+enum { PCI_ID = 0x233010de, PCI_SUBSYSTEM = 0x16c110de, PCI_CLASS = 3, PCI_SUBCLASS = 2 };
+enum { PCI_GENERATION = 5, PCI_LANES = 16, PCI_MEGABYTES = 32000 };
+
 /* X(symbol, arguments): all return a result. */
 #define CALLS(X)                                                                       \
   X(nvmlInit, (void))                                                                  \
@@ -31,6 +44,11 @@ static struct device { int index; } devices[MAX_DEVICES];
   X(nvmlDeviceGetIndex, (void *device, unsigned *index))                               \
   X(nvmlDeviceGetCudaComputeCapability, (void *device, int *major, int *minor))        \
   X(nvmlDeviceGetP2PStatus, (void *a, void *b, int index, int *status))                \
+  X(nvmlDeviceGetPciInfo_v3, (void *device, struct pci_info *info))                    \
+  X(nvmlDeviceGetPciInfoExt, (void *device, struct pci_info_ext *info))                \
+  X(nvmlDeviceGetPcieLinkMaxSpeed, (void *device, unsigned *megabytes))                \
+  X(nvmlDeviceGetCurrPcieLinkGeneration, (void *device, unsigned *generation))         \
+  X(nvmlDeviceGetCurrPcieLinkWidth, (void *device, unsigned *lanes))                   \
   X(nvmlDeviceGetNvLinkState, (void *device, unsigned link, int *active))              \
   X(nvmlDeviceGetNvLinkCapability, (void *device, unsigned link, int what, unsigned *value))
 
@@ -99,6 +117,46 @@ API int nvmlDeviceGetP2PStatus(void *a, void *b, int index, int *status) {
   (void)index;
   if (from != to && cuDeviceCanAccessPeer(&can, from, to)) return INVALID_ARGUMENT;
   *status = can ? P2P_OK : P2P_NOT_SUPPORTED;
+  return SUCCESS;
+}
+
+/* ---- its place, and a link as good as any ---- */
+
+API int nvmlDeviceGetPciInfo_v3(void *device, struct pci_info *info) {
+  memset(info, 0, sizeof *info);
+  if (cuDeviceGetPCIBusId(info->legacy, sizeof info->legacy, ((struct device *)device)->index)) return NOT_FOUND;
+  if (sscanf(info->legacy, "%x:%x:%x", &info->domain, &info->bus, &info->device) != 3) return NOT_FOUND;
+  memcpy(info->text, info->legacy, sizeof info->text);
+  info->id = PCI_ID;
+  info->subsystem = PCI_SUBSYSTEM;
+  return SUCCESS;
+}
+
+API int nvmlDeviceGetPciInfoExt(void *device, struct pci_info_ext *info) {
+  struct pci_info of;
+  int r = nvmlDeviceGetPciInfo_v3(device, &of);
+  if (r) return r;
+  *info = (struct pci_info_ext){.version = info->version, .domain = of.domain, .bus = of.bus, .device = of.device,
+                                .id = of.id, .subsystem = of.subsystem, .class = PCI_CLASS, .subclass = PCI_SUBCLASS};
+  memcpy(info->text, of.text, sizeof of.text);
+  return SUCCESS;
+}
+
+API int nvmlDeviceGetPcieLinkMaxSpeed(void *device, unsigned *megabytes) {
+  (void)device;
+  *megabytes = PCI_MEGABYTES;
+  return SUCCESS;
+}
+
+API int nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned *generation) {
+  (void)device;
+  *generation = PCI_GENERATION;
+  return SUCCESS;
+}
+
+API int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned *lanes) {
+  (void)device;
+  *lanes = PCI_LANES;
   return SUCCESS;
 }
 
