@@ -2,8 +2,9 @@
  *
  * exchange PLUGIN SIZE MESSAGES: one message at a time over one connection within this process, by a fixed list of
  * calls. Each kind of call is made from a function of its own, so that callgrind can be told to count within it alone
- * (ib_instructions.py). Prints how often each kind asked the provider for what, in work requests and polls. Who moves
- * data when it is posted, as test/preload/fakeverbs does, is done at the first test.
+ * (ib_instructions.py). Prints how often each kind asked the provider for what, in work requests and polls. The
+ * provider is the emulated device (NCCL_IBVERBS_LIB), which is told to move all data before anybody tests: so what was
+ * posted is done at the first test.
  */
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -49,24 +50,29 @@ CALL call_test_sent(void *req, int *done) {
   ENSURE(net.vt->test(req, done, NULL) == 0, "test failed");
 }
 
-/* ---- what the scripted libibverbs was asked for meanwhile ---- */
+/* ---- what the emulated device was asked for meanwhile ---- */
 
 enum { KINDS = 5, VERBS = 3 };
 static const char *const kinds[KINDS] = {"irecv", "test_waiting", "isend", "test_received", "test_sent"};
 static const char *const verbs[VERBS] = {"post_send", "post_recv", "poll_cq"};
 static long (*calls_of)(const char *verb);
+static void (*settle)(void);
 static long seen[VERBS], tally[KINDS][VERBS];
 
 static void find_verbs(void) {
   const char *path = getenv("NCCL_IBVERBS_LIB");
   void *library = path ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL, *found;
-  if (!library || !(found = dlsym(library, "fakeverbs_calls"))) return;
+  ENSURE(library, "NCCL_IBVERBS_LIB names no library that the plugin has opened");
+  found = dlsym(library, "rail_emu_settle");
+  ENSURE(found, "%s is not the emulated device", path);
+  memcpy(&settle, &found, sizeof settle);
+  found = dlsym(library, "rail_emu_calls");
   memcpy(&calls_of, &found, sizeof calls_of);
   for (int v = 0; v < VERBS; v++) seen[v] = calls_of(verbs[v]);
 }
 
 static void note(int kind) {
-  for (int v = 0; v < VERBS && calls_of; v++) {
+  for (int v = 0; v < VERBS; v++) {
     long now = calls_of(verbs[v]);
     tally[kind][v] += now - seen[v];
     seen[v] = now;
@@ -83,11 +89,13 @@ static void one_message(void *from, void *to, size_t size) {
   int waiting = 0, arrived = 0, gone = 0;
   call_irecv(to, size, &received);
   note(0);
+  settle();
   ENSURE(received, "irecv gave no request");
   call_test_waiting(received, &waiting);
   note(1);
   call_isend(from, size, &sent);
   note(2);
+  settle();
   ENSURE(sent, "isend gave no request: the receiver's buffer is not known");
   call_test_received(received, &arrived);
   note(3);

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How many instructions the ib plugin needs for each call, by callgrind.
+"""How many instructions the ib plugin needs for each call, by callgrind, and those of a peer.
 
-Over the scripted libibverbs, which is left out of the count, as hardware and its provider would be. The same program
-gives the same numbers, on any machine of its kind."""
+Over the emulated device (docs/emu.md), which is left out of the count, as hardware and its provider would be. The same
+program gives the same numbers, on any machine of its kind."""
 import argparse
 import collections
 import json
@@ -18,6 +18,7 @@ from program import Failed, execute
 from report import markdown_table, size_name, text_table
 
 MESSAGES = 1000
+OURS, PROVIDER = "lib/libnccl-net-ib.so", "lib/emu/libibverbs.so.1"
 CALLS = {"irecv": "irecv", "isend": "isend", "test, waiting": "test_waiting", "test, received": "test_received",
          "test, sent": "test_sent"}
 MESSAGE = ("irecv", "isend", "test, received", "test, sent")  # what one message takes at least
@@ -42,19 +43,21 @@ def read_profile(text):
     return edges
 
 
-def exchange(build, size, qps, under=()):
-    """Runs the fixed list of calls; what it prints."""
-    plugin, provider = (str(build / p) for p in ("lib/libnccl-net-ib.so", "test/libfakeverbs.so"))
-    env = {"NCCL_IBVERBS_LIB": provider, "FAKEVERBS": "device fake0", "NCCL_SOCKET_IFNAME": "lo",
-           "NCCL_IB_QPS_PER_CONNECTION": str(qps), "NCCL_IB_SPLIT_DATA_ON_QPS": str(int(qps > 1))}
-    return execute([*under, str(build / "bench/exchange"), plugin, str(size), str(MESSAGES)], env)
+def exchange(build, plugin, size, qps, under=()):
+    """Runs the fixed list of calls; what it prints. A plugin that is linked with libibverbs, or opens it by its usual
+    names, finds it by the library path; the GID is that of RoCE v2 and IPv4, for those who read sysfs for it."""
+    provider = build / PROVIDER
+    env = {"NCCL_IBVERBS_LIB": str(provider), "LD_LIBRARY_PATH": str(provider.parent), "RAIL_EMU": "device emu0",
+           "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_GID_INDEX": "3", "NCCL_IB_QPS_PER_CONNECTION": str(qps),
+           "NCCL_IB_SPLIT_DATA_ON_QPS": str(int(qps > 1))}
+    return execute([*under, str(build / "bench/exchange"), str(plugin), str(size), str(MESSAGES)], env)
 
 
-def instructions(build, size, qps, call):
+def instructions(build, plugin, size, qps, call):
     """For one call of that kind."""
-    plugin, provider = (str(build / p) for p in ("lib/libnccl-net-ib.so", "test/libfakeverbs.so"))
+    plugin, provider = str(plugin), str(build / PROVIDER)
     with tempfile.NamedTemporaryFile(prefix="rail-bench-") as out:
-        exchange(build, size, qps, ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}",
+        exchange(build, plugin, size, qps, ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}",
                                     "--collect-atstart=no", f"--toggle-collect=call_{call}*"])
         edges = read_profile(pathlib.Path(out.name).read_text())
     inside = sum(e.cost for e in edges if e.callee_where == plugin != e.where)
@@ -64,21 +67,21 @@ def instructions(build, size, qps, call):
     return inside / MESSAGES
 
 
-def asked(build, size, qps):
+def asked(build, plugin, size, qps):
     """{kind of call: {verb: how often for one call}}"""
     found = {}
-    for kind, verb, n in map(str.split, exchange(build, size, qps).splitlines()):
+    for kind, verb, n in map(str.split, exchange(build, plugin, size, qps).splitlines()):
         if int(n) > 0:
             found.setdefault(kind, {})[verb] = int(n) / MESSAGES
     return found
 
 
-def measure(build):
+def measure(build, plugin=None):
     """[{"size", "qps", "call", "instructions", "provider"}]"""
-    rows = []
+    rows, plugin = [], plugin or build / OURS
     for size, qps in SETTINGS:
-        provider = asked(build, size, qps)
-        rows += [{"size": size, "qps": qps, "call": name, "instructions": instructions(build, size, qps, call),
+        provider = asked(build, plugin, size, qps)
+        rows += [{"size": size, "qps": qps, "call": name, "instructions": instructions(build, plugin, size, qps, call),
                   "provider": provider.get(call, {})} for name, call in CALLS.items()]
     return rows
 
@@ -99,11 +102,26 @@ def table(rows):
             "provider); a message: irecv, isend, one test each", head, body)
 
 
+def beside(ours, peers, peer):
+    """The same of two plugins, and ours in relation to the peer's."""
+    def cell(ours, peers):
+        return f"{ours:.0f} / {peers:.0f} = {ours / peers:.2f}"
+
+    def find(rows, call, setting):
+        return next(r["instructions"] for r in rows if r["call"] == call and (r["size"], r["qps"]) == setting)
+
+    head = ["call"] + [f"{size_name(s)}, {q} QP{'s' if q > 1 else ''}" for s, q in SETTINGS]
+    body = [[name] + [cell(find(ours, name, s), find(peers, name, s)) for s in SETTINGS] for name in CALLS]
+    body.append(["a message"] + [cell(*(sum(find(rows, c, s) for c in MESSAGE) for rows in (ours, peers)))
+                                 for s in SETTINGS])
+    return f"instructions for each call, the provider's left out: ours / {peer}'s = ratio", head, body
+
+
 def possible(build):
     """None, or why it cannot be counted here."""
     if not shutil.which("valgrind"):
         return "valgrind is missing; config/setup.sh bench brings it"
-    missing = [p for p in ("bench/exchange", "test/libfakeverbs.so", "lib/libnccl-net-ib.so")
+    missing = [p for p in ("bench/exchange", PROVIDER, OURS)
                if not (build / p).exists()]
     return f"{', '.join(missing)} is not built" if missing else None
 
@@ -111,6 +129,8 @@ def possible(build):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--build", required=True, type=pathlib.Path, help="build directory")
+    p.add_argument("--peer", type=pathlib.Path, metavar="PLUGIN.so",
+                   help="another plugin over verbs, beside ours: docs/emu.md has how NCCL's own becomes one")
     p.add_argument("--json", action="store_true", help="JSON instead of a table")
     o = p.parse_args()
     build = o.build.resolve()
@@ -118,12 +138,16 @@ def main():
         if why := possible(build):
             raise Failed(why)
         rows = measure(build)
+        peers = measure(build, o.peer.resolve()) if o.peer else None
     except Failed as why:
         print(f"bench: {why}", file=sys.stderr)
         return 1
-    caption, head, body = table(rows)
-    print(json.dumps(rows, indent=1) if o.json else
-          f"{caption}\n{text_table(head, body)}\n\n{markdown_table(head, body)}")
+    if o.json:
+        print(json.dumps({"ours": rows, "peer": peers} if peers else rows, indent=1))
+        return 0
+    tables = [table(rows)] + ([table(peers), beside(rows, peers, o.peer.stem)] if peers else [])
+    for caption, head, body in tables:
+        print(f"{caption}\n{text_table(head, body)}\n\n{markdown_table(head, body)}\n")
     return 0
 
 

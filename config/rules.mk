@@ -349,7 +349,7 @@ $(BUILD)/lib/emu/libibverbs.so.1: $(call obj,$(emu_src)) $(O)/emu/symbols.o $(O)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,--version-script=$(O)/emu/symbols.map -Wl,-Bsymbolic \
-	  -Wl,-soname,$(@F) $(filter %.o,$^) -o $@
+	  -Wl,-soname,$(@F) $(filter %.o,$^) -o $@ && ln -sf $(@F) $(@:.1=)  # which NCCL's own transport asks for first
 
 # A librdmacm.so.1 on top of it.
 $(BUILD)/lib/emu/librdmacm.so.1: $(call obj,$(emu_cm_src)) $(emu_lib) config/emu_cm.map

@@ -138,8 +138,7 @@ bench-socket:  ## the socket plugin against UCX, plain TCP streams and any plugi
 	$(build_with) BUILD='$(BUILD)' $(bench_socket_needs)
 	@CC='$(CC)' python3 bench/transports.py socket --build '$(BUILD)' $(RUN)
 
-bench_ib_needs := $(BUILD)/lib/libnccl-net-ib.so $(BUILD)/bin/rail-kit $(BUILD)/bench/exchange \
-  $(BUILD)/test/libfakeverbs.so
+bench_ib_needs := $(BUILD)/lib/libnccl-net-ib.so $(BUILD)/bin/rail-kit $(BUILD)/bench/exchange $(emu_lib)
 
 bench-ib:  ## the ib plugin against perftest and any plugin given, in the lab, or DEV=mlx5_0,mlx5_1; RUN=--quick
 	$(setup) build bench rdma $(if $(DEV),,lab)

@@ -15,6 +15,7 @@
 
 #include "emu/emu.h"
 #include "emu/emu_fault.h"
+#include "emu/rail_emu.h"
 
 enum { LOOK_NS = 1000000, RETRY_ROOM_NS = 200000 };
 
@@ -105,6 +106,13 @@ void emu_progress(void) {
     emu_wire_flush();
   }
   if (!emu_fault_is_holding()) emu_wire_answered();
+}
+
+void rail_emu_settle(void) {
+  pthread_mutex_lock(&emu.lock);
+  do emu_progress();
+  while (emu_wire_has_input());
+  pthread_mutex_unlock(&emu.lock);
 }
 
 /* ---- the thread ------------------------------------------------------------------------ */

@@ -10,8 +10,10 @@
 int rail_emu_command(const char *text);
 /* How many objects this process has: context pd mr cq srq qp. */
 long rail_emu_live(const char *kind);
-/* How often a call that faults can name was made: post_send … */
+/* How often a call that faults can name was made, post_send …; and poll_cq. */
 long rail_emu_calls(const char *call);
+/* What was posted and has not arrived does so now, as far as it stays within this process. */
+void rail_emu_settle(void);
 
 /* For the emulated librdmacm.so.1: what is to become of an event of its connection manager. */
 enum rail_emu_cm { RAIL_EMU_CM_NONE, RAIL_EMU_CM_LOST, RAIL_EMU_CM_LATE, RAIL_EMU_CM_REJECT };
