@@ -43,8 +43,8 @@ def core(provider):
 
 
 def make_cells(sizes, comms, metrics, provider):
-    """fabtests and UCX send all messages from one buffer into one, which stays in a cache: a plugin does so for comparison
-    with them, and has a buffer for each message, as NCCL has, for comparison with other plugins."""
+    """fabtests and UCX send all messages from one buffer into one, which stays in a cache: a plugin does so for
+    comparison with them, and has a buffer for each message, as NCCL has, for comparison with other plugins."""
     cells = []
     for size in sizes:
         if "lat" in metrics and size <= 1 << 20:

@@ -92,6 +92,7 @@ class ProcessGroupRailyard(ProcessGroup):
         self.error = None
         self.waits = None  # (until, seconds) while a thread waits in the library
         self.pairs = {}
+        self._group_name = self._group_desc = "railyard"
         self.token = torch.zeros(1, dtype=torch.uint8)
         self.comm = new_comm(store, "railyard", rank, size, self.seconds, f"railyard: rank {rank} of {size}")
         groups.add(self)
@@ -102,6 +103,25 @@ class ProcessGroupRailyard(ProcessGroup):
 
     def _get_backend_name(self):
         return "railyard"
+
+    # Torch 2 asks these of a group's backends; this one is group and backend in one.
+
+    def _get_backend(self, device):
+        return self
+
+    def _set_group_name(self, name):
+        self._group_name = name
+
+    def _set_group_desc(self, desc):
+        self._group_desc = desc
+
+    @property
+    def group_name(self):
+        return self._group_name
+
+    @property
+    def group_desc(self):
+        return self._group_desc
 
     # ---- operations: begun, waited for, completed --------------------------
 
