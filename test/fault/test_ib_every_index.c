@@ -149,7 +149,7 @@ static void exchange(enum kind kind) {
   if (!send.failed && !recv.failed) doing = "went on";
 }
 
-static void report(const char *file, int line, const char *fmt, ...) {
+__attribute__((format(printf, 3, 4))) static void report(const char *file, int line, const char *fmt, ...) {
   va_list ap;
   va_start(ap, fmt);
   printf("# message %ld, %s: %s:%d: ", at, doing, file, line);
