@@ -15,6 +15,9 @@
 #define LONGEST_MS 64  /* between two polls of the watch thread's that find nothing */
 #define CALLER_MS 8 /* between its looks at an endpoint whose caller polls; a caller at work does so far more often */
 #define LAST_POLLS 64  /* before it is closed */
+/* To enable an endpoint: libfabric's shm names it after the process id and a counter. Where a killed process of this
+ * id has left that name it fails with FI_EBUSY, and has removed it (smr_retry_map). */
+#define ENABLE_TRIES 4
 #define WANTED_POLLS 8 /* with these pauses: over a quarter of a second */
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list, and users and ctx of each */
@@ -40,10 +43,15 @@ static rail_result_t open_endpoint(struct ofi_endpoint_nic *n) {
   if ((err = fi_domain(n->fabric, info, &n->domain, NULL))) return open_failed(n->nic, "fi_domain", err);
   if ((err = fi_cq_open(n->domain, &cq_attr, &n->cq, NULL))) return open_failed(n->nic, "fi_cq_open", err);
   if ((err = fi_av_open(n->domain, &av_attr, &n->av, NULL))) return open_failed(n->nic, "fi_av_open", err);
-  if ((err = fi_endpoint(n->domain, info, &n->ep, NULL))) return open_failed(n->nic, "fi_endpoint", err);
-  if ((err = fi_ep_bind(n->ep, &n->cq->fid, FI_TRANSMIT | FI_RECV)) || (err = fi_ep_bind(n->ep, &n->av->fid, 0)))
-    return open_failed(n->nic, "fi_ep_bind", err);
-  if ((err = fi_enable(n->ep))) return open_failed(n->nic, "fi_enable", err);
+  for (int left = ENABLE_TRIES; left > 0; left--) {
+    if ((err = fi_endpoint(n->domain, info, &n->ep, NULL))) return open_failed(n->nic, "fi_endpoint", err);
+    if ((err = fi_ep_bind(n->ep, &n->cq->fid, FI_TRANSMIT | FI_RECV)) || (err = fi_ep_bind(n->ep, &n->av->fid, 0)))
+      return open_failed(n->nic, "fi_ep_bind", err);
+    if ((err = fi_enable(n->ep)) != -FI_EBUSY || left == 1) break;
+    fi_close(&n->ep->fid);
+    n->ep = NULL;
+  }
+  if (err) return open_failed(n->nic, "fi_enable", err);
   if ((err = fi_getname(&n->ep->fid, n->name.bytes, &size)) || size > sizeof n->name.bytes)
     return open_failed(n->nic, "fi_getname", err ? err : -FI_ETOOSMALL);
   n->name.size = (uint16_t)size;
@@ -157,6 +165,7 @@ rail_result_t ofi_endpoint_get(struct rail_net_ctx *ctx, const struct ofi_device
 static void read_the_last(struct ofi_endpoint *endpoint) {
   if (endpoint->process != getpid()) return;
   ofi_endpoint_lock(endpoint);
+  endpoint->ending = true;
   for (int i = 0; !endpoint->shut && i < LAST_POLLS; i++)
     if (!ofi_endpoint_poll_quietly(endpoint)) break;
   ofi_endpoint_unlock(endpoint);

@@ -145,6 +145,7 @@ struct ofi_endpoint {
 
   pthread_mutex_t lock; /* guards all below */
   _Atomic bool shut;    /* its endpoints are closed; written under the lock */
+  bool ending;          /* its last user has gone: completed receives are not posted again, failures change nothing */
   unsigned int nnics;
   struct ofi_endpoint_nic nics[OFI_MAX_PATHS];
   size_t frame_size; /* of a receive of control messages */

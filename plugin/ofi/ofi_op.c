@@ -213,7 +213,7 @@ void ofi_endpoint_close(struct ofi_endpoint *endpoint, const char *why) {
 }
 
 void ofi_endpoint_shut(struct ofi_endpoint *endpoint, const char *why) {
-  if (endpoint->shut) return;
+  if (endpoint->shut || endpoint->ending) return; /* ending: it is closed next, and has no connections */
   RAIL_WARN("RailOFI: the endpoint of %s is closed, and all its connections with it: %s", endpoint->device->name, why);
   ofi_endpoint_close(endpoint, why);
 }
@@ -285,7 +285,7 @@ static void frame_in(struct ofi_endpoint *endpoint, struct ofi_op *op, const str
   } else if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) { /* anybody may send too much */
     ofi_endpoint_shut(endpoint, completion->text);
   }
-  if (endpoint->shut) return;
+  if (endpoint->shut || endpoint->ending) return;
   int err = ofi_endpoint_post(endpoint, op);
   if (err) ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(err));
 }
