@@ -3,6 +3,7 @@
 #include "common/net/fuse.h"
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
@@ -34,9 +35,19 @@ static rail_result_t add_members(const struct rail_fuse_rules *rules, const stru
   return RAIL_OK;
 }
 
+static int find_same(const struct rail_fuse_rules *rules, int have, const int *members, int n) {
+  struct rail_fuse_device device;
+  for (int dev = 0; dev < have; dev++)
+    if (rules->lookup(dev, &device) && device.nmembers == n &&
+        memcmp(device.members, members, (size_t)n * sizeof *members) == 0)
+      return dev;
+  return -1;
+}
+
 rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struct rail_net_vprops_v12 *props,
-                                int *members, int *count) {
+                                int have, int *members, int *count, int *same) {
   *count = 0;
+  *same = -1;
   if (props->ndevs < 2 || props->ndevs > (int)RAIL_COUNT_OF(props->devs)) {
     RAIL_WARN("%s: makeVDevice: %d devices; allowed: 2 to %d", rules->plugin, props->ndevs, rules->most);
     return RAIL_BAD_ARGUMENT;
@@ -51,5 +62,6 @@ rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struc
               device.name);
     return RAIL_BAD_USAGE;
   }
+  *same = find_same(rules, have, members, *count);
   return RAIL_OK;
 }

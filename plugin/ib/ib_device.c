@@ -343,7 +343,9 @@ static int max_comms(const struct ib_device *device) {
   return RAIL_MAX(most, 1);
 }
 
-void ib_device_properties(const struct ib_device *device, struct rail_net_props_v12 *props) {
+rail_result_t ib_get_properties(int dev, struct rail_net_props_v12 *props) {
+  const struct ib_device *device = ib_device_at(dev, "getProperties");
+  if (!device) return RAIL_BAD_ARGUMENT;
   const struct ib_port *first = device->rails[0];
   rail_net_props_usual(props, device->members, device->nmembers);
   props->name = (char *)device->name;
@@ -357,6 +359,7 @@ void ib_device_properties(const struct ib_device *device, struct rail_net_props_
   props->max_recvs = IB_MAX_GROUP;
   props->rail_id = rail_id_of(device);
   props->plane_id = plane_of(device);
+  return RAIL_OK;
 }
 
 /* ---- makeVDevice ---------------------------------------------------------------- */
@@ -382,17 +385,16 @@ static bool is_one_link(const struct ib_device *d) {
 
 rail_result_t ib_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
   const struct rail_fuse_rules rules = {"RailIB", look_up, IB_MAX_RAILS, ib_params.fuse_no_pci};
-  int n, members[IB_MAX_RAILS], have = ib_device_count();
+  int n, same, members[IB_MAX_RAILS], have = ib_device_count();
   if (!ib_params.merge_nics) {
     RAIL_WARN("RailIB: makeVDevice: NCCL_IB_MERGE_NICS=0 forbids it");
     return RAIL_BAD_USAGE;
   }
-  RAIL_TRY(rail_fuse_members(&rules, props, members, &n));
-  for (int i = 0; i < have; i++)
-    if (devices[i].nmembers == n && memcmp(devices[i].members, members, (size_t)n * sizeof members[0]) == 0) {
-      *dev = i;
-      return RAIL_OK;
-    }
+  RAIL_TRY(rail_fuse_members(&rules, props, have, members, &n, &same));
+  if (same >= 0) {
+    *dev = same;
+    return RAIL_OK;
+  }
   if (have == IB_MAX_DEVICES) {
     RAIL_WARN("RailIB: makeVDevice: there are %d devices already, and no room for more", IB_MAX_DEVICES);
     return RAIL_BAD_USAGE;

@@ -83,7 +83,7 @@ void ib_devices_unload(void);
 int ib_device_count(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct ib_device *ib_device_at(int dev, const char *call);
-void ib_device_properties(const struct ib_device *device, struct rail_net_props_v12 *props);
+rail_result_t ib_get_properties(int dev, struct rail_net_props_v12 *props);
 /* makeVDevice. Call under the plugin's lock. */
 rail_result_t ib_device_fuse(int *dev, const struct rail_net_vprops_v12 *props);
 

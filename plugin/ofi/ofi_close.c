@@ -39,7 +39,7 @@ static void cancel_all(struct ofi_comm *comm, bool posted) {
   if (comm->sender) {
     struct ofi_send_comm *sc = ofi_send_comm_of(comm);
     for (uint32_t i = 0; i < sc->sends_used; i++) {
-      struct ofi_send *send = (struct ofi_send *)(void *)(sc->sends + i * sc->send_size);
+      struct ofi_send *send = &sc->sends[i];
       for (unsigned int p = 0; p < OFI_MAX_PATHS; p++) {
         cancel(comm, &send->parts[p].data, posted);
         cancel(comm, &send->parts[p].fin, false);

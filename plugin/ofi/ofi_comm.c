@@ -24,14 +24,12 @@ RAIL_COLD struct ofi_comm *ofi_comm_refuse(const void *comm, uint32_t kind_magic
 
 static bool new_sender(struct ofi_comm *comm) {
   struct ofi_send_comm *sc = ofi_send_comm_of(comm);
-  size_t parts = RAIL_MAX(comm->endpoint->nnics, OFI_MAX_PATHS);
   SLIST_INIT(&sc->free);
   sc->head = sc->tail = sc->next_eager = sc->report.seen = sc->report.freed = OFI_FIRST_SEQ;
-  sc->send_size = sizeof(struct ofi_send) + parts * sizeof(struct ofi_part);
-  sc->sends = calloc(OFI_MAX_SENDS, sc->send_size);
+  sc->sends = calloc(OFI_MAX_SENDS, sizeof *sc->sends);
   /* What each part of a send posts: one frame. */
   if (!sc->sends ||
-      !ofi_memory_alloc(comm->endpoint, FIXED_FRAMES + OFI_MAX_SENDS * parts * OFI_FRAME_SIZE, &comm->frames))
+      !ofi_memory_alloc(comm->endpoint, FIXED_FRAMES + OFI_MAX_SENDS * OFI_MAX_PATHS * OFI_FRAME_SIZE, &comm->frames))
     return false;
   sc->ask_frame = (uint8_t *)comm->frames.bytes + LAST_FRAME;
   sc->send_frames = (uint8_t *)comm->frames.bytes + FIXED_FRAMES;

@@ -127,8 +127,8 @@ struct ofi_send {
   uint8_t index;  /* of the buffer */
   uint8_t nparts;
   uint32_t pending; /* operations, and 1 until all is posted */
-  uint8_t *frames;  /* nparts of OFI_FRAME_SIZE, in comm->frames */
-  struct ofi_part parts[]; /* comm->npaths */
+  uint8_t *frames;  /* OFI_MAX_PATHS of OFI_FRAME_SIZE, in comm->frames */
+  struct ofi_part parts[OFI_MAX_PATHS];
 };
 
 /* The sender's record of one GRANT. */
@@ -185,9 +185,8 @@ struct ofi_send_comm {
   struct ofi_comm base;
   struct ofi_request_pool free;
   uint32_t sends_used; /* of the pool's memory: the rest was never taken */
-  size_t send_size;
-  uint8_t *sends;      /* OFI_MAX_SENDS of send_size */
-  uint8_t *send_frames; /* as many times the frames of a send, in comm->frames */
+  struct ofi_send *sends; /* OFI_MAX_SENDS */
+  uint8_t *send_frames; /* the frames of all sends, in comm->frames */
   uint32_t head, tail; /* GRANTs before head are here; before tail all their buffers are taken */
   struct ofi_slot slots[OFI_MAX_GRANTS];
   bool granted_last;   /* the latest message went to a buffer that was granted */

@@ -316,7 +316,9 @@ static size_t most_bytes(const struct ofi_device *device) {
   return most;
 }
 
-void ofi_device_properties(const struct ofi_device *device, struct rail_net_props_v12 *props) {
+rail_result_t ofi_get_properties(int dev, struct rail_net_props_v12 *props) {
+  const struct ofi_device *device = ofi_device_at(dev, "getProperties");
+  if (!device) return RAIL_BAD_ARGUMENT;
   const struct ofi_nic *first = device->rails[0];
   rail_net_props_usual(props, device->members, device->nmembers);
   props->name = (char *)device->name;
@@ -329,6 +331,7 @@ void ofi_device_properties(const struct ofi_device *device, struct rail_net_prop
   props->max_comms = 65536; /* they share endpoints */
   props->max_recvs = OFI_MAX_GROUP;
   props->max_p2p_bytes = props->max_coll_bytes = most_bytes(device);
+  return RAIL_OK;
 }
 
 /* ---- makeVDevice ---------------------------------------------------------------------------- */
@@ -364,14 +367,13 @@ static bool fit_together(const struct ofi_device *d) {
 }
 
 rail_result_t ofi_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
-  const struct rail_fuse_rules rules = {"RailOFI", look_up, OFI_MAX_RAILS, ofi_params.fuse_no_pci};
-  int n, members[OFI_MAX_RAILS], have = ofi_device_count();
-  RAIL_TRY(rail_fuse_members(&rules, props, members, &n));
-  for (int i = 0; i < have; i++)
-    if (devices[i].nmembers == n && memcmp(devices[i].members, members, (size_t)n * sizeof members[0]) == 0) {
-      *dev = i;
-      return RAIL_OK;
-    }
+  const struct rail_fuse_rules rules = {"RailOFI", look_up, OFI_MAX_PATHS, ofi_params.fuse_no_pci};
+  int n, same, members[OFI_MAX_PATHS], have = ofi_device_count();
+  RAIL_TRY(rail_fuse_members(&rules, props, have, members, &n, &same));
+  if (same >= 0) {
+    *dev = same;
+    return RAIL_OK;
+  }
   if (have == OFI_MAX_DEVICES) {
     RAIL_WARN("RailOFI: makeVDevice: there are %d devices already, and no room for more", OFI_MAX_DEVICES);
     return RAIL_BAD_USAGE;

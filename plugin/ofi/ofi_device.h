@@ -13,10 +13,9 @@
 #include "common/net/net_ops.h"
 #include "plugin/ofi/ofi_fabric.h"
 #include "plugin/ofi/ofi_select.h"
+#include "plugin/ofi/ofi_wire.h"
 
-#define OFI_MAX_RAILS 4
 #define OFI_MAX_DEVICES 128 /* NICs and the devices fused from them */
-#define OFI_MAX_GROUP 8     /* buffers of one grouped receive: maxRecvs */
 
 struct ofi_nic {
   unsigned int index;   /* in the order of ofi_nic_at */
@@ -34,11 +33,11 @@ struct ofi_nic {
 };
 
 struct ofi_device {
-  char name[OFI_MAX_RAILS * 80];
+  char name[OFI_MAX_PATHS * 80];
   unsigned int nrails;
-  const struct ofi_nic *rails[OFI_MAX_RAILS];
+  const struct ofi_nic *rails[OFI_MAX_PATHS];
   int nmembers;
-  int members[OFI_MAX_RAILS]; /* indices in this table; itself unless makeVDevice made it */
+  int members[OFI_MAX_PATHS]; /* indices in this table; itself unless makeVDevice made it */
 };
 
 /* Builds the table at the first call. Without libfabric, a usable provider or an interface for oob connections there
@@ -49,7 +48,7 @@ void ofi_devices_unload(void);
 int ofi_device_count(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct ofi_device *ofi_device_at(int dev, const char *call);
-void ofi_device_properties(const struct ofi_device *device, struct rail_net_props_v12 *props);
+rail_result_t ofi_get_properties(int dev, struct rail_net_props_v12 *props);
 /* makeVDevice. Call under the plugin's lock. */
 rail_result_t ofi_device_fuse(int *dev, const struct rail_net_vprops_v12 *props);
 

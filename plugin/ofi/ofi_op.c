@@ -220,11 +220,6 @@ void ofi_endpoint_shut(struct ofi_endpoint *endpoint, const char *why) {
 
 /* ---- completions -------------------------------------------------------------- */
 
-static void end_op(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
-  end(endpoint, op);
-  endpoint->ops->completed(op, completion);
-}
-
 /* Data of a comm that has failed, and the FIN of what was perhaps never written, must not go out any more. */
 static bool is_pointless(const struct ofi_op *op) {
   bool data = op->kind == OFI_OP_TSEND || op->kind == OFI_OP_EAGER || op->kind == OFI_OP_DATA ||
@@ -259,7 +254,8 @@ static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
       continue;
     }
     const struct ofi_completion result = {.err = err == INJECTED ? 0 : -err, .text = "it could not be posted"};
-    end_op(endpoint, op, &result);
+    end(endpoint, op);
+    endpoint->ops->completed(op, &result);
     next = STAILQ_FIRST(list); /* others may have left the list */
     nfull = 0;
   }

@@ -204,7 +204,7 @@ static struct ofi_send *take_request(struct ofi_send_comm *sc) {
     return rail_container_of(r, struct ofi_send, base);
   }
   if (sc->sends_used == OFI_MAX_SENDS) return NULL;
-  struct ofi_send *send = (struct ofi_send *)(void *)(sc->sends + sc->sends_used * sc->send_size);
+  struct ofi_send *send = &sc->sends[sc->sends_used];
   send->base.comm = &sc->base;
   send->frames = sc->send_frames + sc->sends_used * OFI_MAX_PATHS * OFI_FRAME_SIZE;
   sc->sends_used++;
@@ -264,9 +264,6 @@ static rail_result_t post_writes(struct ofi_send *send, const struct ofi_buffer 
   for (unsigned int i = 0; i < send->nparts; i++) RAIL_TRY(post_part(send, buffer, i, each));
   return RAIL_OK;
 }
-
-/* A message of no bytes for a buffer that takes none inside a control message: only the FIN. */
-static rail_result_t post_empty(struct ofi_send *send) { return post_fin(send, 0, 0); }
 
 /* DATA for a buffer that was granted, or EAGER. */
 static rail_result_t post_inline(struct ofi_send *send, enum ofi_op_kind kind, struct ofi_frame *frame) {
@@ -340,7 +337,7 @@ static rail_result_t post_granted(struct ofi_send *send, const struct ofi_buffer
   if (rail_unlikely(send->size > buffer->size)) return refuse_size(send, buffer);
   if (buffer->takes_data && send->size <= send->base.comm->max_inline) return post_data(send);
   if (buffer->kind == OFI_BUFFER_TAGGED) return post_tagged(send, buffer);
-  return send->size ? post_writes(send, buffer) : post_empty(send);
+  return send->size ? post_writes(send, buffer) : post_fin(send, 0, 0);
 }
 
 /* ---- isend ------------------------------------------------------------------------- */

@@ -1,14 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The steps. */
+ * The steps, and the calls that run them. */
 #include "plugin/ofi/ofi_setup.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/net/net_setup.h"
 #include "plugin/ofi/ofi_close.h"
 #include "plugin/ofi/ofi_progress.h"
 #include "plugin/ofi/ofi_watch.h"
+
+struct ofi_setup {
+  struct rail_setup base;
+  struct rail_net_ctx *ctx;
+  const struct ofi_device *device;
+  struct ofi_endpoint *endpoint; /* a user of it, until the comm is taken */
+  struct ofi_comm *comm;
+  struct ofi_offer mine, theirs;
+};
 
 static struct ofi_setup *of(struct rail_setup *base) { return rail_container_of(base, struct ofi_setup, base); }
 
@@ -68,6 +78,7 @@ static rail_result_t recv_offer(struct rail_setup *base) {
   const char *why = ofi_offer_decode(message.body, message.size, &s->theirs);
   if (why) return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
   if (strcmp(s->theirs.provider, s->device->rails[0]->provider) == 0) return RAIL_OK;
+  ofi_stats_count(s->device->name, OFI_DEVICE_REFUSED);
   return rail_setup_fail(base, OFI_REASON_PROVIDER, RAIL_REMOTE_ERROR,
                          "this side's provider is %s, the peer's %s (%s); check: the same libfabric and FI_PROVIDER or "
                          "RAIL_OFI_PROVIDER on both hosts",
@@ -163,30 +174,40 @@ static const struct rail_setup_row acceptor_rows[] = {
   {"all sent", rail_setup_flushed, "the peer to read what was sent", false},
 };
 
+static rail_result_t refused(struct rail_setup *base, const struct rail_message *answer, char *text, size_t size) {
+  (void)answer, (void)text, (void)size;
+  ofi_stats_count(of(base)->device->name, OFI_DEVICE_REFUSED);
+  return RAIL_OK;
+}
+
 static const struct rail_setup_ops connector_ops = {.protocol = &ofi_protocol, .rows = connector_rows,
-                                                    .nrows = RAIL_COUNT_OF(connector_rows)};
+                                                    .nrows = RAIL_COUNT_OF(connector_rows), .refused = refused};
 static const struct rail_setup_ops acceptor_ops = {.protocol = &ofi_protocol, .rows = acceptor_rows,
-                                                   .nrows = RAIL_COUNT_OF(acceptor_rows)};
+                                                   .nrows = RAIL_COUNT_OF(acceptor_rows), .refused = refused};
 
-/* ---- the whole ------------------------------------------------------------------------ */
+/* ---- begun, taken, freed --------------------------------------------------------------- */
 
-struct ofi_setup *ofi_setup_new(struct rail_net_ctx *ctx, const struct ofi_device *device, bool connector,
-                                const union rail_addr *peer) {
+/* No provider's way to set a traffic class is common to all. */
+static rail_result_t begin(struct rail_net_ctx *ctx, const void *device_arg, const union rail_addr *peer,
+                           const struct rail_handle *listener, int traffic_class, struct rail_setup **out) {
+  const struct ofi_device *device = device_arg;
   struct ofi_setup *s = calloc(1, sizeof *s);
+  (void)traffic_class;
   if (!s) {
-    RAIL_WARN("RailOFI: %s: out of memory", connector ? "connect" : "accept");
-    return NULL;
+    RAIL_WARN("RailOFI: %s: out of memory", listener ? "connect" : "accept");
+    return RAIL_SYSTEM_ERROR;
   }
   s->ctx = ctx;
   s->device = device;
   const struct rail_connector_limits limits = {
     .connect_ms = ofi_params.connect_ms, .connect_param = "RAIL_OFI_CONNECT_TIMEOUT",
     .deadline_ms = ofi_params.deadline_ms, .deadline_param = "RAIL_OFI_DEADLINE", .warn_ms = ofi_params.peer_warn_ms};
-  rail_setup_init(&s->base, connector ? &connector_ops : &acceptor_ops, device->name, connector, peer, &limits);
-  return s;
+  rail_setup_init(&s->base, listener ? &connector_ops : &acceptor_ops, device->name, listener != NULL, peer, &limits);
+  *out = &s->base;
+  return RAIL_OK;
 }
 
-void ofi_setup_free(struct rail_setup *base) {
+static void free_setup(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   if (s->comm) ofi_comm_destroy(s->comm);
   else if (s->endpoint) ofi_endpoint_put(s->endpoint);
@@ -194,19 +215,62 @@ void ofi_setup_free(struct rail_setup *base) {
   free(s);
 }
 
-rail_result_t ofi_setup_take(struct ofi_setup *s, void **out) {
+/* The comm, watched, is the caller's. */
+static rail_result_t take(struct rail_setup *base, void **out) {
+  struct ofi_setup *s = of(base);
   struct ofi_comm *comm = s->comm;
   char from[RAIL_ADDR_TEXT];
-  comm->oob_fd = s->base.handshake.fd;
-  s->base.handshake.fd = -1;
-  RAIL_TRY(ofi_watch_add(comm)); /* on failure ofi_setup_free frees it */
+  comm->oob_fd = base->handshake.fd;
+  base->handshake.fd = -1;
+  RAIL_TRY(ofi_watch_add(comm)); /* on failure free_setup frees it */
   RAIL_INFO(RAIL_SUB_NET, "RailOFI: %s %s over %s (%s, %s) and its %s, %u path%s%s",
-            s->base.connector ? "connected to" : "accepted", rail_addr_text(&s->base.peer, from), comm->device->name,
+            base->connector ? "connected to" : "accepted", rail_addr_text(&base->peer, from), comm->device->name,
             comm->device->rails[0]->provider, ofi_protocol_name(comm->device->rails[0]->protocol), s->theirs.domain,
-            comm->npaths, comm->npaths > 1 ? "s" : "", s->base.handshake.session.keyed ? ", authenticated" : "");
-  ofi_stats_count(comm->device->name, s->base.connector ? OFI_DEVICE_CONNECTED : OFI_DEVICE_ACCEPTED);
+            comm->npaths, comm->npaths > 1 ? "s" : "", base->handshake.session.keyed ? ", authenticated" : "");
+  ofi_stats_count(comm->device->name, base->connector ? OFI_DEVICE_CONNECTED : OFI_DEVICE_ACCEPTED);
   s->comm = NULL;
   s->endpoint = NULL;
   *out = comm;
   return RAIL_OK;
+}
+
+/* ---- listen, accept, closeListen, connect ----------------------------------------------- */
+
+static struct rail_ports tcp_ports = {.plugin = "RailOFI", .range_param = "RAIL_OFI_PORTS",
+                                      .bind_param = "RAIL_OFI_BIND"};
+
+bool ofi_handshake_load(void) {
+  rail_ports_load(&tcp_ports, ofi_params.ports, ofi_params.bind);
+  return ofi_protocol_load();
+}
+
+static uint64_t handshake_ms(void) { return (uint64_t)ofi_params.handshake_ms; }
+
+static void count(const char *device, enum rail_listener_event event) {
+  ofi_stats_count(device, event == RAIL_LISTENER_DROPPED ? OFI_DEVICE_DROPPED : OFI_DEVICE_REFUSED);
+}
+
+static const struct rail_net_setup_ops setup_ops = {
+  .protocol = &ofi_protocol, .ports = &tcp_ports, .max_accepting = 64, .handshake_ms = handshake_ms,
+  .oob_interface = ofi_oob_interface, .begin = begin, .take = take, .free = free_setup, .count = count};
+
+rail_result_t ofi_listen(void *ctx, int dev, void *handle, void **listen_comm) {
+  const struct ofi_device *device = ofi_device_at(dev, "listen");
+  if (!device) return RAIL_BAD_ARGUMENT;
+  return rail_net_setup_listen(&setup_ops, ctx, device, device->name, handle, listen_comm);
+}
+
+rail_result_t ofi_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
+  return rail_net_setup_accept(&setup_ops, listen_comm, recv_comm);
+}
+
+rail_result_t ofi_close_listen(void *listen_comm) { return rail_net_setup_close_listen(&setup_ops, listen_comm); }
+
+rail_result_t ofi_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                          struct rail_net_device_handle **dev_handle) {
+  const struct ofi_device *device = ofi_device_at(dev, "connect");
+  (void)dev_handle;
+  if (!device) return RAIL_BAD_ARGUMENT;
+  return rail_net_setup_connect(&setup_ops, ctx, device, device->name, handle, traffic_class, send_comm);
 }

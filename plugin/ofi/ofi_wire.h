@@ -34,7 +34,7 @@
 
 #define OFI_WIRE_VERSION 2
 #define OFI_MAX_PATHS 4      /* NICs of one device */
-#define OFI_MAX_GROUP 8      /* buffers of one irecv */
+#define OFI_MAX_GROUP 8      /* buffers of one irecv: maxRecvs */
 #define OFI_MAX_RECVS RAIL_NET_MAX_REQUESTS /* irecvs outstanding on one comm */
 #define OFI_MAX_SENDS (OFI_MAX_RECVS * OFI_MAX_GROUP)
 #define OFI_FIRST_SEQ 0xffffff00u

@@ -72,14 +72,13 @@ static bool look_up(int dev, struct rail_fuse_device *device) {
 rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
   const struct sk_device *rails[SK_MAX_RAILS];
   const struct rail_fuse_rules rules = {"RailSocket", look_up, SK_MAX_RAILS, sk_params.fuse_no_pci};
-  int n, members[SK_MAX_RAILS], have = sk_device_count();
+  int n, same, members[SK_MAX_RAILS], have = sk_device_count();
   unsigned int nrails = 0;
-  RAIL_TRY(rail_fuse_members(&rules, props, members, &n));
-  for (int i = 0; i < have; i++)
-    if (listed[i]->nmembers == n && memcmp(listed[i]->members, members, (size_t)n * sizeof members[0]) == 0) {
-      *dev = i;
-      return RAIL_OK;
-    }
+  RAIL_TRY(rail_fuse_members(&rules, props, have, members, &n, &same));
+  if (same >= 0) {
+    *dev = same;
+    return RAIL_OK;
+  }
   for (int i = 0; i < n; i++) {
     const struct sk_device *d = listed[members[i]];
     for (unsigned int k = 0; k < d->nrails; k++) {
@@ -208,7 +207,9 @@ const struct sk_device *sk_device_at(int dev, const char *call) {
   return NULL;
 }
 
-void sk_device_properties(const struct sk_device *device, struct rail_net_props_v12 *props) {
+rail_result_t sk_get_properties(int dev, struct rail_net_props_v12 *props) {
+  const struct sk_device *device = sk_device_at(dev, "getProperties");
+  if (!device) return RAIL_BAD_ARGUMENT;
   rail_net_props_usual(props, device->members, device->nmembers);
   props->name = (char *)device->name;
   props->pci_path = (char *)device->pci_path;
@@ -217,4 +218,5 @@ void sk_device_properties(const struct sk_device *device, struct rail_net_props_
   props->speed = device->speed;
   props->max_comms = 65536;
   props->max_recvs = 8;
+  return RAIL_OK;
 }

@@ -32,7 +32,7 @@ void sk_devices_load(void);
 int sk_device_count(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct sk_device *sk_device_at(int dev, const char *call);
-void sk_device_properties(const struct sk_device *device, struct rail_net_props_v12 *props);
+rail_result_t sk_get_properties(int dev, struct rail_net_props_v12 *props);
 
 /* makeVDevice: the device fused from these, made now or before. Call under the plugin's lock. */
 rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props);

@@ -5,55 +5,35 @@
  * message goes from tpl_isend (tpl_send.c) to tpl_test (tpl_progress.c), and on the other side from tpl_irecv
  * (tpl_recv.c). What goes over the wire is in tpl_wire.h.
  */
-#include "common/base/log.h"
+#include "common/net/net_process.h"
 #include "plugin/template/tpl_comm.h"
 #include "plugin/template/tpl_param.h"
 
-/* Parameters and devices: once per process, then read-only. */
-static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool loaded;
-
 /* ---- process --------------------------------------------------------------- */
 
-static void load_once(void) {
-  pthread_mutex_lock(&init_lock);
-  if (!loaded) {
-    loaded = true;
-    tpl_params_load();
-    /* Without the key that was asked for there are no devices: nothing may connect. */
-    if (tpl_handshake_load() == RAIL_OK) tpl_devices_load();
-  }
-  pthread_mutex_unlock(&init_lock);
+static void load(void) {
+  tpl_params_load();
+  /* Without the key that was asked for there are no devices: nothing may connect. */
+  if (tpl_handshake_load() == RAIL_OK) tpl_devices_load();
 }
 
-static rail_result_t tpl_devices(int *ndev) {
-  load_once();
-  *ndev = tpl_device_count();
-  return RAIL_OK;
-}
-
-static rail_result_t tpl_init(void **ctx_out, const struct rail_net_init *args) {
-  struct rail_net_ctx *ctx = NULL;
-  rail_log_set_room("NET/" TPL_NAME);
-  if (args->log) rail_log_set_sink(args->log);
-  load_once();
-  rail_result_t result = tpl_stats_open();
-  if (result == RAIL_OK) {
-    result = rail_net_ctx_new(TPL_NAME, args, &ctx);
-    if (result != RAIL_OK) tpl_stats_close();
-  }
-  *ctx_out = ctx;
-  return result;
-}
-
-static rail_result_t tpl_finalize(void *arg) {
-  if (!arg) return RAIL_OK;
-  struct rail_net_ctx *ctx = rail_net_ctx_of(TPL_NAME, arg, "finalize");
-  if (!ctx) return RAIL_BAD_ARGUMENT;
-  rail_net_ctx_free(ctx, tpl_connect_drop, tpl_listener_close);
+static void end(unsigned int left) {
+  (void)left;
   tpl_stats_close();
-  return RAIL_OK;
 }
+
+static struct rail_net_process process = {
+  .plugin = TPL_NAME, .room = "NET/" TPL_NAME,
+  .load = load, .count_devices = tpl_device_count,
+  .begin = tpl_stats_open, .end = end, .drop_attempt = tpl_connect_drop, .close_listener = tpl_listener_close,
+  .lock = PTHREAD_MUTEX_INITIALIZER};
+
+static rail_result_t init(void **ctx, const struct rail_net_init *args) {
+  return rail_net_process_init(&process, ctx, args);
+}
+
+static rail_result_t finalize(void *ctx) { return rail_net_process_finalize(&process, ctx); }
+static rail_result_t devices(int *ndev) { return rail_net_process_devices(&process, ndev); }
 
 /* ---- the table ------------------------------------------------------------ */
 
@@ -62,9 +42,9 @@ char rail_plugin_name[] = TPL_NAME;
 const struct rail_net_ops rail_plugin_ops = {
   .name = rail_plugin_name,
   /* process and devices */
-  .init = tpl_init,
-  .finalize = tpl_finalize,
-  .devices = tpl_devices,
+  .init = init,
+  .finalize = finalize,
+  .devices = devices,
   .get_properties = tpl_get_properties,
   .make_vdevice = rail_net_no_make_vdevice,
   .set_net_attr = rail_net_no_set_net_attr,

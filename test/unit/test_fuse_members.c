@@ -20,12 +20,12 @@ static const struct rail_fuse_rules rules = {.plugin = "RailTest", .lookup = loo
 
 static void refused(int ndevs, const int *devs, rail_result_t result, const char *words) {
   struct rail_net_vprops_v12 props = {.ndevs = ndevs};
-  int members[MOST + 1], count;
+  int members[MOST + 1], count, same;
   for (int i = 0; i < ndevs && i < (int)RAIL_COUNT_OF(props.devs); i++) props.devs[i] = devs[i];
   members[MOST] = -7;
   rail_log_set_sink(log_capture);
   log_forget();
-  CHECK_INT(rail_fuse_members(&rules, &props, members, &count), result);
+  CHECK_INT(rail_fuse_members(&rules, &props, SINGLE + 1, members, &count, &same), result);
   if (words) CHECK_MSG(log_said(words), "\"%s\" was not said, but: %s", words, log_lines);
   CHECK_INT(members[MOST], -7); /* there is room for so many only */
   rail_log_set_sink(NULL);
@@ -50,12 +50,23 @@ TEST(members_ascend) {
     {4, {3, 2, 1, 0}, 4, {0, 1, 2, 3}}};
   for (size_t i = 0; i < RAIL_COUNT_OF(sets); i++) {
     struct rail_net_vprops_v12 props = {.ndevs = sets[i].ndevs};
-    int members[MOST], count;
+    int members[MOST], count, same;
     memcpy(props.devs, sets[i].devs, sizeof sets[i].devs);
-    CHECK_OK(rail_fuse_members(&rules, &props, members, &count));
+    CHECK_OK(rail_fuse_members(&rules, &props, SINGLE + 1, members, &count, &same));
     CHECK_INT(count, sets[i].count);
+    CHECK_INT(same, -1);
     for (int k = 0; k < count; k++) CHECK_INT(members[k], sets[i].members[k]);
   }
 }
 
-TEST_MAIN(TEST_CASE(sets_that_are_refused), TEST_CASE(members_ascend))
+TEST(a_device_with_the_same_members_is_found) {
+  struct rail_net_vprops_v12 props = {.ndevs = 2, .devs = {5, 1}};
+  int members[MOST], count, same;
+  CHECK_OK(rail_fuse_members(&rules, &props, SINGLE + 1, members, &count, &same));
+  CHECK_INT(same, SINGLE);
+  CHECK_OK(rail_fuse_members(&rules, &props, SINGLE, members, &count, &same)); /* when it was not made yet */
+  CHECK_INT(same, -1);
+}
+
+TEST_MAIN(TEST_CASE(sets_that_are_refused), TEST_CASE(members_ascend),
+          TEST_CASE(a_device_with_the_same_members_is_found))

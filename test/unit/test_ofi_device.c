@@ -12,9 +12,7 @@ static const struct rail_net_props_v12 *properties(int dev) {
   static int next;
   struct rail_net_props_v12 *p = &props[next++ % 4];
   memset(p, 0x5a, sizeof *p);
-  const struct ofi_device *d = ofi_device_at(dev, "getProperties");
-  CHECK(d);
-  ofi_device_properties(d, p);
+  CHECK(ofi_get_properties(dev, p) == RAIL_OK);
   return p;
 }
 

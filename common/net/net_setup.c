@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Listeners, and attempts to connect, of plugins whose handshake is a table of steps. */
+#include "common/net/net_setup.h"
+
+#include <stdlib.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+
+#define LISTEN_MAGIC 0x4e54454eu
+#define ACCEPT_NS 300000ull  /* most time for steps in one call of accept; the last step may end later */
+#define CONNECT_NS 200000ull /* the same of connect */
+
+/* ---- listen, closeListen ------------------------------------------------------- */
+
+struct net_listen {
+  uint32_t magic;
+  const struct rail_net_setup_ops *ops;
+  struct rail_net_ctx_link in_ctx;
+  const void *device;
+  struct rail_listener listener;
+  struct rail_listener_ops listener_ops;
+  struct rail_accepting accepting;
+};
+
+static struct rail_setup *begin_accepting(void *owner, const union rail_addr *peer) {
+  const struct net_listen *l = owner;
+  struct rail_setup *s;
+  return l->ops->begin(l->in_ctx.ctx, l->device, peer, NULL, -1, &s) == RAIL_OK ? s : NULL;
+}
+
+static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
+  struct net_listen *l = owner;
+  return rail_accepting_hello(&l->accepting, conn, hello);
+}
+
+static void count(void *owner, enum rail_listener_event event) {
+  const struct net_listen *l = owner;
+  l->ops->count(l->listener.name, event);
+}
+
+static rail_result_t open_listener(struct net_listen *l, const char *name) {
+  union rail_addr addr;
+  const char *interface = l->ops->oob_interface(&addr);
+  RAIL_TRY(rail_listener_init(&l->listener, &l->listener_ops, l, name, l->ops->handshake_ms()));
+  return rail_listener_add(&l->listener, l->ops->ports, interface, &addr);
+}
+
+rail_result_t rail_net_setup_listen(const struct rail_net_setup_ops *ops, void *ctx_arg, const void *device,
+                                    const char *name, void *handle_bytes, void **listen_comm) {
+  const char *plugin = ops->protocol->plugin;
+  char addr[RAIL_ADDR_TEXT];
+  *listen_comm = NULL;
+  struct rail_net_ctx *ctx = rail_net_ctx_of(plugin, ctx_arg, "listen");
+  if (!ctx) return RAIL_BAD_ARGUMENT;
+  if (!handle_bytes) {
+    RAIL_WARN("%s: listen: handle is NULL; allowed: the address of %d bytes", plugin, RAIL_NET_HANDLE_SIZE);
+    return RAIL_BAD_ARGUMENT;
+  }
+  struct net_listen *l = calloc(1, sizeof *l);
+  if (!l) {
+    RAIL_WARN("%s: listen: out of memory", plugin);
+    return RAIL_SYSTEM_ERROR;
+  }
+  l->magic = LISTEN_MAGIC;
+  l->ops = ops;
+  l->device = device;
+  l->listener_ops = (struct rail_listener_ops){.protocol = ops->protocol, .on_hello = on_hello, .count = count};
+  rail_accepting_init(&l->accepting, &l->listener, ops->max_accepting, begin_accepting, ops->free);
+  rail_result_t result = open_listener(l, name);
+  if (result != RAIL_OK) {
+    rail_listener_close(&l->listener);
+    free(l);
+    return result;
+  }
+  struct rail_handle *handle = &l->listener.handle;
+  if (ops->fill_handle) ops->fill_handle(device, handle);
+  rail_listener_handle(&l->listener, handle_bytes);
+  rail_net_ctx_add(ctx, &l->in_ctx);
+  RAIL_INFO(RAIL_SUB_NET, "%s: listening for %s at %s%s", plugin, name, rail_addr_text(&handle->addrs[0], addr),
+            handle->auth ? ", authenticated" : "");
+  *listen_comm = l;
+  return RAIL_OK;
+}
+
+rail_result_t rail_net_setup_close_listen(const struct rail_net_setup_ops *ops, void *listen_comm) {
+  struct net_listen *l = listen_comm;
+  if (!l) return RAIL_OK;
+  if (l->magic != LISTEN_MAGIC) {
+    RAIL_WARN("%s: closeListen: %p is not an open listener", ops->protocol->plugin, listen_comm);
+    return RAIL_OK; /* an error would end the caller's clean-up */
+  }
+  rail_net_ctx_remove(&l->in_ctx);
+  rail_accepting_close(&l->accepting);
+  rail_listener_close(&l->listener);
+  l->magic = 0;
+  free(l);
+  return RAIL_OK;
+}
+
+void rail_net_setup_close_listener(struct rail_net_ctx_link *link) {
+  struct net_listen *l = rail_container_of(link, struct net_listen, in_ctx);
+  (void)rail_net_setup_close_listen(l->ops, l);
+}
+
+/* ---- accept ---------------------------------------------------------------------- */
+
+rail_result_t rail_net_setup_accept(const struct rail_net_setup_ops *ops, void *listen_comm, void **recv_comm) {
+  struct net_listen *l = listen_comm;
+  struct rail_setup *s;
+  *recv_comm = NULL;
+  if (!l || l->magic != LISTEN_MAGIC) {
+    RAIL_WARN("%s: accept: %p is not an open listener", ops->protocol->plugin, listen_comm);
+    return RAIL_BAD_ARGUMENT;
+  }
+  RAIL_TRY(rail_listener_poll(&l->listener));
+  RAIL_TRY(rail_accepting_next(&l->accepting, rail_now_ns() + ACCEPT_NS, &s));
+  if (!s) return RAIL_OK;
+  rail_result_t result = ops->take(s, recv_comm);
+  ops->free(s);
+  return result;
+}
+
+/* ---- connect --------------------------------------------------------------------- */
+
+struct attempt {
+  const struct rail_net_setup_ops *ops;
+  struct rail_setup *setup;
+  uint64_t number;
+};
+
+void rail_net_setup_drop_attempt(void *arg) {
+  struct attempt *a = arg;
+  a->ops->free(a->setup);
+  free(a);
+}
+
+static rail_result_t add_attempt(const struct rail_net_setup_ops *ops, struct rail_net_ctx *ctx,
+                                 struct rail_setup *setup, struct attempt **out) {
+  struct attempt *a = calloc(1, sizeof *a);
+  if (a) {
+    *a = (struct attempt){.ops = ops, .setup = setup};
+    if (rail_attempts_add(&ctx->attempts, a, &a->number) == RAIL_OK) {
+      *out = a;
+      return RAIL_OK;
+    }
+  }
+  free(a);
+  RAIL_WARN("%s: connect: out of memory", ops->protocol->plugin);
+  return RAIL_SYSTEM_ERROR;
+}
+
+static rail_result_t new_attempt(const struct rail_net_setup_ops *ops, struct rail_net_ctx *ctx, const void *device,
+                                 const char *name, const struct rail_handle *listener, int traffic_class,
+                                 struct attempt **out) {
+  struct rail_setup *s;
+  union rail_addr from;
+  const char *interface = ops->oob_interface(&from);
+  if (!rail_connector_agree_auth(ops->protocol, listener, name)) {
+    ops->count(name, RAIL_LISTENER_REFUSED);
+    return RAIL_BAD_USAGE;
+  }
+  RAIL_TRY(ops->begin(ctx, device, &listener->addrs[0], listener, traffic_class, &s));
+  rail_result_t result = rail_setup_begin_dial(s, listener, interface, &from);
+  if (result == RAIL_OK) result = add_attempt(ops, ctx, s, out);
+  if (result != RAIL_OK) ops->free(s);
+  return result;
+}
+
+rail_result_t rail_net_setup_connect(const struct rail_net_setup_ops *ops, void *ctx_arg, const void *device,
+                                     const char *name, void *handle_bytes, int traffic_class, void **send_comm) {
+  const char *plugin = ops->protocol->plugin, *why = "it is NULL";
+  struct rail_handle handle;
+  struct attempt *a;
+  *send_comm = NULL;
+  struct rail_net_ctx *ctx = rail_net_ctx_of(plugin, ctx_arg, "connect");
+  if (!ctx) return RAIL_BAD_ARGUMENT;
+  if (!handle_bytes || !rail_handle_decode(ops->protocol, handle_bytes, &handle, &why)) {
+    RAIL_WARN("%s: connect: this handle cannot be used: %s", plugin, why);
+    return RAIL_BAD_ARGUMENT;
+  }
+  if (handle.attempt == 0) {
+    RAIL_TRY(new_attempt(ops, ctx, device, name, &handle, traffic_class, &a));
+    rail_handle_set_attempt(handle_bytes, a->number);
+  } else if (!(a = rail_net_ctx_attempt(plugin, ctx, handle.attempt))) {
+    return RAIL_BAD_ARGUMENT;
+  }
+  rail_result_t result = rail_setup_run(a->setup, rail_now_ns() + CONNECT_NS);
+  if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+  if (result == RAIL_OK) result = ops->take(a->setup, send_comm);
+  rail_attempts_remove(&ctx->attempts, a->number);
+  rail_net_setup_drop_attempt(a);
+  rail_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
+  return result;
+}
