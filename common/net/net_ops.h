@@ -13,6 +13,8 @@
  * the other (service thread) makes the rest. Calls on different comms are
  * fully concurrent. No call may block: each returns within a millisecond.
  *
+ * The shims guarantee that what a call writes to (ctx, *_comm, request, done and so on) is not NULL.
+ *
  * The rules below are what NCCL's callers rely on (nccl 2.13-2.30).
  */
 #ifndef RAIL_NET_OPS_H

@@ -13,33 +13,23 @@
 
 /* ---- listen, closeListen ------------------------------------------------------- */
 
-struct net_listen {
-  uint32_t magic;
-  const struct rail_net_setup_ops *ops;
-  struct rail_net_ctx_link in_ctx;
-  const void *device;
-  struct rail_listener listener;
-  struct rail_listener_ops listener_ops;
-  struct rail_accepting accepting;
-};
-
 static struct rail_setup *begin_accepting(void *owner, const union rail_addr *peer) {
-  const struct net_listen *l = owner;
+  const struct rail_net_listen *l = owner;
   struct rail_setup *s;
   return l->ops->begin(l->in_ctx.ctx, l->device, peer, NULL, -1, &s) == RAIL_OK ? s : NULL;
 }
 
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
-  struct net_listen *l = owner;
+  struct rail_net_listen *l = owner;
   return rail_accepting_hello(&l->accepting, conn, hello);
 }
 
 static void count(void *owner, enum rail_listener_event event) {
-  const struct net_listen *l = owner;
+  const struct rail_net_listen *l = owner;
   l->ops->count(l->listener.name, event);
 }
 
-static rail_result_t open_listener(struct net_listen *l, const char *name) {
+static rail_result_t open_listener(struct rail_net_listen *l, const char *name) {
   union rail_addr addr;
   const char *interface = l->ops->oob_interface(&addr);
   RAIL_TRY(rail_listener_init(&l->listener, &l->listener_ops, l, name, l->ops->handshake_ms()));
@@ -57,7 +47,7 @@ rail_result_t rail_net_setup_listen(const struct rail_net_setup_ops *ops, void *
     RAIL_WARN("%s: listen: handle is NULL; allowed: the address of %d bytes", plugin, RAIL_NET_HANDLE_SIZE);
     return RAIL_BAD_ARGUMENT;
   }
-  struct net_listen *l = calloc(1, sizeof *l);
+  struct rail_net_listen *l = calloc(1, sizeof *l);
   if (!l) {
     RAIL_WARN("%s: listen: out of memory", plugin);
     return RAIL_SYSTEM_ERROR;
@@ -84,7 +74,7 @@ rail_result_t rail_net_setup_listen(const struct rail_net_setup_ops *ops, void *
 }
 
 rail_result_t rail_net_setup_close_listen(const struct rail_net_setup_ops *ops, void *listen_comm) {
-  struct net_listen *l = listen_comm;
+  struct rail_net_listen *l = listen_comm;
   if (!l) return RAIL_OK;
   if (l->magic != LISTEN_MAGIC) {
     RAIL_WARN("%s: closeListen: %p is not an open listener", ops->protocol->plugin, listen_comm);
@@ -99,14 +89,14 @@ rail_result_t rail_net_setup_close_listen(const struct rail_net_setup_ops *ops, 
 }
 
 void rail_net_setup_close_listener(struct rail_net_ctx_link *link) {
-  struct net_listen *l = rail_container_of(link, struct net_listen, in_ctx);
+  struct rail_net_listen *l = rail_container_of(link, struct rail_net_listen, in_ctx);
   (void)rail_net_setup_close_listen(l->ops, l);
 }
 
 /* ---- accept ---------------------------------------------------------------------- */
 
 rail_result_t rail_net_setup_accept(const struct rail_net_setup_ops *ops, void *listen_comm, void **recv_comm) {
-  struct net_listen *l = listen_comm;
+  struct rail_net_listen *l = listen_comm;
   struct rail_setup *s;
   *recv_comm = NULL;
   if (!l || l->magic != LISTEN_MAGIC) {
@@ -123,23 +113,17 @@ rail_result_t rail_net_setup_accept(const struct rail_net_setup_ops *ops, void *
 
 /* ---- connect --------------------------------------------------------------------- */
 
-struct attempt {
-  const struct rail_net_setup_ops *ops;
-  struct rail_setup *setup;
-  uint64_t number;
-};
-
 void rail_net_setup_drop_attempt(void *arg) {
-  struct attempt *a = arg;
+  struct rail_net_attempt *a = arg;
   a->ops->free(a->setup);
   free(a);
 }
 
 static rail_result_t add_attempt(const struct rail_net_setup_ops *ops, struct rail_net_ctx *ctx,
-                                 struct rail_setup *setup, struct attempt **out) {
-  struct attempt *a = calloc(1, sizeof *a);
+                                 struct rail_setup *setup, struct rail_net_attempt **out) {
+  struct rail_net_attempt *a = calloc(1, sizeof *a);
   if (a) {
-    *a = (struct attempt){.ops = ops, .setup = setup};
+    *a = (struct rail_net_attempt){.ops = ops, .setup = setup};
     if (rail_attempts_add(&ctx->attempts, a, &a->number) == RAIL_OK) {
       *out = a;
       return RAIL_OK;
@@ -152,7 +136,7 @@ static rail_result_t add_attempt(const struct rail_net_setup_ops *ops, struct ra
 
 static rail_result_t new_attempt(const struct rail_net_setup_ops *ops, struct rail_net_ctx *ctx, const void *device,
                                  const char *name, const struct rail_handle *listener, int traffic_class,
-                                 struct attempt **out) {
+                                 struct rail_net_attempt **out) {
   struct rail_setup *s;
   union rail_addr from;
   const char *interface = ops->oob_interface(&from);
@@ -171,7 +155,7 @@ rail_result_t rail_net_setup_connect(const struct rail_net_setup_ops *ops, void 
                                      const char *name, void *handle_bytes, int traffic_class, void **send_comm) {
   const char *plugin = ops->protocol->plugin, *why = "it is NULL";
   struct rail_handle handle;
-  struct attempt *a;
+  struct rail_net_attempt *a;
   *send_comm = NULL;
   struct rail_net_ctx *ctx = rail_net_ctx_of(plugin, ctx_arg, "connect");
   if (!ctx) return RAIL_BAD_ARGUMENT;

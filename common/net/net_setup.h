@@ -38,6 +38,23 @@ struct rail_net_setup_ops {
   void (*count)(const char *device, enum rail_listener_event event);
 };
 
+struct rail_net_listen {
+  uint32_t magic;
+  const struct rail_net_setup_ops *ops;
+  struct rail_net_ctx_link in_ctx;
+  const void *device;
+  struct rail_listener listener;
+  struct rail_listener_ops listener_ops;
+  struct rail_accepting accepting;
+};
+
+/* Of connect; in its context's table. */
+struct rail_net_attempt {
+  const struct rail_net_setup_ops *ops;
+  struct rail_setup *setup;
+  uint64_t number;
+};
+
 /* `device`: as device_at of the plugin gave it; `name`: its name, kept. */
 rail_result_t rail_net_setup_listen(const struct rail_net_setup_ops *ops, void *ctx, const void *device,
                                     const char *name, void *handle, void **listen_comm);

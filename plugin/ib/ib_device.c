@@ -301,6 +301,8 @@ const struct ib_device *ib_device_at(int dev, const char *call) {
   return NULL;
 }
 
+int ib_device_index(const struct ib_device *device) { return (int)(device - devices); }
+
 /* ---- properties ---------------------------------------------------------------- */
 
 /* A fused device supports what all of its HCAs support. */

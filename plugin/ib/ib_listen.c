@@ -1,28 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * listen, accept, closeListen: the receiver's side of a handshake. Each call of accept polls the listener once, then
- * runs the steps of the connections whose HELLO it has taken (common/conn/setup.h), within a bound of time; the first
- * that is ready is the peer of this call. What ends accept with an error, as any peer would meet it: ports that do not
- * fit, a local device that fails, a peer that refused.
+ * The accepting side, the receiver. What ends accept with an error, as any peer would meet it: ports that do not fit, a
+ * local device that fails, a peer that refused.
  */
-#include "plugin/ib/ib_listen.h"
-
-#include <stdlib.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_setup.h"
 
 #define HINTS_NS 1000000000ull /* see give_hints: what is offered is checked again when the connection is made */
-#define CALL_NS 300000ull /* most time for these steps in one call; the last step may end later */
-
-static struct rail_ports tcp_ports = {.plugin = "RailIB", .range_param = "RAIL_IB_PORTS", .bind_param = "RAIL_IB_BIND"};
-
-bool ib_handshake_load(void) {
-  rail_ports_load(&tcp_ports, ib_params.ports, ib_params.bind);
-  return ib_protocol_load();
-}
 
 /* ---- steps that only this side has --------------------------------------- */
 
@@ -65,56 +53,20 @@ static const struct rail_setup_row table[] = {
   {"all sent", rail_setup_flushed, "the peer to read what was sent", false},
 };
 
-static const struct rail_setup_ops ops = {.protocol = &ib_protocol, .rows = table, .nrows = RAIL_COUNT_OF(table),
-                                          .refused = ib_setup_refused};
+const struct rail_setup_ops ib_acceptor_ops = {.protocol = &ib_protocol, .rows = table, .nrows = RAIL_COUNT_OF(table),
+                                               .refused = ib_setup_refused};
 
-/* ---- connections that are being set up ------------------------------------- */
-
-static struct rail_setup *begin(void *owner, const union rail_addr *peer) {
-  const struct ib_listen *l = owner;
-  struct ib_setup *s = ib_setup_new(l->in_ctx.ctx, l->device, &ops, false, peer);
-  return s ? &s->base : NULL;
-}
-
-static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
-  struct ib_listen *l = owner;
-  return rail_accepting_hello(&l->accepting, conn, hello);
-}
-
-static void count(void *owner, enum rail_listener_event event) {
-  const struct ib_listen *l = owner;
-  ib_stats_count(l->device->name, event == RAIL_LISTENER_DROPPED ? IB_DEVICE_STRANGERS : IB_DEVICE_REFUSED);
-}
-
-static const struct rail_listener_ops listener_ops = {.protocol = &ib_protocol, .on_hello = on_hello, .count = count};
-
-rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
-  (void)dev_handle;
-  struct ib_listen *l = listen_comm;
-  struct rail_setup *base;
-  if (!recv_comm || !l || l->magic != IB_LISTEN_MAGIC) {
-    RAIL_WARN("RailIB: accept: listenComm %p, recvComm %p; allowed: an open listener, and not NULL", listen_comm,
-              (void *)recv_comm);
-    return RAIL_BAD_ARGUMENT;
-  }
-  *recv_comm = NULL;
-  RAIL_TRY(rail_listener_poll(&l->listener));
-  RAIL_TRY(rail_accepting_next(&l->accepting, rail_now_ns() + CALL_NS, &base));
-  if (!base) return RAIL_OK;
-  rail_result_t result = ib_setup_take(ib_setup_of(base), recv_comm);
-  ib_setup_free(base);
-  return result;
-}
-
-/* ---- listen, closeListen --------------------------------------------------- */
+/* ---- what a handle tells ----------------------------------------------------- */
 
 /* Thousands of listeners are opened at once: a port is queried once a second for all of them. */
-static void give_hints(struct rail_handle *handle, const struct ib_device *device, int dev) {
+void ib_listen_fill_handle(const void *device_arg, struct rail_handle *handle) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static struct {
     uint64_t until;
     struct ib_hints hints;
   } known[IB_MAX_DEVICES];
+  const struct ib_device *device = device_arg;
+  int dev = ib_device_index(device);
   pthread_mutex_lock(&lock);
   if (rail_now_ns() >= known[dev].until) {
     ib_offer_hints(device, &known[dev].hints);
@@ -124,64 +76,17 @@ static void give_hints(struct rail_handle *handle, const struct ib_device *devic
   pthread_mutex_unlock(&lock);
 }
 
-static rail_result_t open_listener(struct ib_listen *l) {
-  union rail_addr addr;
-  RAIL_TRY(rail_listener_init(&l->listener, &listener_ops, l, l->device->name, (uint64_t)ib_params.handshake_ms));
-  const char *interface = ib_oob_interface(&addr);
-  if (interface) return rail_listener_add(&l->listener, &tcp_ports, interface, &addr);
-  RAIL_WARN("RailIB: listen: there is no network interface for the oob connection (NCCL_SOCKET_IFNAME)");
-  return RAIL_SYSTEM_ERROR;
-}
+/* ---- listen, accept, closeListen -------------------------------------------------- */
 
-rail_result_t ib_listen(void *ctx_arg, int dev, void *handle_bytes, void **listen_comm) {
-  char addr[RAIL_ADDR_TEXT];
-  if (!handle_bytes || !listen_comm) {
-    RAIL_WARN("RailIB: listen: handle %p, listenComm %p; neither may be NULL", handle_bytes, (void *)listen_comm);
-    return RAIL_BAD_ARGUMENT;
-  }
-  *listen_comm = NULL;
-  struct rail_net_ctx *ctx = rail_net_ctx_of("RailIB", ctx_arg, "listen");
+rail_result_t ib_listen(void *ctx, int dev, void *handle, void **listen_comm) {
   const struct ib_device *device = ib_device_at(dev, "listen");
-  if (!ctx || !device) return RAIL_BAD_ARGUMENT;
-  struct ib_listen *l = calloc(1, sizeof *l);
-  if (!l) {
-    RAIL_WARN("RailIB: listen: out of memory");
-    return RAIL_SYSTEM_ERROR;
-  }
-  l->magic = IB_LISTEN_MAGIC;
-  l->device = device;
-  rail_accepting_init(&l->accepting, &l->listener, IB_MAX_ACCEPTING, begin, ib_setup_free);
-  rail_result_t result = open_listener(l);
-  if (result != RAIL_OK) {
-    rail_listener_close(&l->listener);
-    free(l);
-    return result;
-  }
-  const struct rail_handle *handle = &l->listener.handle;
-  give_hints(&l->listener.handle, device, dev);
-  rail_listener_handle(&l->listener, handle_bytes);
-  rail_net_ctx_add(ctx, &l->in_ctx);
-  RAIL_INFO(RAIL_SUB_NET, "RailIB: listening for %s at %s%s", device->name, rail_addr_text(&handle->addrs[0], addr),
-            handle->auth ? ", authenticated" : "");
-  *listen_comm = l;
-  return RAIL_OK;
+  if (!device) return RAIL_BAD_ARGUMENT;
+  return rail_net_setup_listen(&ib_net_setup, ctx, device, device->name, handle, listen_comm);
 }
 
-rail_result_t ib_close_listen(void *listen_comm) {
-  struct ib_listen *l = listen_comm;
-  if (!l) return RAIL_OK;
-  if (l->magic != IB_LISTEN_MAGIC) {
-    RAIL_WARN("RailIB: closeListen: %p is not an open listener", listen_comm);
-    return RAIL_OK; /* an error would end the caller's clean-up */
-  }
-  rail_net_ctx_remove(&l->in_ctx);
-  rail_accepting_close(&l->accepting);
-  rail_listener_close(&l->listener);
-  l->magic = 0;
-  free(l);
-  return RAIL_OK;
+rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
+  return rail_net_setup_accept(&ib_net_setup, listen_comm, recv_comm);
 }
 
-void ib_listener_close(struct rail_net_ctx_link *link) {
-  (void)ib_close_listen(rail_container_of(link, struct ib_listen, in_ctx));
-}
+rail_result_t ib_close_listen(void *listen_comm) { return rail_net_setup_close_listen(&ib_net_setup, listen_comm); }

@@ -8,11 +8,11 @@
 
 #include "common/base/log.h"
 #include "common/net/net_process.h"
-#include "plugin/ib/ib_listen.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
 
@@ -45,7 +45,8 @@ static struct rail_net_process process = {
   .plugin = "RailIB", .room = "NET/RailIB",
   .load = ib_params_load, .load_devices = load_devices,
   .count_devices = ib_device_count, .fuse = ib_device_fuse,
-  .begin = begin, .end = end, .drop_attempt = ib_connect_drop, .close_listener = ib_listener_close,
+  .begin = begin, .end = end,
+  .drop_attempt = rail_net_setup_drop_attempt, .close_listener = rail_net_setup_close_listener,
   .lock = PTHREAD_MUTEX_INITIALIZER};
 
 static rail_result_t init(void **ctx, const struct rail_net_init *args) {

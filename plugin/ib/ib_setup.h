@@ -12,8 +12,7 @@
 #ifndef IB_SETUP_H
 #define IB_SETUP_H
 
-#include "common/conn/setup.h"
-#include "common/net/net_ctx.h"
+#include "common/net/net_setup.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_stats.h"
@@ -24,7 +23,6 @@ struct ib_setup {
   struct rail_net_ctx *ctx;
   const struct ib_device *device;
   int traffic_class; /* the caller's, else the context's; -1: none */
-  uint64_t number;   /* of a connector's attempt */
 
   struct ib_port_attr *attrs; /* of the device's rails, until the offer is made */
   unsigned int nhints;     /* GIDs of the peer's rails, as far as they are known when ours are chosen */
@@ -43,20 +41,27 @@ static inline struct ib_setup *ib_setup_of(struct rail_setup *base) {
   return rail_container_of(base, struct ib_setup, base);
 }
 
-/* ib_connect.c */
+/* ---- the calls ------------------------------------------------------------- */
+
+#define IB_MAX_ACCEPTING 64 /* connections of one listener that are being set up */
+
+/* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
+bool ib_handshake_load(void);
+
+/* ib_listen.c, ib_connect.c */
+rail_result_t ib_listen(void *ctx, int dev, void *handle, void **listen_comm);
+rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
+rail_result_t ib_close_listen(void *listen_comm);
 rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle);
-void ib_connect_drop(void *attempt); /* of a context's attempts */
+extern const struct rail_setup_ops ib_connector_ops, ib_acceptor_ops; /* the tables */
+/* GIDs of the listener's ports. */
+void ib_listen_fill_handle(const void *device, struct rail_handle *handle);
 
-/* The TCP connection is not there yet. NULL: out of memory. */
-struct ib_setup *ib_setup_new(struct rail_net_ctx *ctx, const struct ib_device *device,
-                              const struct rail_setup_ops *ops, bool connector, const union rail_addr *peer);
-/* Frees everything; the comm too, unless it was taken. */
-void ib_setup_free(struct rail_setup *s);
+/* ib_setup.c */
+extern const struct rail_net_setup_ops ib_net_setup;
 /* rail_setup_ops.refused of both sides. */
 rail_result_t ib_setup_refused(struct rail_setup *s, const struct rail_message *answer, char *text, size_t size);
-/* Moves the comm, watched, to the caller. */
-rail_result_t ib_setup_take(struct ib_setup *s, void **comm);
 
 /* ---- steps --------------------------------------------------------------- */
 

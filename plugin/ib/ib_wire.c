@@ -46,17 +46,15 @@ void ib_hints_encode(const struct ib_hints *hints, struct rail_handle *handle) {
   memcpy(handle->payload, hints->gids, hints->n * sizeof hints->gids[0]);
 }
 
-bool ib_handle_decode(const void *bytes, struct rail_handle *handle, struct ib_hints *hints, const char **why) {
+const char *ib_hints_decode(const struct rail_handle *handle, struct ib_hints *hints) {
   static const uint8_t zeros[IB_HANDLE_GIDS][16];
-  memset(hints, 0, sizeof *hints);
-  if (!rail_handle_decode(&ib_protocol, bytes, handle, why)) return false;
-  if (handle->param > IB_HANDLE_GIDS) *why = "it has more than 4 GIDs";
-  else if (memcmp(handle->payload + handle->param * 16, zeros, (IB_HANDLE_GIDS - handle->param) * 16u) != 0)
-    *why = "it was changed on its way: bytes that are zero are not";
-  if (*why) return false;
+  hints->n = 0;
+  if (handle->param > IB_HANDLE_GIDS) return "it has more than 4 GIDs";
+  if (memcmp(handle->payload + handle->param * 16, zeros, (IB_HANDLE_GIDS - handle->param) * 16u) != 0)
+    return "it was changed on its way: bytes that are zero are not";
   hints->n = handle->param;
   memcpy(hints->gids, handle->payload, sizeof hints->gids);
-  return true;
+  return NULL;
 }
 
 /* Text that may be printed: no more than this, and a NUL at its end. */

@@ -39,8 +39,8 @@ struct ib_hints {
   uint8_t gids[IB_HANDLE_GIDS][16];
 };
 void ib_hints_encode(const struct ib_hints *hints, struct rail_handle *handle);
-/* rail_handle_decode, and the hints. */
-bool ib_handle_decode(const void *bytes, struct rail_handle *handle, struct ib_hints *hints, const char **why);
+/* NULL, or a constant text that says what is wrong. */
+const char *ib_hints_decode(const struct rail_handle *handle, struct ib_hints *hints);
 
 /* ---- the answer's payload, with IB_REASON_PLAN ---------------------------- */
 

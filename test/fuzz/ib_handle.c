@@ -3,8 +3,8 @@
  *
  * The listen handle of the ib plugin, which travels through the user's own channels: 128 bytes.
  */
-#include "plugin/ib/ib_wire.h"
 #include "test/fuzz/lib/fuzz.h"
+#include "test/unit/ib_hello.h"
 
 void fuzz_one(const uint8_t *data, size_t size) {
   uint8_t bytes[RAIL_HANDLE_SIZE + 1], again[RAIL_HANDLE_SIZE];

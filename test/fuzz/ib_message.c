@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "plugin/ib/ib_device.h"
-#include "plugin/ib/ib_listen.h"
+#include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/fuzz/lib/fuzz.h"
@@ -182,7 +182,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
   hard_close(&bed.fd);
   hard_close(&bed.listener);
   if (bed.comm) FUZZ_CHECK((bed.ours_connects ? ib_close_send(bed.comm) : ib_close_recv(bed.comm)) == RAIL_OK);
-  rail_net_ctx_free(bed.ctx, ib_connect_drop, ib_listener_close);
+  rail_net_ctx_free(bed.ctx, rail_net_setup_drop_attempt, rail_net_setup_close_listener);
   ib_params = params;
   FUZZ_CHECK(fake_live("qp") == 0 && fake_live("cq") == 0 && fake_live("mr") == 0);
 }

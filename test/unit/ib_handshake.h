@@ -15,7 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_listen.h"
+#include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/harness/program.h"
 #include "test/unit/ib_fake.h"
@@ -165,7 +165,7 @@ __attribute__((unused)) static void hs_close_listen(struct hs *h) {
 static void hs_end(struct hs *h) {
   if (h->connect == RAIL_OK) ENSURE_INT(ib_close_send(h->sent), RAIL_OK);
   if (h->accept == RAIL_OK) ENSURE_INT(ib_close_recv(h->received), RAIL_OK);
-  rail_net_ctx_free(h->ctx, ib_connect_drop, ib_listener_close);
+  rail_net_ctx_free(h->ctx, rail_net_setup_drop_attempt, rail_net_setup_close_listener);
   rail_watch_end(&ib_watch);
   ENSURE_INT(fake_live("qp"), h->qps);
   ENSURE_INT(fake_live("cq"), h->cqs);

@@ -16,7 +16,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_listen.h"
+#include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"

@@ -391,9 +391,8 @@ TEST(arguments) {
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   CHECK_INT(ib_connect(h.ctx, DEV_A1, NULL, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
-  CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, NULL, NULL), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_connect(h.ctx, 99, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
-  CHECK(!comm && hs_logged("device 99 does not exist"));
+  CHECK(hs_logged("device 99 does not exist"));
   CHECK_INT(ib_connect(NULL, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
   rail_handle_set_attempt(h.handle, 12345);
   CHECK_INT(ib_connect(h.ctx, DEV_A1, h.handle, -1, &comm, NULL), RAIL_BAD_ARGUMENT);
@@ -403,7 +402,6 @@ TEST(arguments) {
   CHECK_INT(ib_listen(h.ctx, DEV_A1, NULL, &comm), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_listen(h.ctx, -1, h.handle, &comm), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_accept(NULL, &comm, NULL), RAIL_BAD_ARGUMENT);
-  CHECK_INT(ib_accept(h.listen, NULL, NULL), RAIL_BAD_ARGUMENT);
   CHECK_OK(ib_close_listen(NULL));
   hs_end(&h);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Clients that send no HELLO, peers that go silent, die, or lie in the middle of a handshake, and ends at any time. */
-#include "plugin/ib/ib_listen.h"
+#include "plugin/ib/ib_setup.h"
 #include "test/unit/ib_handshake.h"
 
 /* Another pair connects to the same listener meanwhile. */
@@ -18,7 +18,7 @@ static void accept_for(struct hs *h, uint64_t ms) {
   }
 }
 
-static struct rail_accepting *hs_accepting(const struct hs *h) { return &((struct ib_listen *)h->listen)->accepting; }
+static struct rail_accepting *hs_accepting(const struct hs *h) { return &((struct rail_net_listen *)h->listen)->accepting; }
 
 /* What connect has under way; NULL: nothing. */
 static struct rail_setup *hs_attempt(const struct hs *h) {
@@ -26,8 +26,8 @@ static struct rail_setup *hs_attempt(const struct hs *h) {
   struct ib_hints hints;
   const char *why;
   ENSURE(ib_handle_decode(h->handle, &handle, &hints, &why), "%s", why);
-  struct ib_setup *attempt = handle.attempt ? rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt) : NULL;
-  return attempt ? &attempt->base : NULL;
+  struct rail_net_attempt *attempt = handle.attempt ? rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt) : NULL;
+  return attempt ? attempt->setup : NULL;
 }
 
 /* Of what is under way, too: connect's attempt, and the connections that accept sets up. */
