@@ -56,7 +56,7 @@ rail_result_t rail_net_setup_listen(const struct rail_net_setup_ops *ops, void *
   l->ops = ops;
   l->device = device;
   l->listener_ops = (struct rail_listener_ops){.protocol = ops->protocol, .on_hello = on_hello, .count = count};
-  rail_accepting_init(&l->accepting, &l->listener, ops->max_accepting, begin_accepting, ops->free);
+  rail_accepting_init(&l->accepting, &l->listener, RAIL_NET_MAX_ACCEPTING, begin_accepting, ops->free);
   rail_result_t result = open_listener(l, name);
   if (result != RAIL_OK) {
     rail_listener_close(&l->listener);

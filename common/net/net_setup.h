@@ -16,10 +16,11 @@
 #include "common/conn/setup.h"
 #include "common/net/net_ctx.h"
 
+#define RAIL_NET_MAX_ACCEPTING 64 /* connections of one listener that are being set up */
+
 struct rail_net_setup_ops {
   const struct rail_protocol *protocol;
   struct rail_ports *ports;     /* that listeners are bound to */
-  unsigned int max_accepting;   /* of one listener */
   uint64_t (*handshake_ms)(void); /* that a client has for its HELLO */
 
   /* Of the oob connections: the interface's name and address. There is one if there are devices. */

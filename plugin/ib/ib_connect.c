@@ -1,15 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The connecting side, the sender. */
-#include "plugin/ib/ib_setup.h"
+ *
+ * listen, accept, closeListen, connect: both sides' tables of steps, run by common/net/net_setup.c. The connecting side
+ * is the sender. What ends accept with an error, as any peer would meet it: ports that do not fit, a local device that
+ * fails, a peer that refused.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
 
-static rail_result_t step_ready(struct rail_setup *s) {
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_setup.h"
+#include "plugin/ib/ib_watch.h"
+
+#define HINTS_NS 1000000000ull /* see fill_handle: what is offered is checked again when the connection is made */
+
+/* ---- steps that only one side has ------------------------------------------- */
+
+static rail_result_t step_hints(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  s->nhints = s->theirs.nrails;
+  for (unsigned int i = 0; i < s->nhints; i++) {
+    s->hints[i] = (struct ib_gid){.type = s->theirs.rails[i].gid_type, .valid = true};
+    memcpy(s->hints[i].raw, s->theirs.rails[i].gid, sizeof s->hints[i].raw);
+  }
+  return RAIL_OK;
+}
+
+static rail_result_t step_send_ready(struct rail_setup *s) {
+  return rail_handshake_send(&s->handshake, IB_MESSAGE_READY, NULL, 0);
+}
+
+static rail_result_t step_recv_ready(struct rail_setup *s) {
   struct rail_message message;
   RAIL_TRY(rail_setup_recv(s, IB_MESSAGE_READY, &message));
   if (message.size == 0) return RAIL_OK;
   return rail_setup_fail(s, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its READY has %zu bytes too many", message.size);
 }
 
-static const struct rail_setup_row table[] = {
+/* ---- the tables ---------------------------------------------------------------- */
+
+static const struct rail_setup_row connector_rows[] = {
   {"query ports", ib_setup_query_ports, NULL, false},
   {"offer", ib_setup_offer, NULL, false},
   {"dial", rail_setup_dial, "a TCP connection", false},
@@ -27,18 +59,168 @@ static const struct rail_setup_row table[] = {
   {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
   {"start", ib_setup_start, NULL, false},
   {"send queue pairs", ib_setup_send_qps, NULL, false},
-  {"recv ready", step_ready, "the peer's queue pairs to be ready", false},
+  {"recv ready", step_recv_ready, "the peer's queue pairs to be ready", false},
   {"test writes", ib_setup_test_writes, NULL, false},
   {"verified", ib_setup_verified, "the first writes over each queue pair", false},
 };
 
-const struct rail_setup_ops ib_connector_ops = {.protocol = &ib_protocol, .rows = table, .nrows = RAIL_COUNT_OF(table),
-                                                .refused = ib_setup_refused};
+static const struct rail_setup_row acceptor_rows[] = {
+  {"recv offer", ib_setup_recv_offer, "the peer's offer", false},
+  {"hints", step_hints, NULL, false},
+  {"query ports", ib_setup_query_ports, NULL, false},
+  {"offer", ib_setup_offer, NULL, false},
+  {"plan", ib_setup_plan, NULL, false},
+  {"welcome", rail_setup_welcome, NULL, false},
+  {"send offer", ib_setup_send_offer, NULL, false},
+  {"comm", ib_setup_comm, NULL, false},
+  {"completion queues", ib_setup_cqs, NULL, false},
+  {"memory", ib_setup_memory, NULL, false},
+  {"queue pairs", ib_setup_qps, NULL, false},
+  {"to INIT", ib_setup_inits, NULL, false},
+  {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS", false},
+  {"send queue pairs", ib_setup_send_qps, NULL, false},
+  {"recv queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
+  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
+  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
+  {"start", ib_setup_start, NULL, false},
+  {"ready", step_send_ready, NULL, false},
+  {"test writes", ib_setup_test_writes, NULL, false},
+  {"verified", ib_setup_verified, "the first writes over each queue pair", false},
+  {"all sent", rail_setup_flushed, "the peer to read what was sent", false},
+};
+
+static const struct rail_setup_ops connector_ops = {.protocol = &ib_protocol, .rows = connector_rows,
+                                                    .nrows = RAIL_COUNT_OF(connector_rows),
+                                                    .refused = ib_setup_refused};
+static const struct rail_setup_ops acceptor_ops = {.protocol = &ib_protocol, .rows = acceptor_rows,
+                                                   .nrows = RAIL_COUNT_OF(acceptor_rows), .refused = ib_setup_refused};
+
+/* ---- begun, taken, freed --------------------------------------------------------- */
+
+/* The listener's GIDs: among several local GIDs that match, one in their subnet is preferred. */
+static void take_hints(struct ib_setup *s, const struct ib_hints *hints) {
+  s->nhints = hints->n;
+  for (unsigned int i = 0; i < hints->n; i++) {
+    s->hints[i] = (struct ib_gid){.type = IB_GID_UNKNOWN, .valid = true};
+    memcpy(s->hints[i].raw, hints->gids[i], sizeof s->hints[i].raw);
+  }
+}
+
+static rail_result_t begin(struct rail_net_ctx *ctx, const void *device_arg, const union rail_addr *peer,
+                           const struct rail_handle *listener, int traffic_class, struct rail_setup **out) {
+  const struct ib_device *device = device_arg;
+  struct ib_hints hints = {.n = 0};
+  const char *why = listener ? ib_hints_decode(listener, &hints) : NULL;
+  if (why) {
+    RAIL_WARN("RailIB: connect: this handle cannot be used: %s", why);
+    return RAIL_BAD_ARGUMENT;
+  }
+  struct ib_setup *s = calloc(1, sizeof *s);
+  if (!s) {
+    RAIL_WARN("RailIB: %s: out of memory", listener ? "connect" : "accept");
+    return RAIL_SYSTEM_ERROR;
+  }
+  s->ctx = ctx;
+  s->device = device;
+  s->traffic_class = traffic_class >= 0 ? traffic_class : ctx->traffic_class;
+  take_hints(s, &hints);
+  const struct rail_connector_limits limits = {
+    .connect_ms = ib_params.connect_ms, .connect_param = "RAIL_IB_CONNECT_TIMEOUT",
+    .deadline_ms = ib_params.deadline_ms, .deadline_param = "RAIL_IB_DEADLINE", .warn_ms = ib_params.peer_warn_ms};
+  rail_setup_init(&s->base, listener ? &connector_ops : &acceptor_ops, device->name, listener != NULL, peer,
+                  &limits);
+  *out = &s->base;
+  return RAIL_OK;
+}
+
+static void free_setup(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  if (s->comm) ib_comm_destroy(s->comm);
+  rail_setup_close(base);
+  free(s->attrs);
+  free(s);
+}
+
+static void log_connected(const struct ib_setup *s) {
+  const struct ib_comm *c = s->comm;
+  char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s (GID %s) and its %s (GID %s), %u queue pair%s%s%s",
+            s->base.connector ? "connected to" : "accepted", c->peer_text, s->device->name,
+            ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name,
+            ib_gid_text(s->theirs.rails[0].gid, theirs),
+            c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
+            s->base.handshake.session.keyed ? ", authenticated" : "");
+}
+
+/* The comm, watched, is the caller's. */
+static rail_result_t take(struct rail_setup *base, void **out) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct ib_comm *comm = s->comm;
+  comm->oob_fd = base->handshake.fd;
+  base->handshake.fd = -1;
+  RAIL_TRY(ib_watch_add(comm)); /* on failure free_setup frees it */
+  log_connected(s);
+  ib_stats_count(s->device->name, base->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);
+  s->comm = NULL;
+  *out = comm;
+  return RAIL_OK;
+}
+
+/* ---- listen, accept, closeListen, connect ------------------------------------------ */
+
+/* Thousands of listeners are opened at once: a port is queried once a second for all of them. */
+static void fill_handle(const void *device_arg, struct rail_handle *handle) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static struct {
+    uint64_t until;
+    struct ib_hints hints;
+  } known[IB_MAX_DEVICES];
+  const struct ib_device *device = device_arg;
+  int dev = ib_device_index(device);
+  pthread_mutex_lock(&lock);
+  if (rail_now_ns() >= known[dev].until) {
+    ib_offer_hints(device, &known[dev].hints);
+    known[dev].until = rail_now_ns() + HINTS_NS;
+  }
+  ib_hints_encode(&known[dev].hints, handle);
+  pthread_mutex_unlock(&lock);
+}
+
+static struct rail_ports tcp_ports = {.plugin = "RailIB", .range_param = "RAIL_IB_PORTS", .bind_param = "RAIL_IB_BIND"};
+
+bool ib_handshake_load(void) {
+  rail_ports_load(&tcp_ports, ib_params.ports, ib_params.bind);
+  return ib_protocol_load();
+}
+
+static uint64_t handshake_ms(void) { return (uint64_t)ib_params.handshake_ms; }
+
+static void count(const char *device, enum rail_listener_event event) {
+  ib_stats_count(device, event == RAIL_LISTENER_DROPPED ? IB_DEVICE_STRANGERS : IB_DEVICE_REFUSED);
+}
+
+static const struct rail_net_setup_ops setup_ops = {
+  .protocol = &ib_protocol, .ports = &tcp_ports, .handshake_ms = handshake_ms,
+  .oob_interface = ib_oob_interface, .fill_handle = fill_handle, .begin = begin, .take = take,
+  .free = free_setup, .count = count};
+
+rail_result_t ib_listen(void *ctx, int dev, void *handle, void **listen_comm) {
+  const struct ib_device *device = ib_device_at(dev, "listen");
+  if (!device) return RAIL_BAD_ARGUMENT;
+  return rail_net_setup_listen(&setup_ops, ctx, device, device->name, handle, listen_comm);
+}
+
+rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
+  (void)dev_handle;
+  return rail_net_setup_accept(&setup_ops, listen_comm, recv_comm);
+}
+
+rail_result_t ib_close_listen(void *listen_comm) { return rail_net_setup_close_listen(&setup_ops, listen_comm); }
 
 rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle) {
   const struct ib_device *device = ib_device_at(dev, "connect");
   (void)dev_handle;
   if (!device) return RAIL_BAD_ARGUMENT;
-  return rail_net_setup_connect(&ib_net_setup, ctx, device, device->name, handle, traffic_class, send_comm);
+  return rail_net_setup_connect(&setup_ops, ctx, device, device->name, handle, traffic_class, send_comm);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A connection that is being set up, as common/conn/setup.h has it: what connector and acceptor have in common. Each
- * side has its own table of steps (ib_connect.c, ib_listen.c); most steps are here:
+ * side has its own table of steps (ib_connect.c); most steps are here:
  *
  *   ib_offer.c   query the ports, choose GIDs, offer, plan
  *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS, a first write over each
- *   ib_setup.c   messages, the words for a peer's refusal, the end
+ *   ib_setup.c   messages, the words for a peer's refusal
  *
  * Each piece of a step makes at most one call of the verbs library that may take long.
  */
@@ -41,29 +41,21 @@ static inline struct ib_setup *ib_setup_of(struct rail_setup *base) {
   return rail_container_of(base, struct ib_setup, base);
 }
 
-/* ---- the calls ------------------------------------------------------------- */
-
-#define IB_MAX_ACCEPTING 64 /* connections of one listener that are being set up */
+/* ---- the calls: ib_connect.c -------------------------------------------------- */
 
 /* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
 bool ib_handshake_load(void);
 
-/* ib_listen.c, ib_connect.c */
 rail_result_t ib_listen(void *ctx, int dev, void *handle, void **listen_comm);
 rail_result_t ib_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
 rail_result_t ib_close_listen(void *listen_comm);
 rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle);
-extern const struct rail_setup_ops ib_connector_ops, ib_acceptor_ops; /* the tables */
-/* GIDs of the listener's ports. */
-void ib_listen_fill_handle(const void *device, struct rail_handle *handle);
-
-/* ib_setup.c */
-extern const struct rail_net_setup_ops ib_net_setup;
-/* rail_setup_ops.refused of both sides. */
-rail_result_t ib_setup_refused(struct rail_setup *s, const struct rail_message *answer, char *text, size_t size);
 
 /* ---- steps --------------------------------------------------------------- */
+
+/* rail_setup_ops.refused of both sides. */
+rail_result_t ib_setup_refused(struct rail_setup *s, const struct rail_message *answer, char *text, size_t size);
 
 rail_result_t ib_setup_query_ports(struct rail_setup *s); /* ours */
 rail_result_t ib_setup_offer(struct rail_setup *s);

@@ -251,8 +251,8 @@ static void count(const char *device, enum rail_listener_event event) {
 }
 
 static const struct rail_net_setup_ops setup_ops = {
-  .protocol = &ofi_protocol, .ports = &tcp_ports, .max_accepting = 64, .handshake_ms = handshake_ms,
-  .oob_interface = ofi_oob_interface, .begin = begin, .take = take, .free = free_setup, .count = count};
+  .protocol = &ofi_protocol, .ports = &tcp_ports, .handshake_ms = handshake_ms, .oob_interface = ofi_oob_interface,
+  .begin = begin, .take = take, .free = free_setup, .count = count};
 
 rail_result_t ofi_listen(void *ctx, int dev, void *handle, void **listen_comm) {
   const struct ofi_device *device = ofi_device_at(dev, "listen");
