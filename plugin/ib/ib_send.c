@@ -248,16 +248,27 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   return RAIL_OK;
 }
 
-/* The QP over which a part goes on, or begins. */
+/* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
+ * to be, nothing goes on. */
+RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
+  const struct ib_path *path = comm->failover ? &comm->failover->paths[qp] : NULL;
+  return !path || (path->state == IB_PATH_UP && !(atomic_load(&path->doubts) & IB_DOUBT_POST));
+}
+
+/* The QP over which a part begins, or goes on. NULL: its send queue is full, or what was begun over it waits until the
+ * QP is DOWN, and begins anew. */
 static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_cursor *at, unsigned int turn) {
-  return &sc->base.qps[rail_unlikely(at->posted) ? at->qp : sc->live[turn % sc->nlive]];
+  bool begun = at->posted != 0;
+  struct ib_qp *qp = &sc->base.qps[rail_unlikely(begun) ? at->qp : sc->live[turn % sc->nlive]];
+  if (rail_unlikely(begun && !may_go_on(&sc->base, at->qp))) return NULL;
+  return rail_likely(qp->sq_avail) ? qp : NULL;
 }
 
 /* RAIL_IN_PROGRESS: a send queue is full, or the QP of a part that was begun is lost. */
 static rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->part < send->nparts) {
     struct ib_qp *qp = qp_of_part(sc, &send->at, send->first_qp + send->part);
-    if (rail_unlikely(!qp->sq_avail)) return RAIL_IN_PROGRESS;
+    if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
     RAIL_TRY(post_batch(sc, send, send->part, &send->at, qp));
     if (!send->at.posted) send->part++;
   }
@@ -400,7 +411,7 @@ RAIL_COLD rail_result_t ib_send_again(struct ib_send_comm *sc, struct ib_qp *los
     uint16_t entry = lost->posted[lost->posted_head % IB_SEND_DEPTH];
     struct ib_send *send = &sc->sends[entry >> 8];
     struct ib_qp *qp = qp_of_part(sc, &sc->again, sc->next_qp);
-    if (!qp->sq_avail) return RAIL_IN_PROGRESS;
+    if (!qp) return RAIL_IN_PROGRESS;
     sc->again_of = lost->index;
     RAIL_TRY(post_batch(sc, send, entry >> 1 & 0x7f, &sc->again, qp));
     if (sc->again.posted) continue;

@@ -115,6 +115,40 @@ TEST(what_was_begun_is_ended_first) {
   rail_log_set_sink(log_capture);
 }
 
+/* Of a message's four writes the first `posted` are taken, the next one is refused. The message waits from then on: its
+ * QP is not lost before a poll finds nothing, and its peer answers later still. */
+static void refuse_a_write(int posted) {
+  static const struct pair_shape shape = {1, 2, 1, 12, 8, 0};
+  static uint8_t out[16384], in[16384];
+  struct pair p;
+  char script[64];
+  pair_open(&p, &shape);
+  CHECK_OK(ib_failover_init(p.sc));
+  struct ib_mhandle *mh_out = pair_reg(&p, p.sc, out, sizeof out), *mh_in = pair_reg(&p, p.rc, in, sizeof in);
+  memset(in, 0, sizeof in);
+  for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)((i * 7) + (i >> 8) + 1);
+  void *recv = pair_irecv(&p, in, sizeof in, 5, mh_in);
+  atomic_store(&p.sc->failover->paths[0].told, true);
+  snprintf(script, sizeof script, "fail post_send from=%d errno=ENOMEM", posted + 1);
+  fake_script(script);
+  void *send = pair_isend(&p, out, sizeof out, 5, mh_out);
+  CHECK(send);
+  CHECK_INT(atomic_load(&p.sc->failover->paths[0].doubts), IB_DOUBT_POST);
+  for (int i = 0; i < 3; i++) CHECK_OK(ib_progress(p.sc));
+  CHECK_INT(p.sc->failover->paths[0].state, IB_PATH_STOPPED);
+  ib_path_doubt(p.sc, 0, IB_DOUBT_PEER);
+  CHECK_INT(pair_finish(send, RAIL_OK), sizeof out);
+  CHECK_INT(pair_finish(recv, RAIL_OK), sizeof in);
+  for (size_t i = 0; i < sizeof in; i++) CHECK_MSG(in[i] == out[i], "%d posted: byte %zu was never written", posted, i);
+  CHECK(strstr(pair_line, "a work request could not be posted"));
+  pair_close(&p);
+  rail_log_set_sink(log_capture);
+}
+
+TEST(what_could_not_be_posted_begins_anew) {
+  for (int posted = 0; posted < 4; posted++) refuse_a_write(posted);
+}
+
 /* ---- what the watch thread answers ---------------------------------------------- */
 
 static struct ib_comm *comm_with(bool sender, int *peer) {
@@ -206,7 +240,7 @@ TEST(invalid_frames_end_the_connection) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be),   TEST_CASE(a_full_ring),
-    TEST_CASE(what_was_begun_is_ended_first),
+    TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(what_could_not_be_posted_begins_anew),
     TEST_CASE(an_idle_receiver_answers),   TEST_CASE(a_busy_receiver_answers_when_it_is_done),
     TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
     TEST_CASE(invalid_frames_end_the_connection)};
