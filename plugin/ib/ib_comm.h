@@ -208,8 +208,8 @@ struct ib_send_comm {
   unsigned int nlive, most_parts;        /* of a message */
   uint8_t live[IB_MAX_QPS];              /* QPs that are in use */
   uint16_t *posted;                      /* what was posted, of all QPs (ib_qp.posted) */
-  struct ib_cursor again;                /* of the part that is being posted again */
-  uint16_t again_of;                     /* the lost QP whose it was */
+  struct ib_cursor resend;               /* of the part that is being resent */
+  uint16_t resend_of;                     /* the lost QP whose it was */
   struct ib_ring_wait tag_wait;     /* receives are posted, none of the send's tag */
   struct ib_ring_wait partial_wait; /* the next receive is there in part */
   uint64_t closed_deadline; /* after GOODBYE: the peer acknowledges retransmissions until then; 0: no GOODBYE */
@@ -226,7 +226,7 @@ struct ib_recv_comm {
   struct ib_qp *cts;         /* carries CTS writes; NULL: the one that did is lost, and not yet DOWN */
   unsigned int cts_index;    /* the QP that carries them, or did */
   uint32_t cts_unsignaled;   /* CTS writes since the last signaled one */
-  uint32_t cts_again;        /* one bit per receive that is to be announced again */
+  uint32_t cts_resend;        /* one bit per receive whose CTS is to be resent */
   struct ib_flush *flush;    /* NULL: no flush is needed */
   struct ib_request_pool free_flushes;
   struct ib_recv recvs[IB_MAX_RECVS];

@@ -84,7 +84,7 @@ static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t faults, c
   if (!ib_params.return_async_events) return;
   for (unsigned int i = 0; qp && comm->failover && i < comm->plan.nqps; i++) {
     if (comm->qps[i].qp != qp) continue;
-    ib_path_doubt(comm, i, IB_DOUBT_EVENT);
+    ib_path_fault(comm, i, IB_PATH_FAULT_EVENT);
     return;
   }
   atomic_fetch_or(&comm->faults, faults);

@@ -8,8 +8,8 @@
  *   stop: polled until a receive WR is flushed
  *   STOPPED, with the receiver's count of tails  ────▶  the same, if it has not begun by itself
  *                                                ◀────  STOPPED
- *   settle: the sender completes what the receiver has, and writes the rest again over other QPs; the receiver
- *   announces its receives again, if the QP carried those
+ *   reconcile: the sender completes what the receiver has, and resends the rest over other QPs; the receiver resends
+ *   the clear-to-sends of its receives, if the QP carried those
  *
  * Nothing waits: ib_failover_run goes as far as it can, and the caller's next test that finds nothing to poll calls it
  * again. A receiver without requests is not tested, so the watch thread answers for it: all tails have been counted
@@ -68,13 +68,13 @@ static bool is_down(const struct ib_comm *comm, unsigned int rail) {
 
 /* ---- the watch thread -------------------------------------------------------- */
 
-static void doubt_rails(struct ib_comm *comm, const struct ib_port *port, const struct ib_hca *hca, uint32_t doubt) {
+static void fault_paths(struct ib_comm *comm, const struct ib_port *port, const struct ib_hca *hca, uint32_t fault) {
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++)
-    if (port_of(comm, i) == port || port_of(comm, i)->hca == hca) ib_path_doubt(comm, i, doubt);
+    if (port_of(comm, i) == port || port_of(comm, i)->hca == hca) ib_path_fault(comm, i, fault);
 }
 
-void ib_failover_port_down(void *comm, void *port) { doubt_rails(comm, port, NULL, IB_DOUBT_PORT); }
-void ib_failover_hca_fatal(void *comm, void *hca) { doubt_rails(comm, NULL, hca, IB_DOUBT_DEVICE); }
+void ib_failover_port_down(void *comm, void *port) { fault_paths(comm, port, NULL, IB_PATH_FAULT_PORT); }
+void ib_failover_hca_fatal(void *comm, void *hca) { fault_paths(comm, NULL, hca, IB_PATH_FAULT_DEVICE); }
 
 bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   struct ib_comm *comm = arg;
@@ -82,10 +82,10 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   if (!comm->failover || qp >= comm->plan.nqps) return false;
   if (frame->type != IB_FRAME_STOPPED && frame->type != IB_FRAME_REFUSED) return false;
   struct ib_path *path = path_of(comm, qp);
-  if (atomic_load(&path->doubts) & (IB_DOUBT_PEER | IB_DOUBT_REFUSED)) return false; /* said once */
+  if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return false; /* said once */
   atomic_store(&path->peer_count, (uint32_t)(frame->number >> 32));
   atomic_store(&comm->failover->frames, true);
-  ib_path_doubt(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_DOUBT_PEER : IB_DOUBT_REFUSED);
+  ib_path_fault(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_PATH_FAULT_PEER : IB_PATH_FAULT_REFUSED);
   return true;
 }
 
@@ -93,12 +93,12 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
  * and all that came are counted. */
 static enum rail_oob_next answer(struct ib_comm *comm, struct ib_path *path, enum rail_oob_next if_not) {
   if (rail_first_error(&comm->error) != RAIL_OK || atomic_load(&comm->stopped)) {
-    if (atomic_exchange(&path->told, true)) return RAIL_OOB_LATER;
+    if (atomic_exchange(&path->answered, true)) return RAIL_OOB_LATER;
     return RAIL_OOB_FRAME;
   }
   if (comm->sender) return if_not;
-  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&path->told, true))
-    atomic_store(&path->due, true);
+  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&path->answered, true))
+    atomic_store(&path->send_due, true);
   return RAIL_OOB_LATER;
 }
 
@@ -110,13 +110,13 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
   for (unsigned int i = 0; i < comm->plan.nqps && next != RAIL_OOB_FRAME; i++) {
     struct ib_path *path = path_of(comm, i);
     frame->number = i;
-    if (!atomic_load(&path->told)) {
-      if (!(atomic_load(&path->doubts) & IB_DOUBT_PEER)) continue;
+    if (!atomic_load(&path->answered)) {
+      if (!(atomic_load(&path->faults) & IB_PATH_FAULT_PEER)) continue;
       unanswered = true;
       frame->type = IB_FRAME_REFUSED;
       next = answer(comm, path, next);
     }
-    if (next == RAIL_OOB_FRAME || !atomic_exchange(&path->due, false)) continue;
+    if (next == RAIL_OOB_FRAME || !atomic_exchange(&path->send_due, false)) continue;
     uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[i].tails, memory_order_relaxed);
     frame->type = IB_FRAME_STOPPED;
     frame->number |= (uint64_t)count << 32;
@@ -194,12 +194,12 @@ bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
 /* ---- ends ---------------------------------------------------------------------- */
 
 /* The connection's error: the last QP failed, or the peer refuses to go on. */
-static rail_result_t give_up(struct ib_comm *comm, unsigned int index, uint32_t doubts) {
+static rail_result_t fail_connection(struct ib_comm *comm, unsigned int index, uint32_t faults) {
   const struct ib_path *path = path_of(comm, index);
   if (path->has_wc) return ib_error_completion(comm, &path->wc);
-  if (doubts & IB_DOUBT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", path->post_errno);
-  if (doubts & IB_DOUBT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
-  if (doubts & IB_DOUBT_EVENT) return ib_error_faults(comm, IB_COMM_QP_FATAL);
+  if (faults & IB_PATH_FAULT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", path->post_errno);
+  if (faults & IB_PATH_FAULT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
+  if (faults & IB_PATH_FAULT_EVENT) return ib_error_faults(comm, IB_COMM_QP_FATAL);
   return ib_error_faults(comm, IB_COMM_ALL_LOST);
 }
 
@@ -219,13 +219,13 @@ static rail_result_t bad_count(struct ib_comm *comm, unsigned int index, uint32_
 
 static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
   const struct ib_path *path = path_of(comm, index);
-  uint32_t doubts = atomic_load(&path->doubts);
-  if (doubts & IB_DOUBT_DEVICE) return "its HCA failed";
-  if (doubts & IB_DOUBT_PORT) return "its port went down";
+  uint32_t faults = atomic_load(&path->faults);
+  if (faults & IB_PATH_FAULT_DEVICE) return "its HCA failed";
+  if (faults & IB_PATH_FAULT_PORT) return "its port went down";
   if (path->has_wc && path->wc.status != IBV_WC_WR_FLUSH_ERR) return ib_error_row(path->wc.status)->what;
-  if (doubts & IB_DOUBT_EVENT) return "an asynchronous event said so";
-  if (doubts & IB_DOUBT_POST) return "a work request could not be posted";
-  if (doubts & IB_DOUBT_PEER) return "the peer has lost it, and its log says why";
+  if (faults & IB_PATH_FAULT_EVENT) return "an asynchronous event said so";
+  if (faults & IB_PATH_FAULT_POST) return "a work request could not be posted";
+  if (faults & IB_PATH_FAULT_PEER) return "the peer has lost it, and its log says why";
   return "it stopped without saying why";
 }
 
@@ -239,8 +239,8 @@ static void report(struct ib_comm *comm) {
   if (path->has_wc) snprintf(status, sizeof status, " (IBV_WC_%s)", ib_error_row(path->wc.status)->name);
   f->open = false;
   RAIL_WARN("RailIB: %s %s over %s goes on without %u of %u queue pairs, the first of port %s to %s: %s%s; %u %s "
-            "written again; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, "
-            "%.1f ms until all was written again; %u queue pairs are left",
+            "resent; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, %.1f ms "
+            "until all was resent; %u queue pairs are left",
             comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
             comm->plan.nqps, port_of(comm, f->first)->name, comm->remote_rails[comm->qps[f->first].remote_rail].name,
             why_lost(comm, f->first), status, f->resent, comm->sender ? "parts were" : "clear-to-sends were",
@@ -262,7 +262,7 @@ static bool has_better(const struct ib_comm *comm, unsigned int index) {
 static bool may_come_back(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   if (!(atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
-    atomic_fetch_and(&path->doubts, ~IB_DOUBT_PORT);
+    atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PORT);
     path->deadline = 0;
     return true;
   }
@@ -273,14 +273,14 @@ static bool may_come_back(struct ib_comm *comm, unsigned int index) {
 }
 
 /* What the watch thread heard, or a post said. */
-static rail_result_t look_at_doubts(struct ib_comm *comm, unsigned int index) {
+static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
-  uint32_t doubts = atomic_load(&path->doubts);
-  if (!doubts || path->state == IB_PATH_DOWN) return RAIL_OK;
-  if (doubts & IB_DOUBT_REFUSED) return give_up(comm, index, doubts);
-  if (doubts == IB_DOUBT_PORT && path->state == IB_PATH_UP && may_come_back(comm, index)) return RAIL_OK;
+  uint32_t faults = atomic_load(&path->faults);
+  if (!faults || path->state == IB_PATH_DOWN) return RAIL_OK;
+  if (faults & IB_PATH_FAULT_REFUSED) return fail_connection(comm, index, faults);
+  if (faults == IB_PATH_FAULT_PORT && path->state == IB_PATH_UP && may_come_back(comm, index)) return RAIL_OK;
   if (lose(comm, index)) return RAIL_OK;
-  return give_up(comm, index, doubts);
+  return fail_connection(comm, index, faults);
 }
 
 /* A HCA that failed writes nothing any more, and may flush nothing. */
@@ -292,59 +292,59 @@ static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
   if (!atomic_load(&qp->flushed))
     return rail_deadline_passed(path->deadline) ? not_stopped(comm, index) : RAIL_OK;
   path->state = IB_PATH_STOPPED;
-  qp->down = !comm->sender; /* the count is told: nothing more is counted */
-  if (atomic_exchange(&path->told, true)) return RAIL_OK;
-  atomic_store(&path->due, true);
+  qp->down = !comm->sender; /* the count is sent: nothing more is counted */
+  if (atomic_exchange(&path->answered, true)) return RAIL_OK;
+  atomic_store(&path->send_due, true);
   atomic_store(&comm->failover->frames, true);
-  return rail_watch_wake(&comm->watched) ? RAIL_OK : give_up(comm, index, atomic_load(&path->doubts));
+  return rail_watch_wake(&comm->watched) ? RAIL_OK : fail_connection(comm, index, atomic_load(&path->faults));
 }
 
-static rail_result_t settle(struct ib_comm *comm, unsigned int index) {
+static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   struct ib_failover *f = comm->failover;
-  if (path->state != IB_PATH_STOPPED || !(atomic_load(&path->doubts) & IB_DOUBT_PEER)) return RAIL_OK;
+  if (path->state != IB_PATH_STOPPED || !(atomic_load(&path->faults) & IB_PATH_FAULT_PEER)) return RAIL_OK;
   path->state = IB_PATH_DOWN;
   comm->qps[index].down = true;
   f->switched = rail_now_ns();
   if (!comm->sender) {
     unsigned int rail = comm->qps[index].rail;
-    f->resent += ib_recv_settle(ib_recv_comm_of(comm), index);
+    f->resent += ib_recv_reconcile(ib_recv_comm_of(comm), index);
     /* What the rail's HCA has written is in place by now: the peer has answered since. Its flush QP is as lost. */
     if (is_down(comm, rail)) ib_flush_lose_rail(ib_recv_comm_of(comm), rail);
     return RAIL_OK;
   }
   uint32_t count = atomic_load(&path->peer_count);
-  unsigned int again = ib_send_settle(ib_send_comm_of(comm), &comm->qps[index], count);
-  if (again == IB_SETTLE_INVALID) return bad_count(comm, index, count);
-  f->resent += again;
+  unsigned int left = ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], count);
+  if (left == IB_RECONCILE_INVALID) return bad_count(comm, index, count);
+  f->resent += left;
   return RAIL_OK;
 }
 
 /* The oldest part of a lost QP first; what has begun goes on first of all. */
-static rail_result_t write_again(struct ib_comm *comm) {
-  if (!comm->sender) return ib_recv_again(ib_recv_comm_of(comm));
+static rail_result_t resend(struct ib_comm *comm) {
+  if (!comm->sender) return ib_recv_resend(ib_recv_comm_of(comm));
   struct ib_send_comm *sc = ib_send_comm_of(comm);
-  if (sc->again.posted) RAIL_TRY(ib_send_again(sc, &comm->qps[sc->again_of]));
+  if (sc->resend.posted) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (path_of(comm, i)->state == IB_PATH_DOWN) RAIL_TRY(ib_send_again(sc, &comm->qps[i]));
+    if (path_of(comm, i)->state == IB_PATH_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
   return RAIL_OK;
 }
 
 rail_result_t ib_failover_run(struct ib_comm *comm) {
   struct ib_failover *f = comm->failover;
-  bool unsettled = false;
+  bool pending = false;
   atomic_fetch_and(&comm->faults, ~IB_COMM_PATHS);
   if (!f) return RAIL_OK;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    RAIL_TRY(look_at_doubts(comm, i));
+    RAIL_TRY(handle_faults(comm, i));
     RAIL_TRY(stop(comm, i));
-    RAIL_TRY(settle(comm, i));
-    unsettled |= path_of(comm, i)->state == IB_PATH_STOPPING || path_of(comm, i)->state == IB_PATH_STOPPED;
+    RAIL_TRY(reconcile(comm, i));
+    pending |= path_of(comm, i)->state == IB_PATH_STOPPING || path_of(comm, i)->state == IB_PATH_STOPPED;
   }
   if (!f->open) return RAIL_OK;
-  rail_result_t result = write_again(comm);
+  rail_result_t result = resend(comm);
   if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
-  if (unsettled || result == RAIL_IN_PROGRESS) atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  if (pending || result == RAIL_IN_PROGRESS) atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
   else report(comm);
   return RAIL_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Loss of a queue pair (QP) of a connection that has others: both sides stop it, the receiver says how many tails (last
- * writes of parts) it has had on it, and the sender writes the other parts again over QPs that are left. One number
+ * writes of parts) it has had on it, and the sender resends the other parts over QPs that are left. One number
  * says all, because RC delivers in order on each QP. The story is in ib_failover.c; docs/protocol-ib.md has why it is
  * safe.
  *
@@ -12,7 +12,7 @@
  *   DOWN      both are there: its parts, or the clear-to-send of all receives, go over other QPs
  *
  * The progress thread moves a QP from state to state. The watch thread writes what it hears into atomics here, and
- * sends the frames that are due.
+ * sends the frames that are to be sent.
  */
 #ifndef IB_FAILOVER_H
 #define IB_FAILOVER_H
@@ -26,31 +26,31 @@
 
 enum ib_path_state { IB_PATH_UP, IB_PATH_STOPPING, IB_PATH_STOPPED, IB_PATH_DOWN };
 
-/* ib_path.doubts: why a QP is to be stopped. */
-#define IB_DOUBT_EVENT 1u    /* IBV_EVENT_QP_FATAL */
-#define IB_DOUBT_PORT 2u     /* its port went down */
-#define IB_DOUBT_DEVICE 4u   /* its HCA failed */
-#define IB_DOUBT_POST 8u     /* a work request could not be posted; written by the progress thread */
-#define IB_DOUBT_PEER 16u    /* the peer's STOPPED is there */
-#define IB_DOUBT_REFUSED 32u /* the peer's REFUSED is there */
+/* ib_path.faults: why a QP is to be stopped. */
+#define IB_PATH_FAULT_EVENT 1u    /* IBV_EVENT_QP_FATAL */
+#define IB_PATH_FAULT_PORT 2u     /* its port went down */
+#define IB_PATH_FAULT_DEVICE 4u   /* its HCA failed */
+#define IB_PATH_FAULT_POST 8u     /* a work request could not be posted; written by the progress thread */
+#define IB_PATH_FAULT_PEER 16u    /* the peer's STOPPED is there */
+#define IB_PATH_FAULT_REFUSED 32u /* the peer's REFUSED is there */
 
 /* One QP of a connection with failover. */
 struct ib_path {
-  _Atomic uint32_t doubts;     /* IB_DOUBT_* */
+  _Atomic uint32_t faults;     /* IB_PATH_FAULT_* */
   _Atomic uint32_t peer_count; /* of the peer's STOPPED, before its bit is set */
-  _Atomic bool told;           /* STOPPED, or REFUSED, is sent or due: once */
-  _Atomic bool due;            /* STOPPED is to be sent */
+  _Atomic bool answered;       /* STOPPED, or REFUSED, is sent or to be sent: once */
+  _Atomic bool send_due;       /* STOPPED is to be sent */
   /* The progress thread's: */
   enum ib_path_state state;
-  int post_errno;             /* with IB_DOUBT_POST */
+  int post_errno;             /* with IB_PATH_FAULT_POST */
   bool has_wc;                /* wc is the completion that showed the loss */
   struct ibv_wc wc;
   uint64_t deadline;          /* STOPPING: to be STOPPED. UP, its port down: for the port to be up again; 0: unset */
 };
 
-/* What is logged of the losses since all was settled last. */
+/* What is logged of the losses since all was reconciled last. */
 struct ib_failover {
-  bool open;                            /* some QP is STOPPING or STOPPED, or parts are to be posted again */
+  bool open;                            /* some QP is STOPPING or STOPPED, or parts are to be resent */
   unsigned int lost, first;             /* QPs; the first of them */
   uint32_t resent;                      /* parts, or receives */
   uint64_t idle_ns;                     /* without a completion, when it was noticed */
@@ -60,8 +60,8 @@ struct ib_failover {
 };
 
 /* Any thread. The next call that finds nothing to poll looks at it. */
-static inline void ib_path_doubt(struct ib_comm *comm, unsigned int qp, uint32_t doubts) {
-  atomic_fetch_or(&comm->failover->paths[qp].doubts, doubts);
+static inline void ib_path_fault(struct ib_comm *comm, unsigned int qp, uint32_t faults) {
+  atomic_fetch_or(&comm->failover->paths[qp].faults, faults);
   atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
 }
 
@@ -72,7 +72,7 @@ rail_result_t ib_failover_init(struct ib_comm *comm);
 
 /* A failed completion. True: the connection goes on, or waits for what the peer says; else it is an error. */
 bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc);
-/* Does what is to be done about QPs that are in doubt or lost. RAIL_OK, or the comm's failure. */
+/* Does what is to be done about QPs that are in fault or lost. RAIL_OK, or the comm's failure. */
 rail_result_t ib_failover_run(struct ib_comm *comm);
 /* Does it wait for the peer, or for room in send queues? */
 static inline bool ib_failover_is_open(const struct ib_comm *comm) { return comm->failover && comm->failover->open; }

@@ -129,12 +129,12 @@ RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     if (comm->qps[i].rail != flush_qp->rail) continue;
     comm->failover->paths[i].post_errno = err;
-    ib_path_doubt(comm, i, IB_DOUBT_POST);
+    ib_path_fault(comm, i, IB_PATH_FAULT_POST);
   }
   return RAIL_OK;
 }
 
-/* A rail that is lost has no part in it: what its HCA wrote was in place before the loss was settled. */
+/* A rail that is lost has no part in it: what its HCA wrote was in place before the loss was reconciled. */
 static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, const void *data,
                                 const struct ib_mhandle *mr) {
   struct ib_flush *f = rc->flush;

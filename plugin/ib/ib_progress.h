@@ -50,14 +50,14 @@ rail_result_t ib_send_resume(struct ib_send_comm *sc);
 /* A request that is done goes back into its pool; sizes may be NULL. Here and below. */
 void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
 /* What follows when a QP is DOWN (ib_failover.h). Completes what the receiver has, which has had `count` tails on that
- * QP, and returns how many parts are left, to be posted again. */
-#define IB_SETTLE_INVALID UINT32_MAX /* a count that cannot be */
-unsigned int ib_send_settle(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count);
-/* Posts them. RAIL_IN_PROGRESS: some wait for room in a send queue, or for what is known of another lost QP. */
-rail_result_t ib_send_again(struct ib_send_comm *sc, struct ib_qp *lost);
-/* Keeps in qp->posted the tails that are to be posted again, and writes all other entries, which are over, into `over`
+ * QP, and returns how many parts are left, to be resent. */
+#define IB_RECONCILE_INVALID UINT32_MAX /* a count that cannot be */
+unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count);
+/* Resends them. RAIL_IN_PROGRESS: some wait for room in a send queue, or for what is known of another lost QP. */
+rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
+/* Keeps in qp->posted the tails that are to be resent, and writes all other entries, which are over, into `over`
  * (IB_SEND_DEPTH). Pure. */
-unsigned int ib_posted_settle(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover);
+unsigned int ib_posted_reconcile(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 
@@ -79,10 +79,10 @@ rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_finish(struct ib_recv *recv, int *sizes);
 /* What follows when the QP that carried CTS writes is DOWN (ib_failover.h): takes another one, and returns how many
- * receives are to be announced again. */
-unsigned int ib_recv_settle(struct ib_recv_comm *rc, unsigned int qp);
-/* Announces them. RAIL_IN_PROGRESS: some wait for room in the send queue. */
-rail_result_t ib_recv_again(struct ib_recv_comm *rc);
+ * CTS writes are to be resent. */
+unsigned int ib_recv_reconcile(struct ib_recv_comm *rc, unsigned int qp);
+/* Resends them. RAIL_IN_PROGRESS: some wait for room in the send queue. */
+rail_result_t ib_recv_resend(struct ib_recv_comm *rc);
 /* When nothing completes: posts a write whose completion stands for all CTS writes so far. */
 rail_result_t ib_recv_probe(struct ib_recv_comm *rc);
 

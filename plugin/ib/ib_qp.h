@@ -40,7 +40,7 @@ struct ib_qp {
   /* The progress thread's: */
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
-  bool down;                   /* lost and settled (ib_failover.h): what still completes on it counts no more */
+  bool down;                   /* lost and reconciled (ib_failover.h): what still completes on it counts no more */
   _Atomic uint32_t tails;      /* last writes of parts: posted by a sender, counted by a receiver; modulo 2^32 */
   uint16_t *posted;            /* a sender's signaled writes, a ring of IB_SEND_DEPTH (ib_send.c) */
   uint32_t posted_head, posted_tail; /* completed, posted: count without end */

@@ -6,7 +6,7 @@
  * into the buffers; each part of a message ends with an immediate, which consumes a receive WR here. Those are posted
  * when the connection is made, enough for all that can be outstanding, and posted again in batches: irecv posts none.
  * test calls ib_recv_done for each completion; the receive is done when all its buffers are. When the QP that carries
- * CTS writes was lost (ib_failover.c), receives that are not done are announced again over another one.
+ * CTS writes was lost (ib_failover.c), the CTS writes of receives that are not done are resent.
  */
 #include <arpa/inet.h>
 #include <limits.h>
@@ -50,7 +50,7 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
 RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err) {
   if (!comm->failover) return ib_error_post(comm, qp, what, err);
   comm->failover->paths[qp->index].post_errno = err;
-  ib_path_doubt(comm, qp->index, IB_DOUBT_POST);
+  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
   return RAIL_OK;
 }
 
@@ -127,28 +127,28 @@ void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
 
 /* The entries of a receive that is not done are still in this side's ring: the same bytes go out again. Nothing of the
  * lost QP's can arrive behind them, because the peer has stopped it. */
-unsigned int ib_recv_settle(struct ib_recv_comm *rc, unsigned int lost) {
+unsigned int ib_recv_reconcile(struct ib_recv_comm *rc, unsigned int lost) {
   unsigned int i = 0, n = 0;
   if (rc->cts || rc->cts_index != lost) return 0;
   while (rc->base.failover->paths[i].state != IB_PATH_UP) i++;
   rc->cts_index = i;
   rc->cts = &rc->base.qps[i];
   rc->cts_unsignaled = 0;
-  rc->cts_again = 0;
+  rc->cts_resend = 0;
   for (unsigned int slot = 0; slot < IB_MAX_RECVS; slot++)
     if (rc->recvs[slot].base.magic == IB_REQ_RECV && rc->recvs[slot].base.pending) {
-      rc->cts_again |= 1u << slot;
+      rc->cts_resend |= 1u << slot;
       n++;
     }
   return n;
 }
 
-RAIL_COLD rail_result_t ib_recv_again(struct ib_recv_comm *rc) {
-  while (rc->cts && rc->cts_again) {
-    unsigned int slot = (unsigned int)__builtin_ctz(rc->cts_again);
+RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
+  while (rc->cts && rc->cts_resend) {
+    unsigned int slot = (unsigned int)__builtin_ctz(rc->cts_resend);
     const struct ib_recv *recv = &rc->recvs[slot];
     if (!rc->cts->sq_avail) return RAIL_IN_PROGRESS;
-    rc->cts_again &= rc->cts_again - 1;
+    rc->cts_resend &= rc->cts_resend - 1;
     if (recv->base.magic != IB_REQ_RECV || !recv->base.pending) continue;
     RAIL_TRY(post_cts(rc, rc->cts, recv->n, slot));
     rail_stats_add(&rc->base.stats[IB_COMM_RESENT], 1);
@@ -282,7 +282,7 @@ static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *w
 
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
-  if (rail_unlikely(qp->down)) return RAIL_OK; /* the sender was told another count, and sends this part again */
+  if (rail_unlikely(qp->down)) return RAIL_OK; /* the sender has another count, and resends this part */
   /* Counted first: with the last part the receive may be done, and then the watch thread may tell the count. */
   ib_qp_count_tail(qp);
   RAIL_TRY(handle_part(ib_recv_comm_of(comm), wc));

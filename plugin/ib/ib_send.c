@@ -6,7 +6,7 @@
  * posts them: plain RDMA writes, and per part one write with immediate that the receiver's completion reports. What a
  * send queue has no room for waits in `unposted`, and later sends behind it; ib_progress resumes there. test calls
  * ib_send_done for each completion; the send is done when the last write of each part has completed. Where a QP was
- * lost (ib_failover.c) the parts that the receiver has not had on it are posted again.
+ * lost (ib_failover.c) the parts that the receiver has not had on it are resent.
  */
 #include <arpa/inet.h>
 #include <assert.h>
@@ -200,7 +200,7 @@ RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cu
   if (!comm->failover) return ib_error_post(comm, qp, "ibv_post_send", err);
   *at = (struct ib_cursor){.posted = RAIL_MAX(before, n > 1), .qp = qp->index};
   comm->failover->paths[qp->index].post_errno = err;
-  ib_path_doubt(comm, qp->index, IB_DOUBT_POST);
+  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
   return RAIL_IN_PROGRESS;
 }
 
@@ -252,7 +252,7 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
  * to be, nothing goes on. */
 RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
   const struct ib_path *path = comm->failover ? &comm->failover->paths[qp] : NULL;
-  return !path || (path->state == IB_PATH_UP && !(atomic_load(&path->doubts) & IB_DOUBT_POST));
+  return !path || (path->state == IB_PATH_UP && !(atomic_load(&path->faults) & IB_PATH_FAULT_POST));
 }
 
 /* The QP over which a part begins, or goes on. NULL: its send queue is full, or what was begun over it waits until the
@@ -362,7 +362,7 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
 
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
-  if (rail_unlikely(qp->down)) return; /* the receiver's count has told it */
+  if (rail_unlikely(qp->down)) return; /* the receiver's count has decided it */
   qp->sq_avail += ib_wr_count(wc->wr_id);
   qp->posted_head++;
   write_done(comm, &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)]);
@@ -370,12 +370,12 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
 
 /* ---- after the loss of a QP ---------------------------------------------------- */
 
-unsigned int ib_posted_settle(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
+unsigned int ib_posted_reconcile(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
   uint32_t unacked = 0, kept = qp->posted_head;
   for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) unacked += qp->posted[i % IB_SEND_DEPTH] & 1;
   uint32_t delivered = count - (atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked);
   *nover = 0;
-  if (delivered > unacked) return IB_SETTLE_INVALID;
+  if (delivered > unacked) return IB_RECONCILE_INVALID;
   for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) {
     uint16_t entry = qp->posted[i % IB_SEND_DEPTH];
     bool tail = entry & 1;
@@ -395,26 +395,26 @@ static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
   if (at->posted && at->qp == qp->index) at->posted = 0;
 }
 
-unsigned int ib_send_settle(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count) {
+unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count) {
   uint16_t over[IB_SEND_DEPTH];
-  unsigned int nover, again = ib_posted_settle(qp, count, over, &nover);
-  if (again == IB_SETTLE_INVALID) return again;
+  unsigned int nover, left = ib_posted_reconcile(qp, count, over, &nover);
+  if (left == IB_RECONCILE_INVALID) return left;
   for (unsigned int i = 0; i < nover; i++) write_done(&sc->base, &sc->sends[over[i] >> 8]);
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
-  restart(&sc->again, qp);
-  return again;
+  restart(&sc->resend, qp);
+  return left;
 }
 
 /* Over the QPs in turn. The entry stays until the part's tail is posted, and with it the request's `pending`. */
-RAIL_COLD rail_result_t ib_send_again(struct ib_send_comm *sc, struct ib_qp *lost) {
+RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost) {
   while (lost->posted_head != lost->posted_tail) {
     uint16_t entry = lost->posted[lost->posted_head % IB_SEND_DEPTH];
     struct ib_send *send = &sc->sends[entry >> 8];
-    struct ib_qp *qp = qp_of_part(sc, &sc->again, sc->next_qp);
+    struct ib_qp *qp = qp_of_part(sc, &sc->resend, sc->next_qp);
     if (!qp) return RAIL_IN_PROGRESS;
-    sc->again_of = lost->index;
-    RAIL_TRY(post_batch(sc, send, entry >> 1 & 0x7f, &sc->again, qp));
-    if (sc->again.posted) continue;
+    sc->resend_of = lost->index;
+    RAIL_TRY(post_batch(sc, send, entry >> 1 & 0x7f, &sc->resend, qp));
+    if (sc->resend.posted) continue;
     sc->next_qp = (sc->next_qp + 1) % sc->nlive;
     lost->posted_head++;
     send->base.pending--; /* the write that was lost; the new one counts */

@@ -33,7 +33,7 @@ TEST(a_count_tells_what_arrived) {
         uint32_t acked = starts[RAIL_COUNT_OF(starts) - 1 - s];
         struct ib_qp qp = qp_with(starts[s], acked, unacked, 2);
         uint32_t entries = qp.posted_tail - qp.posted_head;
-        CHECK_INT(ib_posted_settle(&qp, acked + delivered, over, &nover), unacked - delivered);
+        CHECK_INT(ib_posted_reconcile(&qp, acked + delivered, over, &nover), unacked - delivered);
         CHECK_INT(qp.posted_tail - qp.posted_head, unacked - delivered);
         for (unsigned int i = 0; i < unacked - delivered; i++) /* in order, the oldest first */
           CHECK_INT(ring[(qp.posted_head + i) % IB_SEND_DEPTH], (delivered + i) << 8 | 5 << 1 | 1);
@@ -52,7 +52,7 @@ TEST(a_count_that_cannot_be) {
     for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
       struct ib_qp qp = qp_with(7, acked, 4, 1);
       const uint32_t tail = qp.posted_tail;
-      CHECK(ib_posted_settle(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_SETTLE_INVALID);
+      CHECK(ib_posted_reconcile(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_RECONCILE_INVALID);
       CHECK(nover == 0 && qp.posted_tail == tail); /* nothing has changed */
     }
   }
@@ -64,9 +64,9 @@ TEST(a_full_ring) {
   struct ib_qp qp = {.posted = ring, .posted_head = 100, .posted_tail = 100 + IB_SEND_DEPTH};
   for (unsigned int i = 0; i < IB_SEND_DEPTH; i++) ring[i] = 1;
   atomic_init(&qp.tails, IB_SEND_DEPTH);
-  CHECK_INT(ib_posted_settle(&qp, 0, over, &nover), IB_SEND_DEPTH);
+  CHECK_INT(ib_posted_reconcile(&qp, 0, over, &nover), IB_SEND_DEPTH);
   CHECK_INT(nover, 0);
-  CHECK_INT(ib_posted_settle(&qp, IB_SEND_DEPTH, over, &nover), 0);
+  CHECK_INT(ib_posted_reconcile(&qp, IB_SEND_DEPTH, over, &nover), 0);
   CHECK_INT(nover, IB_SEND_DEPTH);
 }
 
@@ -74,8 +74,8 @@ TEST(a_full_ring) {
 
 /* The loss of a QP, as if the peer had been told already; from `peer` on it has said that nothing came over it. */
 static void lose_qp(struct ib_comm *comm, unsigned int qp, bool peer) {
-  atomic_store(&comm->failover->paths[qp].told, true);
-  ib_path_doubt(comm, qp, IB_DOUBT_EVENT | (peer ? IB_DOUBT_PEER : 0));
+  atomic_store(&comm->failover->paths[qp].answered, true);
+  ib_path_fault(comm, qp, IB_PATH_FAULT_EVENT | (peer ? IB_PATH_FAULT_PEER : 0));
 }
 
 /* Two are lost. The part of one is half written again when the other one's turn comes. */
@@ -103,7 +103,7 @@ TEST(what_was_begun_is_ended_first) {
   lose_qp(p.sc, 2, true);
   CHECK_OK(ib_failover_run(p.sc));
   for (int i = 0; i < 9 && p.sc->failover->paths[2].state != IB_PATH_DOWN; i++) CHECK_OK(ib_progress(p.sc));
-  CHECK(ib_send_comm_of(p.sc)->again.posted && ib_send_comm_of(p.sc)->again_of == 2);
+  CHECK(ib_send_comm_of(p.sc)->resend.posted && ib_send_comm_of(p.sc)->resend_of == 2);
   CHECK_INT(p.sc->failover->paths[1].state, IB_PATH_STOPPED);
   lose_qp(p.sc, 1, true);
   for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(sends[i], RAIL_OK), sizes[i]);
@@ -128,15 +128,15 @@ static void refuse_a_write(int posted) {
   memset(in, 0, sizeof in);
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)((i * 7) + (i >> 8) + 1);
   void *recv = pair_irecv(&p, in, sizeof in, 5, mh_in);
-  atomic_store(&p.sc->failover->paths[0].told, true);
+  atomic_store(&p.sc->failover->paths[0].answered, true);
   snprintf(script, sizeof script, "fail post_send from=%d errno=ENOMEM", posted + 1);
   fake_script(script);
   void *send = pair_isend(&p, out, sizeof out, 5, mh_out);
   CHECK(send);
-  CHECK_INT(atomic_load(&p.sc->failover->paths[0].doubts), IB_DOUBT_POST);
+  CHECK_INT(atomic_load(&p.sc->failover->paths[0].faults), IB_PATH_FAULT_POST);
   for (int i = 0; i < 3; i++) CHECK_OK(ib_progress(p.sc));
   CHECK_INT(p.sc->failover->paths[0].state, IB_PATH_STOPPED);
-  ib_path_doubt(p.sc, 0, IB_DOUBT_PEER);
+  ib_path_fault(p.sc, 0, IB_PATH_FAULT_PEER);
   CHECK_INT(pair_finish(send, RAIL_OK), sizeof out);
   CHECK_INT(pair_finish(recv, RAIL_OK), sizeof in);
   for (size_t i = 0; i < sizeof in; i++) CHECK_MSG(in[i] == out[i], "%d posted: byte %zu was never written", posted, i);

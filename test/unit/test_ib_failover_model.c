@@ -21,7 +21,7 @@ enum flaw { RIGHT, COUNT_TOO_EARLY, NO_WAIT_FOR_RECEIVER, IGNORE_COUNT, ANSWER_W
 struct qp_state {
   uint8_t s, r;                  /* state of the sender's and of the receiver's */
   uint8_t s_peer, r_peer, count; /* STOPPED has come; with this count */
-  uint8_t r_told;
+  uint8_t r_answered;
   uint8_t nwire, wire[WIRE]; /* posted and not yet at the receiver */
   uint8_t nring, ring[WIRE]; /* posted, and not completed for the sender */
   uint8_t acks;              /* carried out, and the sender does not know yet */
@@ -218,7 +218,7 @@ static void sender_stops(struct state s, unsigned int q) {
 }
 
 static void tell(struct state *s, unsigned int q) {
-  s->qp[q].r_told = 1;
+  s->qp[q].r_answered = 1;
   s->to_s[s->nto_s][0] = (uint8_t)q;
   s->to_s[s->nto_s++][1] = s->qp[q].counted;
 }
@@ -229,7 +229,7 @@ static void receiver_stops(struct state s, unsigned int q) {
     p->r = FLUSHED;
   } else if (p->r == FLUSHED && (!p->ncqe || model.flaw == COUNT_TOO_EARLY)) {
     p->r = STOPPED;
-    if (!p->r_told) tell(&s, q);
+    if (!p->r_answered) tell(&s, q);
   } else {
     return;
   }
@@ -238,7 +238,7 @@ static void receiver_stops(struct state s, unsigned int q) {
 
 /* The watch thread, for a caller that makes no calls. */
 static void watch_answers(struct state s, unsigned int q) {
-  if (!s.qp[q].r_peer || s.qp[q].r_told || (busy(&s) && model.flaw != ANSWER_WHEN_BUSY)) return;
+  if (!s.qp[q].r_peer || s.qp[q].r_answered || (busy(&s) && model.flaw != ANSWER_WHEN_BUSY)) return;
   tell(&s, q);
   reach(&s);
 }
@@ -274,7 +274,7 @@ static void sender_settles(struct state s, unsigned int q) {
   }
   atomic_init(&qp.tails, p->posted_tails);
   uint32_t count = wait && model.flaw != IGNORE_COUNT ? p->count : p->posted_tails - unacked;
-  if (ib_posted_settle(&qp, count, over, &nover) == IB_SETTLE_INVALID) {
+  if (ib_posted_reconcile(&qp, count, over, &nover) == IB_RECONCILE_INVALID) {
     wrong("a count that cannot be");
     return;
   }
