@@ -139,6 +139,13 @@ static const struct ib_qp *find_qp(const struct ib_comm *comm, const struct ibv_
   return comm->qps && ib_wr_kind(wc->wr_id) != IB_WR_FLUSH && i < comm->plan.nqps ? &comm->qps[i] : NULL;
 }
 
+/* Flush QPs are counted by rail. */
+static const struct ib_port *wc_port(const struct ib_comm *comm, const struct ibv_wc *wc) {
+  const struct ib_qp *qp = find_qp(comm, wc);
+  unsigned int rail = qp ? qp->rail : ib_wr_kind(wc->wr_id) == IB_WR_FLUSH ? ib_wr_qp(wc->wr_id) : 0;
+  return comm->rails[rail < comm->nrails ? rail : 0].port;
+}
+
 static const struct ib_rail *qp_rail(const struct ib_comm *comm, const struct ib_qp *qp) {
   return &comm->rails[qp && qp->rail < comm->nrails ? qp->rail : 0];
 }
@@ -211,7 +218,7 @@ static void count_error(const struct ib_port *port) {
 rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
   const struct ib_error_row *row = ib_error_row(wc->status);
   const struct ib_qp *qp = find_qp(comm, wc);
-  const struct ib_port *port = qp_rail(comm, qp)->port;
+  const struct ib_port *port = wc_port(comm, wc);
   char op[PIECE], way[PIECE], vend[PIECE], tries[PIECE], last[PIECE], state[PIECE], lost[PIECE];
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
   if (!atomic_load(&comm->stopped)) {

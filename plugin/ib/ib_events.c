@@ -82,12 +82,7 @@ static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t faults, c
   RAIL_WARN("RailIB: connection with %s over %s: %s reports %s%s", comm->peer_text, comm->device->name, hca->name, what,
             ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
   if (!ib_params.return_async_events) return;
-  for (unsigned int i = 0; qp && comm->failover && i < comm->plan.nqps; i++) {
-    if (comm->qps[i].qp != qp) continue;
-    ib_path_fault(comm, i, IB_PATH_FAULT_EVENT);
-    return;
-  }
-  atomic_fetch_or(&comm->faults, faults);
+  if (!qp || !ib_failover_qp_fatal(comm, qp)) atomic_fetch_or(&comm->faults, faults);
 }
 
 static enum ib_events on_device(struct ib_hca *hca, const char *what) {

@@ -76,6 +76,18 @@ static void fault_paths(struct ib_comm *comm, const struct ib_port *port, const 
 void ib_failover_port_down(void *comm, void *port) { fault_paths(comm, port, NULL, IB_PATH_FAULT_PORT); }
 void ib_failover_hca_fatal(void *comm, void *hca) { fault_paths(comm, NULL, hca, IB_PATH_FAULT_DEVICE); }
 
+/* The loss of a flush QP is the loss of its rail. */
+bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp) {
+  const struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
+  bool found = false;
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
+    if (comm->qps[i].qp != qp && (!flush || flush->qps[comm->qps[i].rail].qp != qp)) continue;
+    ib_path_fault(comm, i, IB_PATH_FAULT_EVENT);
+    found = true;
+  }
+  return found;
+}
+
 bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   struct ib_comm *comm = arg;
   unsigned int qp = (unsigned int)(frame->number & UINT32_MAX);
@@ -169,12 +181,21 @@ static bool lose(struct ib_comm *comm, unsigned int index) {
   return true;
 }
 
+/* The first completion that says why is kept. */
+static bool lose_by(struct ib_comm *comm, unsigned int index, const struct ibv_wc *wc) {
+  struct ib_path *path = path_of(comm, index);
+  if (path->state == IB_PATH_UP || (path->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
+    path->wc = *wc;
+    path->has_wc = true;
+  }
+  return lose(comm, index);
+}
+
 /* A flush QP has failed: its rail has. */
 static bool lose_rail(struct ib_comm *comm, const struct ibv_wc *wc) {
-  unsigned int rail = ib_wr_qp(wc->wr_id);
   bool all = true;
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (comm->qps[i].rail == rail) all = lose(comm, i) && all;
+    if (comm->qps[i].rail == ib_wr_qp(wc->wr_id)) all = lose_by(comm, i, wc) && all;
   return all;
 }
 
@@ -182,13 +203,7 @@ bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
   unsigned int index = ib_wr_qp(wc->wr_id);
   if (!comm->failover || index >= comm->plan.nqps) return false;
   if (!ib_error_row(wc->status)->path) return false;
-  if (ib_wr_kind(wc->wr_id) == IB_WR_FLUSH) return lose_rail(comm, wc);
-  struct ib_path *path = path_of(comm, index);
-  if (path->state == IB_PATH_UP || (path->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
-    path->wc = *wc; /* the first that says why */
-    path->has_wc = true;
-  }
-  return lose(comm, index);
+  return ib_wr_kind(wc->wr_id) == IB_WR_FLUSH ? lose_rail(comm, wc) : lose_by(comm, index, wc);
 }
 
 /* ---- ends ---------------------------------------------------------------------- */
@@ -229,6 +244,14 @@ static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
   return "it stopped without saying why";
 }
 
+/* Without the peer's answer nothing can be resent. */
+static rail_result_t cannot_tell(struct ib_comm *comm, unsigned int index) {
+  RAIL_WARN("RailIB: connection with %s over %s: queue pair %u is lost (%s), and the peer cannot be told: the oob "
+            "connection has ended or its network is down; check: the peer's log, the network of NCCL_SOCKET_IFNAME",
+            comm->peer_text, port_of(comm, index)->name, index, why_lost(comm, index));
+  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
+}
+
 static double ms(uint64_t from, uint64_t to) { return from < to ? (double)(to - from) / 1e6 : 0; }
 
 /* One line for all that was lost at about the same time. */
@@ -239,8 +262,8 @@ static void report(struct ib_comm *comm) {
   if (path->has_wc) snprintf(status, sizeof status, " (IBV_WC_%s)", ib_error_row(path->wc.status)->name);
   f->open = false;
   RAIL_WARN("RailIB: %s %s over %s goes on without %u of %u queue pairs, the first of port %s to %s: %s%s; %u %s "
-            "resent; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, %.1f ms "
-            "until all was resent; %u queue pairs are left",
+            "resent; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, "
+            "%.1f ms until all was resent; %u queue pairs are left",
             comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
             comm->plan.nqps, port_of(comm, f->first)->name, comm->remote_rails[comm->qps[f->first].remote_rail].name,
             why_lost(comm, f->first), status, f->resent, comm->sender ? "parts were" : "clear-to-sends were",
@@ -296,7 +319,7 @@ static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
   if (atomic_exchange(&path->answered, true)) return RAIL_OK;
   atomic_store(&path->send_due, true);
   atomic_store(&comm->failover->frames, true);
-  return rail_watch_wake(&comm->watched) ? RAIL_OK : fail_connection(comm, index, atomic_load(&path->faults));
+  return rail_watch_wake(&comm->watched) ? RAIL_OK : cannot_tell(comm, index);
 }
 
 static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {

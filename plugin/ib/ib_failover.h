@@ -82,6 +82,8 @@ static inline bool ib_failover_is_open(const struct ib_comm *comm) { return comm
 /* A port went down, or a HCA failed, that the comm uses. */
 void ib_failover_port_down(void *comm, void *port);
 void ib_failover_hca_fatal(void *comm, void *hca);
+/* QP_FATAL of one of its QPs. False: that ends the connection. */
+bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp);
 /* rail_oob_ops. */
 bool ib_failover_frame(void *comm, const struct rail_oob_frame *frame);
 enum rail_oob_next ib_failover_next(void *comm, struct rail_oob_frame *frame);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Flushes: when one is needed, how their QPs come about step by step and what is
  * left when a step fails, and what iflush waits for. */
-#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_failover.h"
 
 #include <unistd.h>
 
@@ -218,6 +218,39 @@ TEST(lost) {
   close_one(flush);
 }
 
+/* With failover: a read that fails takes its rail, and the reason is kept. The peer's STOPPED is made up. */
+static void *lose_a_read(struct ib_flush **flush, bool answered) {
+  open_one(IB_FLUSH_ALWAYS);
+  *flush = open_good();
+  CHECK_OK(ib_failover_init(p.rc));
+  for (int i = 0; i < 2; i++) atomic_store(&p.rc->failover->paths[i].answered, answered);
+  fake_script("complete retry_exc_err op=read");
+  return flush_of(1, 8, 0, NULL);
+}
+
+TEST(a_failed_read_is_the_loss_of_its_rail) {
+  struct ib_flush *flush;
+  void *request = lose_a_read(&flush, true);
+  for (int i = 0; i < 5; i++) CHECK_OK(ib_progress(p.rc));
+  CHECK_INT(p.rc->failover->paths[0].state, IB_PATH_STOPPED);
+  CHECK_INT(p.rc->failover->paths[1].state, IB_PATH_UP);
+  ib_path_fault(p.rc, 0, IB_PATH_FAULT_PEER);
+  pair_finish(request, RAIL_OK);
+  CHECK(strstr(pair_line, "no acknowledgement came back") && strstr(pair_line, "RETRY_EXC_ERR"));
+  close_one(flush);
+}
+
+TEST(a_loss_that_the_peer_cannot_be_told) {
+  struct ib_flush *flush;
+  rail_result_t result = RAIL_OK;
+  void *request = lose_a_read(&flush, false);
+  int done = 0;
+  for (int i = 0; i < 100 && result == RAIL_OK && !done; i++) result = ib_test(request, &done, NULL);
+  CHECK_INT(result, RAIL_REMOTE_ERROR);
+  CHECK(!done && strstr(pair_line, "no acknowledgement came back") && strstr(pair_line, "the peer cannot be told"));
+  close_one(flush);
+}
+
 TEST(bad_arguments) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
@@ -240,6 +273,7 @@ int main(int argc, char **argv) {
     TEST_CASE(when_it_is_needed), TEST_CASE(not_wanted), TEST_CASE(steps_that_fail), TEST_CASE(what_is_read),
     TEST_CASE(keys_by_rail),
     TEST_CASE(always), TEST_CASE(many), TEST_CASE(after_a_goodbye), TEST_CASE(lost),
+    TEST_CASE(a_failed_read_is_the_loss_of_its_rail), TEST_CASE(a_loss_that_the_peer_cannot_be_told),
     TEST_CASE(bad_arguments)};
   fake_use(argv[0], "device fake0 ports=2");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/wait.h>
 
+#include "plugin/ib/ib_failover.h"
 #include "test/unit/ib_watch_rig.h"
 
 /* Parameters are read once, before there is a thread. */
@@ -43,6 +44,26 @@ TEST(events_of_queue_pairs) {
     }
   }
   with_events(1);
+}
+
+/* A flush QP's stands for its rail: with failover the QPs of that, not the connection. */
+TEST(an_event_of_a_flush_queue_pair) {
+  char text[80];
+  struct ib_comm *comm = rig_comm(false, RIG_COUNTED, 2, NULL);
+  rail_result_t result;
+  ib_params.flush = IB_FLUSH_ALWAYS;
+  CHECK_OK(ib_failover_init(comm));
+  do result = ib_flush_open(comm);
+  while (result == RAIL_IN_PROGRESS);
+  CHECK_OK(result);
+  CHECK_OK(ib_watch_add(comm));
+  snprintf(text, sizeof text, "event fake0 qp_fatal qp=%u", ib_recv_comm_of(comm)->flush->qps[0].qp->qp_num);
+  fake_script(text);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 1000);
+  for (int i = 0; i < 2; i++) RIG_WAIT(atomic_load(&comm->failover->paths[i].faults) == IB_PATH_FAULT_EVENT, 1000);
+  CHECK_INT(FAULTS(comm) & IB_COMM_QP_FATAL, 0);
+  CHECK_OK(ib_close_recv(comm));
+  ib_params_load();
 }
 
 TEST(events_without_consequence) {
@@ -160,7 +181,7 @@ TEST(fork_leaves_the_parent_alone) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(events_of_queue_pairs),
+    TEST_CASE(events_of_queue_pairs), TEST_CASE(an_event_of_a_flush_queue_pair),
     TEST_CASE(events_without_consequence),
     TEST_CASE(a_port_goes_down_and_up),
     TEST_CASE(a_port_changes),
