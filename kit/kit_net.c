@@ -20,10 +20,11 @@
 #include "kit/kit_vtable.h"
 
 static atomic_int warnings;
-static void (*on_warning)(const char *text);
+static void (*on_warning)(const char *text), (*on_info)(const char *text);
 static struct { const char *plugin; int version, dev; struct rail_net_vprops_v12 fuse; } target;
 
 void kit_net_on_warning(void (*fn)(const char *text)) { on_warning = fn; }
+void kit_net_on_info(void (*fn)(const char *text)) { on_info = fn; }
 
 void kit_net_target(const char *plugin, int version, int dev) {
   target.plugin = plugin;
@@ -36,13 +37,14 @@ void kit_net_target_fused(const struct rail_net_vprops_v12 *devices) { target.fu
 void kit_net_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...) {
   (void)flags;
   if (level == RAIL_LOG_WARN) atomic_fetch_add(&warnings, 1);
-  if (level != RAIL_LOG_WARN && !getenv("RAIL_TEST_VERBOSE")) return;
+  void (*on_line)(const char *) = level == RAIL_LOG_WARN ? on_warning : level == RAIL_LOG_INFO ? on_info : NULL;
+  if (!on_line && !getenv("RAIL_TEST_VERBOSE")) return;
   char text[1024];
   va_list ap;
   va_start(ap, fmt);
   vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
-  if (level == RAIL_LOG_WARN && on_warning) on_warning(text);
+  if (on_line) on_line(text);
   if (getenv("RAIL_TEST_VERBOSE")) fprintf(stderr, "# [%d] %d %s:%d %s\n", (int)getpid(), (int)level, file, line, text);
 }
 

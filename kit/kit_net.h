@@ -53,9 +53,10 @@ int kit_net_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class
 void kit_net_unload(struct kit_net *n);                     /* what kit_net_load did */
 void kit_net_close(struct kit_net *n);                      /* finalize, unload */
 
-/* The log function given to plugins: counts warnings, gives them to kit_net_on_warning's function, prints everything
+/* The log function given to plugins: counts warnings, gives lines to the functions that are set here, prints everything
  * when RAIL_TEST_VERBOSE is set. */
 void kit_net_on_warning(void (*fn)(const char *text));
+void kit_net_on_info(void (*fn)(const char *text));
 void kit_net_log(enum rail_log_level level, unsigned long flags, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 int kit_net_warnings(void); /* how many so far */

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
@@ -26,6 +26,7 @@ static void warn_if(int err, const struct ib_comm *comm, const char *what) {
 /* Users before what they use: data QPs, flush QPs, their CQs, then the registrations. */
 static void destroy_verbs(struct ib_comm *comm) {
   for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_destroy(&comm->qps[i]);
+  ib_return_close(comm);
   if (!comm->sender) ib_flush_close(comm);
   for (unsigned int r = 0; r < comm->nrails; r++) {
     struct ib_rail *rail = &comm->rails[r];

@@ -95,6 +95,41 @@ void ib_comm_stop_qp(struct ib_comm *comm, unsigned int qp) {
   pthread_mutex_unlock(&one_at_a_time);
 }
 
+/* Destroyed without the lock: that waits until the watch thread has acknowledged the QP's events. */
+void ib_comm_drop_qp(struct ib_qp *qp) {
+  struct ib_qp lost;
+  memset(&lost, 0, sizeof lost);
+  pthread_mutex_lock(&one_at_a_time);
+  lost.qp = qp->qp;
+  qp->qp = NULL;
+  qp->state = IB_QP_NONE;
+  pthread_mutex_unlock(&one_at_a_time);
+  ib_qp_destroy(&lost);
+  atomic_store(&qp->event_qp, NULL);
+}
+
+bool ib_comm_replace_qp(struct ib_comm *comm, struct ib_qp *qp, struct ib_qp *next) {
+  pthread_mutex_lock(&one_at_a_time);
+  bool stopped = atomic_load(&comm->stopped);
+  if (!stopped) {
+    qp->qp = next->qp;
+    qp->state = next->state;
+    qp->max_inline = next->max_inline;
+    qp->sq_avail = next->sq_avail;
+    qp->rq_consumed = 0;
+    qp->posted_head = qp->posted_tail = 0;
+    qp->attr = next->attr;
+    qp->down = false;
+    atomic_store(&qp->flushed, false);
+    atomic_store(&qp->event_qp, next->qp);
+    atomic_store(&next->event_qp, NULL);
+    next->qp = NULL;
+    next->state = IB_QP_NONE;
+  }
+  pthread_mutex_unlock(&one_at_a_time);
+  return !stopped;
+}
+
 /* A second caller waits for the first, so that the QPs are in ERR for it too when it returns. */
 void ib_comm_stop(struct ib_comm *comm) {
   if (comm->forked) return;

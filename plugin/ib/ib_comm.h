@@ -188,10 +188,11 @@ struct ib_ring_wait {
 /* The QPs that flushes read over, one per rail, each connected to itself. */
 struct ib_flush {
   struct ib_comm *comm;
-  unsigned int ready; /* rails whose QP is in RTS */
+  unsigned int ready;              /* rails whose QP was in RTS when the connection was made */
   uint8_t rails;                   /* one bit per rail that is not lost */
   uint8_t waiting[IB_MAX_FLUSHES]; /* one bit per rail whose read has not completed */
   struct ib_qp qps[IB_MAX_RAILS];
+  struct ib_qp next[IB_MAX_RAILS]; /* of a rail that comes back: not in use before it is in RTS */
   struct ibv_mr *mrs[IB_MAX_RAILS];
   uint64_t *scratch; /* on a page of its own: target of the reads; its value is never used */
 };
@@ -275,6 +276,10 @@ uint64_t ib_comm_linger_ms(const struct ib_comm *comm);
 void ib_comm_stop(struct ib_comm *comm);
 /* One QP to ERR, by the progress thread, while another may stop them all. */
 void ib_comm_stop_qp(struct ib_comm *comm, unsigned int qp);
+/* Destroys a QP of the comm that is lost; its place stays. */
+void ib_comm_drop_qp(struct ib_qp *qp);
+/* Moves `next`, which is in RTS, to the place of a QP that was dropped. False: the comm is stopped. */
+bool ib_comm_replace_qp(struct ib_comm *comm, struct ib_qp *qp, struct ib_qp *next);
 
 /* Sets what both kinds need before the handshake: magic, ctrl_buf (zeroed), oob_fd -1. False: out of memory. */
 bool ib_comm_init(struct ib_comm *comm, uint32_t magic);
@@ -341,6 +346,8 @@ struct ib_comm *ib_send_comm_alloc(void);
 struct ib_comm *ib_recv_comm_alloc(void);
 /* Posts the receive WRs; the QPs are in INIT. */
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
+/* Posts those of one QP; errno of ibv_post_recv, or 0. */
+int ib_recv_prepost_qp(struct ib_qp *qp);
 /* The QPs are in RTS, the keys are known. `progress`: ib_progress. False: out of memory. */
 void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
                         rail_result_t (*progress)(struct ib_comm *comm));

@@ -15,6 +15,8 @@
  * again. A receiver without requests is not tested, so the watch thread answers for it: all tails have been counted
  * then, because each belongs to a receive.
  *
+ * From then on its return is awaited: ib_return.c.
+ *
  * The last QP is not given up here: its failure is the connection's, as without failover. A port that is down takes no
  * last QP either: the HCA's retries decide.
  */
@@ -32,8 +34,8 @@
 
 #define STOP_MS 1000 /* a QP in ERR flushes within microseconds; one that takes so long does not */
 
-/* A sender's QP has one receive WR, which nothing consumes: only by its flush the QP is seen to have stopped. It has to
- * be there before: Soft-RoCE does not look at what is posted to a QP in ERR. */
+/* A sender's receive WRs are posted here. They have to be there before a loss: Soft-RoCE does not look at what is
+ * posted to a QP in ERR. */
 rail_result_t ib_failover_init(struct ib_comm *comm) {
   comm->failover = calloc(1, sizeof *comm->failover + comm->plan.nqps * sizeof comm->failover->paths[0]);
   if (!comm->failover) {
@@ -41,8 +43,7 @@ rail_result_t ib_failover_init(struct ib_comm *comm) {
     return RAIL_SYSTEM_ERROR;
   }
   for (unsigned int i = 0; comm->sender && i < comm->plan.nqps; i++) {
-    struct ibv_recv_wr wr = {.wr_id = ib_wr_id(IB_WR_RECV, i, 1, 0)}, *bad;
-    int err = ibv_post_recv(comm->qps[i].qp, &wr, &bad);
+    int err = ib_return_prepost(comm, &comm->qps[i]);
     if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
   }
   return RAIL_OK;
@@ -61,8 +62,10 @@ static unsigned int count_up(const struct ib_comm *comm) {
 }
 
 static bool is_down(const struct ib_comm *comm, unsigned int rail) {
-  for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (comm->qps[i].rail == rail && path_of(comm, i)->state != IB_PATH_DOWN) return false;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    enum ib_path_state state = path_of(comm, i)->state;
+    if (comm->qps[i].rail == rail && state != IB_PATH_DOWN && state != IB_PATH_REBUILDING) return false;
+  }
   return true;
 }
 
@@ -73,28 +76,60 @@ static void fault_paths(struct ib_comm *comm, const struct ib_port *port, const 
     if (port_of(comm, i) == port || port_of(comm, i)->hca == hca) ib_path_fault(comm, i, fault);
 }
 
-void ib_failover_port_down(void *comm, void *port) { fault_paths(comm, port, NULL, IB_PATH_FAULT_PORT); }
+static void hear_port_up(struct ib_comm *comm, const struct ib_port *port) {
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
+    if (port_of(comm, i) != port) continue;
+    atomic_fetch_or(&path_of(comm, i)->heard, IB_PATH_PORT_UP);
+    atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  }
+}
+
+void ib_failover_port(void *comm, void *arg) {
+  const struct ib_port *port = arg;
+  if (atomic_load(&port->faults) & IB_PORT_DOWN) fault_paths(comm, port, NULL, IB_PATH_FAULT_PORT);
+  else hear_port_up(comm, port);
+}
 void ib_failover_hca_fatal(void *comm, void *hca) { fault_paths(comm, NULL, hca, IB_PATH_FAULT_DEVICE); }
 
 /* The loss of a flush QP is the loss of its rail. */
 bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp) {
   const struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
-  bool found = false;
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
-    if (comm->qps[i].qp != qp && (!flush || flush->qps[comm->qps[i].rail].qp != qp)) continue;
-    ib_path_fault(comm, i, IB_PATH_FAULT_EVENT);
-    found = true;
+    unsigned int rail = comm->qps[i].rail;
+    bool its = atomic_load(&comm->qps[i].event_qp) == qp || atomic_load(&path_of(comm, i)->next.event_qp) == qp;
+    bool its_rails = flush && atomic_load(&flush->qps[rail].event_qp) == qp;
+    if (its || its_rails) ib_path_fault(comm, i, IB_PATH_FAULT_EVENT);
   }
-  return found;
+  return comm->failover != NULL;
+}
+
+/* The peer has a new QP, or it is ready. A new STOPPED takes both back. */
+static bool hear_return(struct ib_comm *comm, const struct rail_oob_frame *frame) {
+  const uint64_t number = frame->number;
+  const uint32_t index = number & 0xff, qpn = number >> 8 & 0xffffff, psn = (uint32_t)(number >> 32);
+  const uint32_t bit = frame->type == IB_FRAME_NEW ? IB_PATH_PEER_NEW : IB_PATH_PEER_READY;
+  if (index >= comm->plan.nqps || psn > 0xffffff || (frame->type == IB_FRAME_NEW ? qpn < 2 : number != index))
+    return false;
+  struct ib_path *path = path_of(comm, index);
+  if (atomic_load(&path->heard) & bit) return false; /* said once */
+  if (frame->type == IB_FRAME_NEW) {
+    atomic_store(&path->peer_qpn, qpn);
+    atomic_store(&path->peer_psn, psn);
+  }
+  atomic_fetch_or(&path->heard, bit);
+  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  return true;
 }
 
 bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   struct ib_comm *comm = arg;
   unsigned int qp = (unsigned int)(frame->number & UINT32_MAX);
-  if (!comm->failover || qp >= comm->plan.nqps) return false;
-  if (frame->type != IB_FRAME_STOPPED && frame->type != IB_FRAME_REFUSED) return false;
+  if (!comm->failover) return false;
+  if (frame->type == IB_FRAME_NEW || frame->type == IB_FRAME_READY) return hear_return(comm, frame);
+  if ((frame->type != IB_FRAME_STOPPED && frame->type != IB_FRAME_REFUSED) || qp >= comm->plan.nqps) return false;
   struct ib_path *path = path_of(comm, qp);
   if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return false; /* said once */
+  atomic_fetch_and(&path->heard, ~(IB_PATH_PEER_NEW | IB_PATH_PEER_READY));
   atomic_store(&path->peer_count, (uint32_t)(frame->number >> 32));
   atomic_store(&comm->failover->frames, true);
   ib_path_fault(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_PATH_FAULT_PEER : IB_PATH_FAULT_REFUSED);
@@ -109,30 +144,52 @@ static enum rail_oob_next answer(struct ib_comm *comm, struct ib_path *path, enu
     return RAIL_OOB_FRAME;
   }
   if (comm->sender) return if_not;
-  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&path->answered, true))
+  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&path->answered, true)) {
+    const struct ib_qp *qp = &comm->qps[path - comm->failover->paths];
+    atomic_store(&path->own_count, atomic_load_explicit(&qp->tails, memory_order_relaxed));
     atomic_store(&path->send_due, true);
+  }
   return RAIL_OOB_LATER;
+}
+
+/* Encodes what is to be sent of a path, in the order in which it was decided; false: nothing. */
+static bool next_of_path(struct ib_path *path, struct rail_oob_frame *frame) {
+  if (atomic_exchange(&path->send_due, false)) {
+    frame->type = IB_FRAME_STOPPED;
+    frame->number |= (uint64_t)atomic_load(&path->own_count) << 32;
+  } else if (atomic_exchange(&path->send_new, false)) {
+    frame->type = IB_FRAME_NEW;
+    frame->number |= (uint64_t)atomic_load(&path->own_qpn) << 8 | (uint64_t)atomic_load(&path->own_psn) << 32;
+  } else if (atomic_exchange(&path->send_ready, false)) {
+    frame->type = IB_FRAME_READY;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+/* A tick of the watch thread: no event says when a path that only swallows packets is to be tried again. */
+static void look_at_time(struct ib_comm *comm) {
+  uint64_t at = atomic_load(&comm->failover->retry_at);
+  if (at && rail_deadline_passed(at) && atomic_compare_exchange_strong(&comm->failover->retry_at, &at, 0))
+    atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
 }
 
 enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
   struct ib_comm *comm = arg;
   enum rail_oob_next next = RAIL_OOB_NOTHING;
+  if (comm->failover) look_at_time(comm);
   if (!comm->failover || !atomic_exchange(&comm->failover->frames, false)) return next;
   bool unanswered = false;
   for (unsigned int i = 0; i < comm->plan.nqps && next != RAIL_OOB_FRAME; i++) {
     struct ib_path *path = path_of(comm, i);
     frame->number = i;
-    if (!atomic_load(&path->answered)) {
-      if (!(atomic_load(&path->faults) & IB_PATH_FAULT_PEER)) continue;
+    if (!atomic_load(&path->answered) && atomic_load(&path->faults) & IB_PATH_FAULT_PEER) {
       unanswered = true;
       frame->type = IB_FRAME_REFUSED;
       next = answer(comm, path, next);
     }
-    if (next == RAIL_OOB_FRAME || !atomic_exchange(&path->send_due, false)) continue;
-    uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[i].tails, memory_order_relaxed);
-    frame->type = IB_FRAME_STOPPED;
-    frame->number |= (uint64_t)count << 32;
-    next = RAIL_OOB_FRAME;
+    if (next != RAIL_OOB_FRAME && next_of_path(path, frame)) next = RAIL_OOB_FRAME;
   }
   if (unanswered || next == RAIL_OOB_FRAME) atomic_store(&comm->failover->frames, true);
   return next;
@@ -140,15 +197,13 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
 
 /* ---- losing a QP, by the progress thread -------------------------------------- */
 
-/* No new part goes there. A message has as many parts as an immediate can name. */
-static void stop_using(struct ib_send_comm *sc, unsigned int lost) {
-  unsigned int n = 0;
-  for (unsigned int i = 0; i < sc->nlive; i++)
-    if (sc->live[i] != lost) sc->live[n++] = sc->live[i];
-  sc->nlive = n;
-  sc->next_qp %= n;
-  while (sc->most_parts > n) sc->most_parts--;
-  while (sc->most_parts != sc->base.plan.qps_per_message && sc->most_parts & (sc->most_parts - 1)) sc->most_parts--;
+static void stop_qp(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  path->state = IB_PATH_STOPPING;
+  path->deadline = rail_deadline_in_ms(STOP_MS);
+  atomic_fetch_and(&path->heard, ~IB_PATH_PORT_UP);
+  ib_comm_stop_qp(comm, index);
+  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
 }
 
 /* False: it is the last one. */
@@ -156,6 +211,7 @@ static bool lose(struct ib_comm *comm, unsigned int index) {
   struct ib_failover *f = comm->failover;
   struct ib_path *path = path_of(comm, index);
   struct ib_qp *qp = &comm->qps[index];
+  if (path->state == IB_PATH_VERIFYING) stop_qp(comm, index); /* nothing went over it */
   if (path->state != IB_PATH_UP) return true;
   if (count_up(comm) == 1) return false;
   uint64_t now = rail_now_ns();
@@ -167,17 +223,15 @@ static bool lose(struct ib_comm *comm, unsigned int index) {
     f->idle_ns = comm->last_progress && comm->last_progress < now ? now - comm->last_progress : 0;
   }
   f->lost++;
-  path->state = IB_PATH_STOPPING;
-  path->deadline = rail_deadline_in_ms(STOP_MS);
-  ib_comm_stop_qp(comm, index);
+  path->lost_at = now;
+  stop_qp(comm, index);
   if (comm->sender) {
-    stop_using(ib_send_comm_of(comm), index);
+    ib_send_use_paths(ib_send_comm_of(comm));
   } else if (ib_recv_comm_of(comm)->cts == qp) {
     ib_recv_comm_of(comm)->cts = NULL;
   }
   comm->probe_deadline = 0; /* it may have been for this QP */
   rail_stats_add(&comm->stats[IB_COMM_LOST], 1);
-  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
   return true;
 }
 
@@ -266,7 +320,7 @@ static void report(struct ib_comm *comm) {
             "%.1f ms until all was resent; %u queue pairs are left",
             comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
             comm->plan.nqps, port_of(comm, f->first)->name, comm->remote_rails[comm->qps[f->first].remote_rail].name,
-            why_lost(comm, f->first), status, f->resent, comm->sender ? "parts were" : "clear-to-sends were",
+            path->why_lost, status, f->resent, comm->sender ? "parts were" : "clear-to-sends were",
             (double)f->idle_ns / 1e6, ms(f->noticed, f->switched), ms(f->switched, rail_now_ns()), count_up(comm));
 }
 
@@ -295,12 +349,36 @@ static bool may_come_back(struct ib_comm *comm, unsigned int index) {
   return true;
 }
 
+/* Sends STOPPED, once, and nothing of before any more. False: it cannot be sent. */
+static bool send_stopped(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  path->state = IB_PATH_STOPPED;
+  if (atomic_exchange(&path->answered, true)) return true;
+  uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[index].tails, memory_order_relaxed);
+  atomic_store(&path->own_count, count);
+  atomic_store(&path->send_new, false);
+  atomic_store(&path->send_ready, false);
+  atomic_store(&path->send_due, true);
+  atomic_store(&comm->failover->frames, true);
+  return rail_watch_wake(&comm->watched);
+}
+
+/* A QP that was to come back does not: not by this try. Nothing went over it. */
+static void abandon(struct ib_comm *comm, unsigned int index) {
+  ib_qp_destroy(&path_of(comm, index)->next);
+  (void)send_stopped(comm, index); /* without the oob connection there is no other try */
+}
+
 /* What the watch thread heard, or a post said. */
 static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   uint32_t faults = atomic_load(&path->faults);
-  if (!faults || path->state == IB_PATH_DOWN) return RAIL_OK;
+  if (!faults) return RAIL_OK;
   if (faults & IB_PATH_FAULT_REFUSED) return fail_connection(comm, index, faults);
+  if (path->state == IB_PATH_DOWN || path->state == IB_PATH_REBUILDING) {
+    if (faults & IB_PATH_FAULT_PEER) abandon(comm, index);
+    return RAIL_OK;
+  }
   if (faults == IB_PATH_FAULT_PORT && path->state == IB_PATH_UP && may_come_back(comm, index)) return RAIL_OK;
   if (lose(comm, index)) return RAIL_OK;
   return fail_connection(comm, index, faults);
@@ -314,12 +392,17 @@ static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
   if (atomic_load(&port_of(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
   if (!atomic_load(&qp->flushed))
     return rail_deadline_passed(path->deadline) ? not_stopped(comm, index) : RAIL_OK;
-  path->state = IB_PATH_STOPPED;
   qp->down = !comm->sender; /* the count is sent: nothing more is counted */
-  if (atomic_exchange(&path->answered, true)) return RAIL_OK;
-  atomic_store(&path->send_due, true);
-  atomic_store(&comm->failover->frames, true);
-  return rail_watch_wake(&comm->watched) ? RAIL_OK : cannot_tell(comm, index);
+  return send_stopped(comm, index) ? RAIL_OK : cannot_tell(comm, index);
+}
+
+/* The next QP in its place begins with nothing, and may be stopped again. The peer's bit goes first: the watch thread
+ * answers one that is not answered. */
+static void forget_counts(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  atomic_store_explicit(&comm->qps[index].tails, 0, memory_order_relaxed);
+  atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PEER);
+  atomic_store(&path->answered, false);
 }
 
 static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
@@ -327,10 +410,13 @@ static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
   struct ib_failover *f = comm->failover;
   if (path->state != IB_PATH_STOPPED || !(atomic_load(&path->faults) & IB_PATH_FAULT_PEER)) return RAIL_OK;
   path->state = IB_PATH_DOWN;
+  path->why_lost = why_lost(comm, index);
   comm->qps[index].down = true;
   f->switched = rail_now_ns();
+  ib_return_schedule(path);
   if (!comm->sender) {
     unsigned int rail = comm->qps[index].rail;
+    forget_counts(comm, index);
     f->resent += ib_recv_reconcile(ib_recv_comm_of(comm), index);
     /* What the rail's HCA has written is in place by now: the peer has answered since. Its flush QP is as lost. */
     if (is_down(comm, rail)) ib_flush_lose_rail(ib_recv_comm_of(comm), rail);
@@ -339,6 +425,7 @@ static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
   uint32_t count = atomic_load(&path->peer_count);
   unsigned int left = ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], count);
   if (left == IB_RECONCILE_INVALID) return bad_count(comm, index, count);
+  forget_counts(comm, index);
   f->resent += left;
   return RAIL_OK;
 }
@@ -353,21 +440,50 @@ static rail_result_t resend(struct ib_comm *comm) {
   return RAIL_OK;
 }
 
+static void bring_back(struct ib_comm *comm, unsigned int index, bool *pending) {
+  struct ib_path *path = path_of(comm, index);
+  enum ib_return step = ib_return_step(comm, index);
+  if (step == IB_RETURN_GOES_ON) *pending = true;
+  if (step != IB_RETURN_FAILED) return;
+  *pending = true;
+  if (path->state == IB_PATH_VERIFYING) {
+    stop_qp(comm, index);
+  } else if (path->peer_known) {
+    abandon(comm, index);
+  } else { /* the peer knows nothing of it */
+    ib_qp_destroy(&path->next);
+    atomic_store(&path->send_new, false);
+    path->state = IB_PATH_DOWN;
+    ib_return_schedule(path);
+  }
+}
+
+static rail_result_t finish_loss(struct ib_comm *comm, bool *pending) {
+  if (!comm->failover->open) return RAIL_OK;
+  rail_result_t result = resend(comm);
+  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
+  if (!*pending && result == RAIL_OK) report(comm);
+  *pending = true; /* or else what is down is looked at, to bring it back */
+  return RAIL_OK;
+}
+
 rail_result_t ib_failover_run(struct ib_comm *comm) {
   struct ib_failover *f = comm->failover;
   bool pending = false;
   atomic_fetch_and(&comm->faults, ~IB_COMM_PATHS);
   if (!f) return RAIL_OK;
+  /* What comes back first: then the loss of another is not the last one's. */
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) bring_back(comm, i, &pending);
+  bool returning = pending;
+  pending = false;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     RAIL_TRY(handle_faults(comm, i));
     RAIL_TRY(stop(comm, i));
     RAIL_TRY(reconcile(comm, i));
     pending |= path_of(comm, i)->state == IB_PATH_STOPPING || path_of(comm, i)->state == IB_PATH_STOPPED;
   }
-  if (!f->open) return RAIL_OK;
-  rail_result_t result = resend(comm);
-  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
-  if (pending || result == RAIL_IN_PROGRESS) atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
-  else report(comm);
+  RAIL_TRY(finish_loss(comm, &pending));
+  if (pending || returning) atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  else atomic_store(&f->retry_at, ib_return_next(comm));
   return RAIL_OK;
 }

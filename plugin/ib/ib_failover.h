@@ -11,6 +11,11 @@
  *   STOPPED   STOPPED is sent to the peer, whose STOPPED is awaited
  *   DOWN      both are there: its parts, or the clear-to-send of all receives, go over other QPs
  *
+ * and back (ib_return.c), as soon as its port is up:
+ *
+ *   REBUILDING  a new QP takes its place, and its number is exchanged with the peer's
+ *   VERIFYING   it is in RTS, and a first write goes over it
+ *
  * The progress thread moves a QP from state to state. The watch thread writes what it hears into atomics here, and
  * sends the frames that are to be sent.
  */
@@ -23,8 +28,14 @@
 #define IB_FRAME_STOPPED RAIL_OOB_PLUGIN /* this side has stopped that QP */
 /* This side's connection has failed: there is nothing to go on with. */
 #define IB_FRAME_REFUSED ((enum rail_oob_frame_type)(RAIL_OOB_PLUGIN + 1))
+/* A new QP in its place is in INIT. The number: index, from bit 8 on its QP number, from bit 32 on its first PSN. */
+#define IB_FRAME_NEW ((enum rail_oob_frame_type)(RAIL_OOB_PLUGIN + 2))
+/* A sender's: it is in RTS. A receiver's: and a first write over it has completed. The number: index. */
+#define IB_FRAME_READY ((enum rail_oob_frame_type)(RAIL_OOB_PLUGIN + 3))
 
-enum ib_path_state { IB_PATH_UP, IB_PATH_STOPPING, IB_PATH_STOPPED, IB_PATH_DOWN };
+enum ib_path_state {
+  IB_PATH_UP, IB_PATH_STOPPING, IB_PATH_STOPPED, IB_PATH_DOWN, IB_PATH_REBUILDING, IB_PATH_VERIFYING
+};
 
 /* ib_path.faults: why a QP is to be stopped. */
 #define IB_PATH_FAULT_EVENT 1u    /* IBV_EVENT_QP_FATAL */
@@ -34,18 +45,34 @@ enum ib_path_state { IB_PATH_UP, IB_PATH_STOPPING, IB_PATH_STOPPED, IB_PATH_DOWN
 #define IB_PATH_FAULT_PEER 16u    /* the peer's STOPPED is there */
 #define IB_PATH_FAULT_REFUSED 32u /* the peer's REFUSED is there */
 
+/* ib_path.heard: what the watch thread heard of its return. */
+#define IB_PATH_PEER_NEW 1u
+#define IB_PATH_PEER_READY 2u
+#define IB_PATH_PORT_UP 4u /* its port has come up, or has other GIDs */
+
 /* One QP of a connection with failover. */
 struct ib_path {
   _Atomic uint32_t faults;     /* IB_PATH_FAULT_* */
   _Atomic uint32_t peer_count; /* of the peer's STOPPED, before its bit is set */
   _Atomic bool answered;       /* STOPPED, or REFUSED, is sent or to be sent: once */
-  _Atomic bool send_due;       /* STOPPED is to be sent */
+  _Atomic bool send_due;       /* STOPPED is to be sent, */
+  _Atomic uint32_t own_count;  /* with this count */
+  _Atomic uint32_t heard;      /* IB_PATH_PEER_*, IB_PATH_PORT_UP */
+  _Atomic uint32_t peer_qpn, peer_psn; /* of NEW, before its bit is set */
+  _Atomic uint32_t own_qpn, own_psn;
+  _Atomic bool send_new, send_ready;   /* NEW, READY are to be sent */
   /* The progress thread's: */
   enum ib_path_state state;
   int post_errno;             /* with IB_PATH_FAULT_POST */
   bool has_wc;                /* wc is the completion that showed the loss */
   struct ibv_wc wc;
   uint64_t deadline;          /* STOPPING: to be STOPPED. UP, its port down: for the port to be up again; 0: unset */
+  const char *why_lost;       /* DOWN */
+  struct ib_qp next;          /* REBUILDING */
+  bool peer_known;            /* the peer's NEW is in next.attr */
+  bool verified;              /* VERIFYING: the first write has completed */
+  unsigned int tries;         /* to rebuild it, since it was in use for long */
+  uint64_t lost_at, up_since, began, retry_at; /* rail_now_ns() */
 };
 
 /* What is logged of the losses since all was reconciled last. */
@@ -56,6 +83,7 @@ struct ib_failover {
   uint64_t idle_ns;                     /* without a completion, when it was noticed */
   uint64_t noticed, switched;           /* rail_now_ns(): the first was noticed, the last was DOWN */
   _Atomic bool frames;                  /* ib_failover_next has something to look for */
+  _Atomic uint64_t retry_at;            /* rail_now_ns(): a path is to be rebuilt then; 0: none */
   struct ib_path paths[]; /* plan.nqps */
 };
 
@@ -79,13 +107,33 @@ static inline bool ib_failover_is_open(const struct ib_comm *comm) { return comm
 
 /* ---- the watch thread ---------------------------------------------------------- */
 
-/* A port went down, or a HCA failed, that the comm uses. */
-void ib_failover_port_down(void *comm, void *port);
+/* A port went down, came up or has other GIDs, or a HCA failed, that the comm uses. */
+void ib_failover_port(void *comm, void *port);
 void ib_failover_hca_fatal(void *comm, void *hca);
 /* QP_FATAL of one of its QPs. False: that ends the connection. */
 bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp);
 /* rail_oob_ops. */
 bool ib_failover_frame(void *comm, const struct rail_oob_frame *frame);
 enum rail_oob_next ib_failover_next(void *comm, struct rail_oob_frame *frame);
+
+/* ---- ib_return.c: by the progress thread ----------------------------------------- */
+
+enum ib_return {
+  IB_RETURN_WAITS,   /* for a frame, a completion, an event, or ib_return_next */
+  IB_RETURN_GOES_ON, /* call again, behind a poll that found nothing */
+  IB_RETURN_FAILED,
+};
+/* One step of a QP that is on its way back. */
+enum ib_return ib_return_step(struct ib_comm *comm, unsigned int qp);
+/* Says when a QP that is DOWN is to be rebuilt. */
+void ib_return_schedule(struct ib_path *path);
+/* When the first is; 0: none, or not by time. */
+uint64_t ib_return_next(const struct ib_comm *comm);
+/* A first write has completed. */
+void ib_return_verified(struct ib_comm *comm, unsigned int qp);
+/* Posts the receive WRs of one QP, in INIT; errno of ibv_post_recv, or 0. */
+int ib_return_prepost(const struct ib_comm *comm, struct ib_qp *qp);
+/* Destroys what is half made. */
+void ib_return_close(struct ib_comm *comm);
 
 #endif

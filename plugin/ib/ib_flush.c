@@ -42,32 +42,43 @@ static rail_result_t set_attr(struct ib_qp *qp, const struct ib_comm *comm, unsi
   return RAIL_OK;
 }
 
-static rail_result_t open_rail(struct ib_flush *f, unsigned int i) {
+static rail_result_t create(struct ib_flush *f, unsigned int i, struct ib_qp *qp) {
   const struct ib_rail *rail = &f->comm->rails[i];
   static const struct ib_qp_sizes sizes = {.send_depth = IB_MAX_FLUSHES, .recv_depth = 1};
+  RAIL_TRY(ib_qp_create(qp, rail->port, rail->cq, &sizes, f->comm));
+  qp->rail = qp->remote_rail = (uint8_t)i;
+  qp->index = (uint16_t)i;
+  return set_attr(qp, f->comm, i);
+}
+
+static rail_result_t open_rail(struct ib_flush *f, unsigned int i) {
+  const struct ib_rail *rail = &f->comm->rails[i];
   f->mrs[i] = ib_verbs.reg_mr(rail->port->hca->pd, f->scratch, sizeof *f->scratch, IBV_ACCESS_LOCAL_WRITE);
   if (!f->mrs[i]) {
     RAIL_WARN("RailIB: accept of %s: cannot register memory for flushes with %s: %m; check ulimit -l",
               f->comm->peer_text, rail->port->name);
     return RAIL_SYSTEM_ERROR;
   }
-  RAIL_TRY(ib_qp_create(&f->qps[i], rail->port, rail->cq, &sizes, f->comm));
-  f->qps[i].rail = f->qps[i].remote_rail = (uint8_t)i;
-  f->qps[i].index = (uint16_t)i;
-  return set_attr(&f->qps[i], f->comm, i);
+  return create(f, i, &f->qps[i]);
+}
+
+/* One transition. */
+static rail_result_t step_qp(const struct ib_flush *f, struct ib_qp *qp) {
+  const struct ib_port *port = f->comm->rails[qp->rail].port;
+  switch (qp->state) {
+    case IB_QP_RESET: return ib_qp_to_init(qp, port, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
+    case IB_QP_INIT: return ib_qp_to_rtr(qp, port);
+    default: return ib_qp_to_rts(qp, port);
+  }
 }
 
 /* One transition of one QP per call. */
 static rail_result_t step(struct ib_flush *f) {
   struct ib_qp *qp = &f->qps[f->ready];
-  const struct ib_port *port = f->comm->rails[f->ready].port;
-  switch (qp->state) {
-    case IB_QP_NONE: return open_rail(f, f->ready);
-    case IB_QP_RESET: return ib_qp_to_init(qp, port, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ);
-    case IB_QP_INIT: return ib_qp_to_rtr(qp, port);
-    case IB_QP_RTR: return ib_qp_to_rts(qp, port);
-    default: f->ready++; return RAIL_OK;
-  }
+  if (qp->state == IB_QP_NONE) return open_rail(f, f->ready);
+  if (qp->state != IB_QP_RTS) return step_qp(f, qp);
+  f->ready++;
+  return RAIL_OK;
 }
 
 static struct ib_flush *new_flush(struct ib_comm *comm) {
@@ -110,6 +121,7 @@ void ib_flush_close(struct ib_comm *comm) {
   if (!flush) return;
   for (unsigned int i = 0; i < IB_MAX_RAILS; i++) {
     ib_qp_destroy(&flush->qps[i]);
+    ib_qp_destroy(&flush->next[i]);
     if (flush->mrs[i]) (void)ib_verbs.dereg_mr(flush->mrs[i]);
   }
   free(flush->scratch);
@@ -212,6 +224,22 @@ void ib_flush_lose_rail(struct ib_recv_comm *rc, unsigned int rail) {
   rc->flush->rails &= (uint8_t)~(1u << rail);
   for (unsigned int i = 0; i < IB_MAX_FLUSHES; i++)
     if (rc->flushes[i].magic == IB_REQ_FLUSH && rc->flushes[i].pending) read_done(rc, i, rail);
+}
+
+rail_result_t ib_flush_return_rail(struct ib_recv_comm *rc, unsigned int rail) {
+  struct ib_flush *f = rc->flush;
+  if (!f || f->rails & 1u << rail) return RAIL_OK;
+  struct ib_qp *lost = &f->qps[rail], *next = &f->next[rail];
+  rail_result_t result = RAIL_OK;
+  if (lost->qp) ib_comm_drop_qp(lost);
+  else if (next->state == IB_QP_NONE) result = create(f, rail, next);
+  else if (next->state != IB_QP_RTS) result = step_qp(f, next);
+  else if (ib_comm_replace_qp(&rc->base, lost, next)) f->rails |= (uint8_t)(1u << rail);
+  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) {
+    ib_qp_destroy(next);
+    return result;
+  }
+  return f->rails & 1u << rail ? RAIL_OK : RAIL_IN_PROGRESS;
 }
 
 bool ib_flush_is_pending(const struct ib_recv_comm *rc) {

@@ -163,7 +163,7 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_PORT_GRACE", .type = RAIL_PARAM_MS, .def = "1s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(port_grace_ms),
    .doc = "With RAIL_IB_FAILOVER: for how long a port may be down, while its HCA retries, before connections give up "
-          "their queue pairs over it. A queue pair that was given up does not come back. 0: at once."},
+          "their queue pairs over it. 0: at once."},
 };
 
 const struct rail_param_table ib_param_table = {.module = "ib", .rows = rows, .count = RAIL_COUNT_OF(rows),

@@ -57,7 +57,7 @@ static rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
     case IB_WR_CTS: ib_recv_cts_done(comm, wc); return RAIL_OK;
     case IB_WR_PROBE: probe_done(comm, wc); return RAIL_OK;
     case IB_WR_FLUSH: ib_flush_done(comm, wc); return RAIL_OK;
-    case IB_WR_VERIFY: break; /* the handshake no longer waits for it */
+    case IB_WR_VERIFY: ib_return_verified(comm, ib_wr_qp(wc->wr_id)); return RAIL_OK;
   }
   return RAIL_OK;
 }

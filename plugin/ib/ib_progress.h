@@ -21,7 +21,7 @@ enum ib_wr_kind {
   IB_WR_RECV = 2,   /* a receive WR of a data QP */
   IB_WR_CTS = 3,    /* a signaled CTS write: count = CTS writes it stands for */
   IB_WR_FLUSH = 4,  /* arg = index of the flush request */
-  IB_WR_VERIFY = 5, /* the handshake's first writes */
+  IB_WR_VERIFY = 5, /* first writes: the handshake's, and of a QP that comes back */
   IB_WR_PROBE = 6,  /* a receiver's write of zero bytes behind CTS writes: count = those it stands for, and itself */
 };
 
@@ -49,6 +49,8 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
 rail_result_t ib_send_resume(struct ib_send_comm *sc);
 /* A request that is done goes back into its pool; sizes may be NULL. Here and below. */
 void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
+/* Messages go over the QPs that are UP (ib_failover.h), from now on. */
+void ib_send_use_paths(struct ib_send_comm *sc);
 /* What follows when a QP is DOWN (ib_failover.h). Completes what the receiver has, which has had `count` tails on that
  * QP, and returns how many parts are left, to be resent. */
 #define IB_RECONCILE_INVALID UINT32_MAX /* a count that cannot be */
@@ -92,6 +94,9 @@ void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush);
 /* A rail has no QP left that is up: no flush waits for it any more. */
 void ib_flush_lose_rail(struct ib_recv_comm *rc, unsigned int rail);
+/* Makes the QP of such a rail anew, one step per call, each behind a poll that found nothing. RAIL_OK: flushes wait for
+ * it again; RAIL_IN_PROGRESS; or an error, after which it may be called again later. */
+rail_result_t ib_flush_return_rail(struct ib_recv_comm *rc, unsigned int rail);
 bool ib_flush_is_pending(const struct ib_recv_comm *rc);
 
 #endif

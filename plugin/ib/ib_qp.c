@@ -169,7 +169,9 @@ rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct 
               sizes->recv_depth, err ? strerror(err) : "the driver gives no reason", hint_of(err, IB_QP_RESET));
     return RAIL_SYSTEM_ERROR;
   }
+  atomic_store(&qp->event_qp, qp->qp);
   qp->state = IB_QP_RESET;
+  qp->sizes = *sizes;
   qp->sq_avail = sizes->send_depth;
   /* A provider may report inline room that was not asked for: that does not count. */
   qp->max_inline = (uint16_t)(sizes->inline_bytes ? RAIL_MIN(attr.cap.max_inline_data, UINT16_MAX) : 0);
@@ -259,6 +261,7 @@ void ib_qp_destroy(struct ib_qp *qp) {
   if (!qp->qp) return;
   int err = ib_verbs.destroy_qp(qp->qp);
   if (err) RAIL_TRACE(RAIL_SUB_NET, "RailIB: queue pair not destroyed: %s", strerror(err < 0 ? errno : err));
+  atomic_store(&qp->event_qp, NULL);
   qp->qp = NULL;
   qp->state = IB_QP_NONE;
 }

@@ -31,6 +31,10 @@ struct ib_qp_attr {
   bool use_ece;
 };
 
+struct ib_qp_sizes {
+  uint32_t send_depth, recv_depth, inline_bytes; /* inline: wanted; less is accepted */
+};
+
 struct ib_qp {
   struct ibv_qp *qp;
   enum ib_qp_state state;
@@ -47,6 +51,8 @@ struct ib_qp {
   uint32_t modify_tries;        /* the handshake's: tries of a transition that timed out */
   uint64_t modify_at;           /* when the next try is due */
   _Atomic bool flushed;         /* a receive WR was flushed after ib_qp_to_err */
+  _Atomic(const struct ibv_qp *) event_qp; /* as qp, for the watch thread: never followed */
+  struct ib_qp_sizes sizes;
   struct ib_qp_attr attr;
 };
 
@@ -54,10 +60,6 @@ struct ib_qp {
 static inline void ib_qp_count_tail(struct ib_qp *qp) {
   atomic_store_explicit(&qp->tails, atomic_load_explicit(&qp->tails, memory_order_relaxed) + 1, memory_order_relaxed);
 }
-
-struct ib_qp_sizes {
-  uint32_t send_depth, recv_depth, inline_bytes; /* inline: wanted; less is accepted */
-};
 
 /* Each logs its failure: device, QP, transition, errno, what to check. ETIMEDOUT of modify is tried again as
  * NCCL_IB_MQP_RETRY_* say, in later calls: RAIL_IN_PROGRESS, never a sleep. */

@@ -55,21 +55,32 @@ RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib
 }
 
 /* Receive WRs without memory: only immediates consume them. */
-static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
+static int post_batch(struct ib_qp *qp) {
   struct ibv_recv_wr wrs[IB_RECV_BATCH], *bad;
   for (unsigned int i = 0; i < IB_RECV_BATCH; i++)
     wrs[i] = (struct ibv_recv_wr){.wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0), .next = &wrs[i + 1]};
   wrs[IB_RECV_BATCH - 1].next = NULL;
   int err = ibv_post_recv(qp->qp, wrs, &bad);
-  if (rail_unlikely(err)) return post_failed(comm, qp, "ibv_post_recv", err);
-  qp->rq_consumed -= IB_RECV_BATCH;
-  return RAIL_OK;
+  if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
+  return err;
+}
+
+static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
+  int err = post_batch(qp);
+  return rail_likely(!err) ? RAIL_OK : post_failed(comm, qp, "ibv_post_recv", err);
+}
+
+int ib_recv_prepost_qp(struct ib_qp *qp) {
+  int err = 0;
+  qp->rq_consumed = IB_RECV_DEPTH;
+  while (qp->rq_consumed && !err) err = post_batch(qp);
+  return err;
 }
 
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    comm->qps[i].rq_consumed = IB_RECV_DEPTH;
-    while (comm->qps[i].rq_consumed) RAIL_TRY(post_recv_batch(comm, &comm->qps[i]));
+    int err = ib_recv_prepost_qp(&comm->qps[i]);
+    if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
   }
   return RAIL_OK;
 }

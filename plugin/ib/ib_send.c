@@ -368,7 +368,19 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   write_done(comm, &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)]);
 }
 
-/* ---- after the loss of a QP ---------------------------------------------------- */
+/* ---- the loss and the return of a QP ---------------------------------------------------- */
+
+/* A message has as many parts as an immediate can name: all, or a power of two. */
+void ib_send_use_paths(struct ib_send_comm *sc) {
+  const struct ib_plan *plan = &sc->base.plan;
+  unsigned int n = 0;
+  for (unsigned int i = 0; i < plan->nqps; i++)
+    if (sc->base.failover->paths[i].state == IB_PATH_UP) sc->live[n++] = (uint8_t)i;
+  sc->nlive = n;
+  sc->next_qp %= n;
+  sc->most_parts = plan->qps_per_message;
+  if (sc->most_parts > n) sc->most_parts = 1u << (31 - (unsigned int)__builtin_clz(n));
+}
 
 unsigned int ib_posted_reconcile(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
   uint32_t unacked = 0, kept = qp->posted_head;

@@ -56,9 +56,8 @@ static bool on_hca(void *arg) {
   struct ib_hca *hca = arg;
   enum ib_events events = ib_events_read(hca);
   if (events == IB_EVENTS_FATAL) rail_watch_each(&ib_watch, fail_comm_over, hca);
-  for (unsigned int i = 0; events >= IB_EVENTS_PORT_DOWN && i < hca->nports; i++)
-    if (atomic_load(&hca->ports[i].faults) & IB_PORT_DOWN)
-      rail_watch_each(&ib_watch, ib_failover_port_down, &hca->ports[i]);
+  for (unsigned int i = 0; events >= IB_EVENTS_PORT && i < hca->nports; i++)
+    rail_watch_each(&ib_watch, ib_failover_port, &hca->ports[i]);
   return events != IB_EVENTS_GONE;
 }
 

@@ -27,7 +27,7 @@ rail_result_t ib_watch_add(struct ib_comm *comm);
 
 enum ib_events {
   IB_EVENTS_READ,      /* all that were there, or 64 of them */
-  IB_EVENTS_PORT_DOWN, /* a port went down */
+  IB_EVENTS_PORT,      /* a port went down, came up, or has other GIDs */
   IB_EVENTS_FATAL,     /* the HCA failed, and every connection over it alone */
   IB_EVENTS_GONE,      /* its events cannot be read any more */
 };

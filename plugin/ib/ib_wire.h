@@ -16,7 +16,7 @@
 #include "common/conn/protocol.h"
 #include "plugin/ib/ib_plan.h"
 
-#define IB_WIRE_VERSION 4
+#define IB_WIRE_VERSION 5
 #define IB_NAME_SIZE 64
 
 extern const struct rail_protocol ib_protocol;

@@ -5,7 +5,8 @@
  * The ib plugin on the emulated device outlives what takes a part of its queue pairs: a run of messages of all sizes
  * over devices fused from three, in which something fails when the i-th work request begins, for every STEP-th i. Every
  * byte is checked; a sender's buffer is overwritten as soon as its send is done, and a receiver's is looked at again at
- * the end, so that what is written or read late shows. RAIL_TEST_STEP=1 takes every i; RAIL_TEST_FAULTS='at 61 port
+ * the end, so that what is written or read late shows. Where ports come up again the run goes on until the queue pairs
+ * are in use again, and then once more. RAIL_TEST_STEP=1 takes every i; RAIL_TEST_FAULTS='at 61 port
  * emu1 1 state=down' is one of them, in the case these_faults.
  */
 #include <dlfcn.h>
@@ -39,15 +40,18 @@ struct scenario {
   int qps_per_rail;
   bool patient; /* a port may be down for a minute, and the device tries for seconds */
   bool ends; /* every rail is lost: both sides get an error */
+  long returns; /* what is lost comes back; the run is so many requests long at least */
   /* back from the child */
   long requests;
-  int switches;
+  int switches, lost, returned; /* losses that were reported; queue pairs of both sides */
+  uint64_t slowest_ns; /* from the last port that came up to a return */
 };
 
 static struct kit_net net;
 static struct kit_pair pair;
 static uint8_t out[WINDOW][MOST], in[MESSAGES][MOST + 64];
-static atomic_int switches;
+static atomic_int switches, lost, returned;
+static _Atomic uint64_t last_up, slowest;
 
 /* ---- the emulated device ----------------------------------------------------- */
 
@@ -75,7 +79,18 @@ static long emu_requests(void) {
 /* ---- a connection ------------------------------------------------------------- */
 
 static void hear(const char *text) {
-  if (strstr(text, "goes on without")) atomic_fetch_add(&switches, 1);
+  const char *line = strstr(text, "goes on without ");
+  if (!line) return;
+  atomic_fetch_add(&lost, atoi(line + strlen("goes on without ")));
+  atomic_fetch_add(&switches, 1);
+}
+
+static void hear_info(const char *text) {
+  if (strstr(text, "is up again after")) atomic_store(&last_up, rail_now_ns());
+  if (!strstr(text, "is in use again")) return;
+  uint64_t up = atomic_load(&last_up), ns = up ? rail_now_ns() - up : 0;
+  if (ns > atomic_load(&slowest)) atomic_store(&slowest, ns);
+  atomic_fetch_add(&returned, 1);
 }
 
 static int fused(int first) {
@@ -109,6 +124,7 @@ static void open_connection(const struct scenario *s) {
   setenv("RAIL_IB_MAX_WRITE", "4096", 1);
   setenv("RAIL_IB_MIN_PART", "1024", 1);
   kit_net_on_warning(hear);
+  kit_net_on_info(hear_info);
   kit_net_target(plugin, 12, 0);
   kit_net_open(&net);
   memset(&pair, 0, sizeof pair);
@@ -187,25 +203,38 @@ static void close_side(struct side *side, void **comm, bool sends) {
   *comm = NULL;
 }
 
+/* All messages once; then it is both sides' end, or the next begins. */
+static void exchange_all(const struct scenario *sc, struct side *s, struct side *r, uint64_t deadline) {
+  *s = (struct side){.mh = s->mh};
+  *r = (struct side){.mh = r->mh};
+  while (sc->ends ? !s->error || !r->error : s->done < MESSAGES || r->done < MESSAGES) {
+    ENSURE(!rail_deadline_passed(deadline), "%d of %d sends, %d of %d receives are done", s->done, s->begun, r->done,
+           r->begun);
+    ENSURE(sc->ends || (!s->error && !r->error), "error %d of the sender, %d of the receiver", s->error, r->error);
+    begin_recv(r);
+    begin_send(s);
+    test_all(r, false);
+    test_all(s, true);
+    sched_yield();
+    if (s->error) close_side(s, &pair.send, true); /* as NCCL does, and the other side learns of it */
+    if (r->error) close_side(r, &pair.recv, false);
+  }
+}
+
 static void exchange(struct scenario *sc) {
   struct side s = {.mh = kit_mr_reg(&net, pair.send, out, sizeof out)};
   struct side r = {.mh = kit_mr_reg(&net, pair.recv, in, sizeof in)};
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(60000));
   long before = emu_requests();
   emu_do(sc->faults);
-  while (sc->ends ? !s.error || !r.error : s.done < MESSAGES || r.done < MESSAGES) {
-    ENSURE(!rail_deadline_passed(deadline), "%d of %d sends, %d of %d receives are done", s.done, s.begun, r.done,
-           r.begun);
-    ENSURE(sc->ends || (!s.error && !r.error), "error %d of the sender, %d of the receiver", s.error, r.error);
-    begin_recv(&r);
-    begin_send(&s);
-    test_all(&r, false);
-    test_all(&s, true);
-    sched_yield();
-    if (s.error) close_side(&s, &pair.send, true); /* as NCCL does, and the other side learns of it */
-    if (r.error) close_side(&r, &pair.recv, false);
-  }
+  exchange_all(sc, &s, &r, deadline);
   sc->requests = emu_requests() - before;
+  while (sc->returns && (emu_requests() - before < sc->returns || atomic_load(&returned) < atomic_load(&lost))) {
+    ENSURE(!rail_deadline_passed(deadline), "%d of %d queue pairs are in use again", atomic_load(&returned),
+           atomic_load(&lost));
+    exchange_all(sc, &s, &r, deadline);
+  }
+  if (sc->returns) exchange_all(sc, &s, &r, deadline);
   close_side(&s, &pair.send, true);
   close_side(&r, &pair.recv, false);
   for (int i = 0; i < r.begun; i++)
@@ -219,6 +248,9 @@ static void child(struct pipes *io, void *arg) {
   exchange(s);
   kit_net_close(&net);
   s->switches = atomic_load(&switches);
+  s->lost = atomic_load(&lost);
+  s->returned = atomic_load(&returned);
+  s->slowest_ns = atomic_load(&slowest);
   pipe_write(io, s, sizeof *s);
 }
 
@@ -295,6 +327,73 @@ TEST(a_port_comes_back_in_time) {
   }
 }
 
+/* Comes up again, and the queue pairs over it are used again within two seconds. */
+static void comes_back(struct scenario *s, long requests, int least) {
+  printf("# %s\n", s->faults);
+  s->returns = requests;
+  run(s);
+  printf("# %d lost, %d in use again, after %.1f ms\n", s->lost, s->returned, (double)s->slowest_ns / 1e6);
+  CHECK_MSG(s->returned >= least && s->returned == s->lost, "%d lost, %d in use again", s->lost, s->returned);
+  CHECK_MSG(s->slowest_ns < kit_patience_ms(2000) * 1000000ull, "%.1f ms", (double)s->slowest_ns / 1e6);
+}
+
+TEST(a_lost_port_returns) {
+  int turn = 0;
+  for (long i = 1; i <= requests_of_a_run(1); i += step_of(43), turn++)
+    for (int first = 0; first <= RAILS; first += RAILS) {
+      struct scenario s = {.qps_per_rail = 1};
+      int device = first + turn % RAILS;
+      snprintf(s.faults, sizeof s.faults, "at %ld port emu%d 1 state=down; at %ld port emu%d 1 state=active", i, device,
+               i + 20 + 3 * turn, device);
+      comes_back(&s, 500, 2);
+    }
+}
+
+/* In the middle of its return, or long after it. */
+TEST(it_is_lost_again) {
+  static const int after[] = {1, 3, 8, 10000};
+  for (size_t a = 0; a < RAIL_COUNT_OF(after); a++)
+    for (int device = 1; device <= RAILS + 1; device += RAILS) {
+      struct scenario s = {.qps_per_rail = 1};
+      snprintf(s.faults, sizeof s.faults, "at 30 port emu%d 1 state=down; at 60 port emu%d 1 state=active; "
+               "at %d port emu%d 1 state=down; at %d port emu%d 1 state=active", device, device, 60 + after[a], device,
+               100 + after[a], device);
+      comes_back(&s, 500 + after[a], after[a] > 1000 ? 4 : 2);
+    }
+}
+
+/* Another is lost while the first comes back, of the same side or of the other. */
+TEST(another_is_lost_during_a_return) {
+  for (int after = 0; after < 12; after += getenv("RAIL_TEST_STEP") ? 1 : 3)
+    for (int second = 0; second < 2 * RAILS; second += 2) {
+      struct scenario s = {.qps_per_rail = 1};
+      if (second % RAILS == 1) continue;
+      snprintf(s.faults, sizeof s.faults, "at 20 port emu1 1 state=down; at 50 port emu1 1 state=active; "
+               "at %d port emu%d 1 state=down; at 200 port emu%d 1 state=active", 50 + after, second, second);
+      comes_back(&s, 500, 4);
+    }
+}
+
+/* What cannot be made is tried again a second later. */
+TEST(a_return_fails_at_first) {
+  static const char *const faults[] = {"complete retry_exc_err from=30; fail create_qp errno=EIO",
+                                       "complete retry_exc_err from=30; fail modify_qp from=3 errno=EINVAL"};
+  for (size_t i = 0; i < RAIL_COUNT_OF(faults); i++) {
+    struct scenario s = {.qps_per_rail = 1};
+    snprintf(s.faults, sizeof s.faults, "%s", faults[i]);
+    comes_back(&s, 500, 2);
+  }
+}
+
+/* No port says when: the queue pair alone broke. */
+TEST(a_broken_queue_pair_returns) {
+  for (long i = 1; i < 120; i += 17) {
+    struct scenario s = {.qps_per_rail = 2};
+    snprintf(s.faults, sizeof s.faults, "complete retry_exc_err from=%ld", i);
+    comes_back(&s, 500, 2);
+  }
+}
+
 TEST(these_faults) {
   struct scenario s = {.qps_per_rail = 1};
   const char *faults = getenv("RAIL_TEST_FAULTS");
@@ -316,6 +415,9 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(a_port_goes_down), TEST_CASE(a_device_fails), TEST_CASE(a_queue_pair_breaks),
     TEST_CASE(acknowledgements_are_lost), TEST_CASE(two_fail_one_after_the_other),
-    TEST_CASE(a_port_comes_back_in_time), TEST_CASE(all_fail), TEST_CASE(these_faults)};
+    TEST_CASE(a_port_comes_back_in_time), TEST_CASE(a_lost_port_returns), TEST_CASE(it_is_lost_again),
+    TEST_CASE(another_is_lost_during_a_return), TEST_CASE(a_broken_queue_pair_returns),
+    TEST_CASE(a_return_fails_at_first), TEST_CASE(all_fail),
+    TEST_CASE(these_faults)};
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

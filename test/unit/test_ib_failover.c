@@ -224,8 +224,12 @@ TEST(a_failed_side_refuses) {
 TEST(invalid_frames_end_the_connection) {
   static const struct { uint16_t type; uint64_t number; bool twice, plain; } bad[] = {
     {IB_FRAME_STOPPED, 2, false, false},         {IB_FRAME_STOPPED, 1ull << 31, false, false},
-    {IB_FRAME_STOPPED, 0, true, false},          {IB_FRAME_REFUSED + 1, 0, false, false},
-    {IB_FRAME_STOPPED, 0, false, true},          {IB_FRAME_REFUSED, 5, false, false}};
+    {IB_FRAME_STOPPED, 0, true, false},          {IB_FRAME_READY + 1, 0, false, false},
+    {IB_FRAME_STOPPED, 0, false, true},          {IB_FRAME_REFUSED, 5, false, false},
+    {IB_FRAME_NEW, 1, false, false},             {IB_FRAME_NEW, 2 | 17 << 8, false, false},
+    {IB_FRAME_NEW, 17 << 8, true, false},        {IB_FRAME_NEW, 17 << 8 | 1ull << 56, false, false},
+    {IB_FRAME_NEW, 17 << 8, false, true},        {IB_FRAME_READY, 2, false, false},
+    {IB_FRAME_READY, 1ull << 32, false, false},  {IB_FRAME_READY, 1, true, false}};
   for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
     int peer;
     struct ib_comm *comm = bad[i].plain ? rig_comm(false, RIG_WATCHED, 2, &peer) : comm_with(false, &peer);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The loss of queue pairs as a model: a sender, a receiver, packets and acknowledgements on their way, and the frames
- * between the two. Every order of events is tried, with up to two losses at any moment and on either side; what the
- * count settles is decided by the plugin's own function. In each state: no send is done before its bytes are there, no
- * part is counted twice, nothing is written into a buffer that its receive has given back; and nothing waits for ever.
- * Rules that are left out on purpose are found. RAIL_TEST_STEP=1: two losses with two messages, two million states.
+ * The loss and the return of queue pairs as a model: a sender, a receiver, packets and acknowledgements on their way,
+ * and the frames between the two. Every order of events is tried, with up to two losses at any moment and on either
+ * side, also of a queue pair that is on its way back; what a count means is decided by the plugin's own function. In
+ * each state: no send is done before its bytes are there, no part is counted twice, nothing is written into a buffer
+ * that its receive has given back; and nothing waits for ever. Rules that are left out on purpose are found.
+ * RAIL_TEST_STEP=1: two losses with two messages, two million states.
  * TEST-LIMIT: 240
  */
 #include <stdlib.h>
@@ -13,15 +14,22 @@
 #include "plugin/ib/ib_progress.h"
 #include "test/harness/tap.h"
 
-enum { MSGS = 3, QPS = 3, WIRE = 6, FRAMES = 2 * QPS, NONE = 0xff };
-enum { UP, STOPPING, FLUSHED, STOPPED, DOWN }; /* a sender's QP is never FLUSHED */
-enum flaw { RIGHT, COUNT_TOO_EARLY, NO_WAIT_FOR_RECEIVER, IGNORE_COUNT, ANSWER_WHEN_BUSY, FLAWS };
+enum { MSGS = 3, QPS = 3, WIRE = 6, FRAMES = 4 * QPS, NONE = 0xff };
+/* A sender's QP is never FLUSHED. */
+enum { UP, STOPPING, FLUSHED, STOPPED, DOWN, REBUILDING, VERIFYING };
+enum flaw {
+  RIGHT, COUNT_TOO_EARLY, NO_WAIT_FOR_RECEIVER, IGNORE_COUNT, ANSWER_WHEN_BUSY, KEEP_COUNT, STALE_COMPLETIONS,
+  NEW_OUTLIVES_STOPPED, FLAWS
+};
+enum { FRAME_STOPPED, FRAME_NEW, FRAME_READY };
 
 /* Bytes only, all of them set: states are compared as bytes. A packet, and an entry, is message x 2, + 1 for a tail. */
 struct qp_state {
   uint8_t s, r;                  /* state of the sender's and of the receiver's */
   uint8_t s_peer, r_peer, count; /* STOPPED has come; with this count */
-  uint8_t r_answered;
+  uint8_t r_answered, s_answered;
+  uint8_t s_new, r_new, s_ready, r_ready; /* the peer's frame has come */
+  uint8_t s_tries, r_tries;
   uint8_t nwire, wire[WIRE]; /* posted and not yet at the receiver */
   uint8_t nring, ring[WIRE]; /* posted, and not completed for the sender */
   uint8_t acks;              /* carried out, and the sender does not know yet */
@@ -30,7 +38,7 @@ struct qp_state {
 };
 struct state {
   struct qp_state qp[QPS];
-  uint8_t nto_r, to_r[FRAMES], nto_s, to_s[FRAMES][2]; /* frames: QP, count */
+  uint8_t nto_r, to_r[FRAMES], nto_s, to_s[FRAMES][2]; /* frames: type and QP, count */
   uint8_t receives, sends;   /* receives that were posted, messages that were begun */
   uint8_t part, part_qp;     /* a message whose body is posted and its tail is not; NONE */
   uint8_t body[MSGS], tail[MSGS], counted[MSGS], sent[MSGS]; /* written; carried out; counted; done for the sender */
@@ -40,7 +48,7 @@ _Static_assert(_Alignof(struct state) == 1, "no bytes between the members");
 
 static struct {
   enum flaw flaw;
-  unsigned int msgs, qps, losses;
+  unsigned int msgs, qps, losses, returns; /* returns: of each QP */
   const char *wrong;
   bool moved;
 } model;
@@ -153,7 +161,7 @@ static void arrives(struct state s, unsigned int q) {
   if (!p->nwire) return;
   uint8_t packet = take_first(&p->nwire, p->wire);
   int m = packet >> 1;
-  if (p->r <= STOPPING) {
+  if (p->r <= STOPPING || p->r == VERIFYING) {
     if (s.counted[m]) wrong("bytes are written into a buffer that was given back");
     if (packet & 1) {
       if (has_body(m) && !s.body[m]) wrong("a tail came before its body");
@@ -170,7 +178,7 @@ static void arrives(struct state s, unsigned int q) {
 /* Nothing is retransmitted any more. */
 static void is_lost(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
-  if (!p->nwire || p->s == UP) return;
+  if (!p->nwire || p->s == UP || p->s == VERIFYING) return;
   memset(p->wire, 0, sizeof p->wire);
   p->nwire = 0;
   reach(&s);
@@ -178,7 +186,7 @@ static void is_lost(struct state s, unsigned int q) {
 
 static void acknowledged(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
-  if (!p->acks || p->s == DOWN) return;
+  if (!p->acks || !p->nring || p->s >= DOWN) return;
   p->acks--;
   sent(&s, take_first(&p->nring, p->ring));
   reach(&s);
@@ -188,7 +196,7 @@ static void receiver_polls(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
   if (!p->ncqe) return;
   uint8_t m = take_first(&p->ncqe, p->cqe);
-  if (p->r < STOPPED || model.flaw == COUNT_TOO_EARLY) {
+  if (p->r < STOPPED || p->r == VERIFYING || model.flaw == COUNT_TOO_EARLY) {
     if (s.counted[m]) wrong("a part is counted twice");
     p->counted++;
     s.counted[m] = 1;
@@ -196,31 +204,47 @@ static void receiver_polls(struct state s, unsigned int q) {
   reach(&s);
 }
 
-static void sender_loses(struct state s, unsigned int q, bool by_frame) {
-  if (s.qp[q].s != UP || up(&s, true) == 1 || (!by_frame && s.losses == model.losses)) return;
-  s.losses += !by_frame;
-  s.qp[q].s = STOPPING;
-  reach(&s);
+static void frame_to_r(struct state *s, unsigned int q, int type) {
+  s->to_r[s->nto_r++] = (uint8_t)(type << 4 | (int)q);
+}
+static void frame_to_s(struct state *s, unsigned int q, int type) {
+  s->to_s[s->nto_s][0] = (uint8_t)(type << 4 | (int)q);
+  s->to_s[s->nto_s++][1] = type == FRAME_STOPPED ? s->qp[q].counted : 0;
 }
 
+static void sender_tells(struct state *s, unsigned int q) {
+  if (!s->qp[q].s_answered++) frame_to_r(s, q, FRAME_STOPPED);
+}
+static void receiver_tells(struct state *s, unsigned int q) {
+  if (!s->qp[q].r_answered++) frame_to_s(s, q, FRAME_STOPPED);
+}
+
+/* One that is being rebuilt has nothing to flush; one that is verified is none of those that are in use. */
+static bool lose(struct state *s, uint8_t *side, bool sender, bool by_frame) {
+  bool half_made = by_frame && (*side == DOWN || *side == REBUILDING);
+  if (!half_made && *side != UP && *side != VERIFYING) return false;
+  if ((*side == UP && up(s, sender) == 1) || (!by_frame && s->losses == model.losses)) return false;
+  s->losses += !by_frame;
+  *side = half_made ? STOPPED : STOPPING;
+  return true;
+}
+
+static void sender_loses(struct state s, unsigned int q, bool by_frame) {
+  if (!lose(&s, &s.qp[q].s, true, by_frame)) return;
+  if (s.qp[q].s == STOPPED) sender_tells(&s, q);
+  reach(&s);
+}
 static void receiver_loses(struct state s, unsigned int q, bool by_frame) {
-  if (s.qp[q].r != UP || up(&s, false) == 1 || (!by_frame && s.losses == model.losses)) return;
-  s.losses += !by_frame;
-  s.qp[q].r = STOPPING;
+  if (!lose(&s, &s.qp[q].r, false, by_frame)) return;
+  if (s.qp[q].r == STOPPED) receiver_tells(&s, q);
   reach(&s);
 }
 
 static void sender_stops(struct state s, unsigned int q) {
   if (s.qp[q].s != STOPPING) return;
   s.qp[q].s = STOPPED;
-  s.to_r[s.nto_r++] = (uint8_t)q;
+  sender_tells(&s, q);
   reach(&s);
-}
-
-static void tell(struct state *s, unsigned int q) {
-  s->qp[q].r_answered = 1;
-  s->to_s[s->nto_s][0] = (uint8_t)q;
-  s->to_s[s->nto_s++][1] = s->qp[q].counted;
 }
 
 static void receiver_stops(struct state s, unsigned int q) {
@@ -229,7 +253,7 @@ static void receiver_stops(struct state s, unsigned int q) {
     p->r = FLUSHED;
   } else if (p->r == FLUSHED && (!p->ncqe || model.flaw == COUNT_TOO_EARLY)) {
     p->r = STOPPED;
-    if (!p->r_answered) tell(&s, q);
+    receiver_tells(&s, q);
   } else {
     return;
   }
@@ -237,30 +261,42 @@ static void receiver_stops(struct state s, unsigned int q) {
 }
 
 /* The watch thread, for a caller that makes no calls. */
+/* The watch thread, for a caller that makes no calls. */
 static void watch_answers(struct state s, unsigned int q) {
   if (!s.qp[q].r_peer || s.qp[q].r_answered || (busy(&s) && model.flaw != ANSWER_WHEN_BUSY)) return;
-  tell(&s, q);
+  receiver_tells(&s, q);
   reach(&s);
+}
+
+static void hear(uint8_t head, uint8_t *stopped, uint8_t *new, uint8_t *ready) {
+  if (head >> 4 == FRAME_NEW) *new = 1;
+  if (head >> 4 == FRAME_READY) *ready = 1;
+  if (head >> 4 != FRAME_STOPPED) return;
+  if (*stopped) wrong("STOPPED has come twice");
+  *stopped = 1;
+  if (model.flaw != NEW_OUTLIVES_STOPPED) *new = *ready = 0;
 }
 
 static void frame_to_receiver(struct state s) {
   if (!s.nto_r) return;
-  s.qp[take_first(&s.nto_r, s.to_r)].r_peer = 1;
+  uint8_t head = take_first(&s.nto_r, s.to_r);
+  struct qp_state *p = &s.qp[head & 0xf];
+  hear(head, &p->r_peer, &p->r_new, &p->r_ready);
   reach(&s);
 }
 
 static void frame_to_sender(struct state s) {
   if (!s.nto_s) return;
-  struct qp_state *p = &s.qp[s.to_s[0][0]];
-  p->s_peer = 1;
-  p->count = s.to_s[0][1];
+  struct qp_state *p = &s.qp[s.to_s[0][0] & 0xf];
+  hear(s.to_s[0][0], &p->s_peer, &p->s_new, &p->s_ready);
+  if (s.to_s[0][0] >> 4 == FRAME_STOPPED) p->count = s.to_s[0][1];
   memmove(s.to_s, s.to_s + 1, sizeof s.to_s - sizeof s.to_s[0]);
   memset(s.to_s[FRAMES - 1], 0, sizeof s.to_s[0]);
   s.nto_s--;
   reach(&s);
 }
 
-static void sender_settles(struct state s, unsigned int q) {
+static void sender_reconciles(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
   bool wait = model.flaw != NO_WAIT_FOR_RECEIVER;
   uint16_t ring[IB_SEND_DEPTH], over[IB_SEND_DEPTH];
@@ -280,6 +316,7 @@ static void sender_settles(struct state s, unsigned int q) {
   }
   for (unsigned int i = 0; i < nover; i++) sent(&s, (uint8_t)over[i]);
   p->s = DOWN;
+  p->s_peer = p->s_answered = p->count = p->posted_tails = 0;
   memset(p->ring, 0, sizeof p->ring);
   p->nring = (uint8_t)(qp.posted_tail - qp.posted_head);
   for (unsigned int i = 0; i < p->nring; i++) p->ring[i] = (uint8_t)ring[i];
@@ -290,14 +327,66 @@ static void sender_settles(struct state s, unsigned int q) {
   reach(&s);
 }
 
-static void receiver_settles(struct state s, unsigned int q) {
-  if (s.qp[q].r != STOPPED || !s.qp[q].r_peer) return;
-  s.qp[q].r = DOWN;
+static void receiver_reconciles(struct state s, unsigned int q) {
+  struct qp_state *p = &s.qp[q];
+  if (p->r != STOPPED || !p->r_peer) return;
+  p->r = DOWN, p->r_peer = p->r_answered = 0;
+  if (model.flaw != KEEP_COUNT) p->counted = 0;
+  reach(&s);
+}
+
+/* A new QP: nothing of the old one is on its way to it, and none of its completions is left to be polled. */
+static void sender_rebuilds(struct state s, unsigned int q) {
+  struct qp_state *p = &s.qp[q];
+  if (p->s != DOWN || p->nring || p->s_peer || p->s_tries == model.returns) return;
+  p->s = REBUILDING;
+  p->s_tries++;
+  memset(p->wire, 0, sizeof p->wire);
+  p->nwire = 0;
+  p->acks = model.flaw == STALE_COMPLETIONS ? p->acks : 0;
+  frame_to_r(&s, q, FRAME_NEW);
+  reach(&s);
+}
+
+static void receiver_rebuilds(struct state s, unsigned int q) {
+  struct qp_state *p = &s.qp[q];
+  if (p->r != DOWN || p->r_peer || p->r_tries == model.returns) return;
+  if (p->ncqe) return;
+  p->r = REBUILDING;
+  p->r_tries++;
+  frame_to_s(&s, q, FRAME_NEW);
+  reach(&s);
+}
+
+static void sender_returns(struct state s, unsigned int q) {
+  struct qp_state *p = &s.qp[q];
+  if (p->s == REBUILDING && p->s_new) {
+    p->s = VERIFYING, p->s_new = 0;
+    frame_to_r(&s, q, FRAME_READY);
+  } else if (p->s == VERIFYING && p->s_ready) {
+    p->s = UP, p->s_ready = 0;
+  } else {
+    return;
+  }
+  reach(&s);
+}
+
+static void receiver_returns(struct state s, unsigned int q) {
+  struct qp_state *p = &s.qp[q];
+  if (p->r == REBUILDING && p->r_new) {
+    p->r = VERIFYING, p->r_new = 0;
+  } else if (p->r == VERIFYING && p->r_ready) { /* its first write has completed */
+    if (p->s == DOWN || p->s == REBUILDING) return; /* no acknowledgement: only a loss ends it */
+    p->r = UP, p->r_ready = 0;
+    frame_to_s(&s, q, FRAME_READY);
+  } else {
+    return;
+  }
   reach(&s);
 }
 
 /* Body and tail at once: that a loss comes between them, message 0 has shown. */
-static void sender_writes_again(const struct state *from, unsigned int lost) {
+static void sender_resends(const struct state *from, unsigned int lost) {
   for (unsigned int q = 0; q < model.qps; q++) {
     struct state s = *from;
     struct qp_state *p = &s.qp[lost];
@@ -328,9 +417,13 @@ static void all_after(const struct state *s) {
     sender_stops(*s, q);
     receiver_stops(*s, q);
     watch_answers(*s, q);
-    sender_settles(*s, q);
-    receiver_settles(*s, q);
-    sender_writes_again(s, q);
+    sender_reconciles(*s, q);
+    receiver_reconciles(*s, q);
+    sender_resends(s, q);
+    sender_rebuilds(*s, q);
+    receiver_rebuilds(*s, q);
+    sender_returns(*s, q);
+    receiver_returns(*s, q);
   }
 }
 
@@ -340,9 +433,11 @@ static void check_end(const struct state *s) {
     if ((s->qp[q].s_peer && s->qp[q].s == UP) || (s->qp[q].r_peer && s->qp[q].r == UP)) return;
   for (unsigned int m = 0; m < model.msgs; m++)
     if (!s->counted[m] || !s->sent[m]) wrong("something waits for ever");
+  for (unsigned int q = 0; q < model.qps; q++)
+    if ((s->qp[q].s == UP) != (s->qp[q].r == UP)) wrong("one side alone uses a queue pair");
 }
 
-static size_t try_all(enum flaw flaw, unsigned int msgs, unsigned int qps, unsigned int losses) {
+static size_t try_all(enum flaw flaw, unsigned int msgs, unsigned int qps, unsigned int losses, unsigned int returns) {
   struct state first;
   memset(&first, 0, sizeof first);
   first.part = first.part_qp = NONE;
@@ -351,6 +446,7 @@ static size_t try_all(enum flaw flaw, unsigned int msgs, unsigned int qps, unsig
   model.msgs = msgs;
   model.qps = qps;
   model.losses = losses;
+  model.returns = returns;
   model.wrong = NULL;
   seen.n = seen.room = seen.size = 0;
   free(seen.states);
@@ -367,14 +463,16 @@ static size_t try_all(enum flaw flaw, unsigned int msgs, unsigned int qps, unsig
   return seen.n;
 }
 
-static void all_is_well(unsigned int msgs, unsigned int qps, unsigned int losses) {
-  size_t n = try_all(RIGHT, msgs, qps, losses);
-  printf("# %u messages, %u queue pairs, %u losses: %zu states\n", msgs, qps, losses, n);
+static void all_is_well(unsigned int msgs, unsigned int qps, unsigned int losses, unsigned int returns) {
+  size_t n = try_all(RIGHT, msgs, qps, losses, returns);
+  printf("# %u messages, %u queue pairs, %u losses, %u returns: %zu states\n", msgs, qps, losses, returns, n);
   CHECK_MSG(!model.wrong, "%s", model.wrong);
 }
 
-TEST(one_loss) { all_is_well(3, 2, 1); }
-TEST(two_losses) { all_is_well(getenv("RAIL_TEST_STEP") ? 2 : 1, 3, 2); }
+TEST(one_loss) { all_is_well(3, 2, 1, 0); }
+TEST(two_losses) { all_is_well(getenv("RAIL_TEST_STEP") ? 2 : 1, 3, 2, 0); }
+TEST(a_return) { all_is_well(2, 2, 1, 1); }
+TEST(a_loss_and_a_return_and_a_loss) { all_is_well(2, 2, getenv("RAIL_TEST_STEP") ? 3 : 2, 2); }
 
 /* The model can fail: each rule that is left out shows. */
 TEST(rules_that_are_left_out) {
@@ -382,16 +480,21 @@ TEST(rules_that_are_left_out) {
     [COUNT_TOO_EARLY] = "the count is told before all is polled",
     [NO_WAIT_FOR_RECEIVER] = "the sender writes again before the receiver has stopped",
     [IGNORE_COUNT] = "the sender trusts its own completions alone",
-    [ANSWER_WHEN_BUSY] = "the watch thread answers for a receiver that has requests"};
+    [ANSWER_WHEN_BUSY] = "the watch thread answers for a receiver that has requests",
+    [KEEP_COUNT] = "the receiver counts on, over a new queue pair",
+    [STALE_COMPLETIONS] = "completions of the lost queue pair are taken for the new one's",
+    [NEW_OUTLIVES_STOPPED] = "what was heard of a try is used for the next one"};
   for (enum flaw f = RIGHT + 1; f < FLAWS; f++) {
-    size_t n = try_all(f, 3, 2, 1);
+    bool of_return = f >= KEEP_COUNT;
+    size_t n = of_return ? try_all(f, 2, 2, 2, 2) : try_all(f, 3, 2, 1, 0);
     printf("# %s: %s, in state %zu\n", names[f], model.wrong ? model.wrong : "not found", n);
     CHECK_MSG(model.wrong, "%s: not found", names[f]);
   }
 }
 
 int main(int argc, char **argv) {
-  static const struct tap_case cases[] = {TEST_CASE(one_loss), TEST_CASE(two_losses),
+  static const struct tap_case cases[] = {TEST_CASE(one_loss), TEST_CASE(two_losses), TEST_CASE(a_return),
+                                          TEST_CASE(a_loss_and_a_return_and_a_loss),
                                           TEST_CASE(rules_that_are_left_out)};
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

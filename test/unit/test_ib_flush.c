@@ -240,6 +240,46 @@ TEST(a_failed_read_is_the_loss_of_its_rail) {
   close_one(flush);
 }
 
+/* Calls until it is in use again, or fails. */
+static rail_result_t return_rail(unsigned int rail) {
+  rail_result_t result;
+  int calls = 0;
+  do {
+    result = ib_flush_return_rail(ib_recv_comm_of(p.rc), rail);
+    CHECK(++calls < 1000);
+    if (calls > 20) usleep(1000);
+  } while (result == RAIL_IN_PROGRESS);
+  return result;
+}
+
+static void check_reads(unsigned int expected) {
+  long before = fake_calls("post_send");
+  void *request = flush_of(1, 8, 0, NULL);
+  CHECK_INT(fake_calls("post_send") - before, expected);
+  pair_finish(request, RAIL_OK);
+}
+
+TEST(a_lost_rail_returns) {
+  open_one(IB_FLUSH_ALWAYS);
+  struct ib_flush *flush = open_good();
+  long qps = fake_live("qp");
+  check_reads(2);
+  CHECK_OK(return_rail(1)); /* it was never lost */
+  for (int i = 0; i < 3; i++) {
+    static const char *const scripts[] = {"reset", "fail create_qp from=1 times=ever errno=ENOSPC",
+                                          "fail modify_qp from=2 errno=EINVAL"};
+    ib_flush_lose_rail(ib_recv_comm_of(p.rc), 1);
+    check_reads(1);
+    fake_script(scripts[i]);
+    if (i) CHECK_INT(return_rail(1), RAIL_SYSTEM_ERROR);
+    fake_script("reset");
+    CHECK_OK(return_rail(1));
+    CHECK_INT(fake_live("qp"), qps);
+    check_reads(2);
+  }
+  close_one(flush);
+}
+
 TEST(a_loss_that_the_peer_cannot_be_told) {
   struct ib_flush *flush;
   rail_result_t result = RAIL_OK;
@@ -273,7 +313,8 @@ int main(int argc, char **argv) {
     TEST_CASE(when_it_is_needed), TEST_CASE(not_wanted), TEST_CASE(steps_that_fail), TEST_CASE(what_is_read),
     TEST_CASE(keys_by_rail),
     TEST_CASE(always), TEST_CASE(many), TEST_CASE(after_a_goodbye), TEST_CASE(lost),
-    TEST_CASE(a_failed_read_is_the_loss_of_its_rail), TEST_CASE(a_loss_that_the_peer_cannot_be_told),
+    TEST_CASE(a_lost_rail_returns), TEST_CASE(a_failed_read_is_the_loss_of_its_rail),
+    TEST_CASE(a_loss_that_the_peer_cannot_be_told),
     TEST_CASE(bad_arguments)};
   fake_use(argv[0], "device fake0 ports=2");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));

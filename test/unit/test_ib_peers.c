@@ -88,7 +88,7 @@ TEST(hellos_that_are_refused) {
   hs_listen(&h, DEV_A1);
   usleep(150000); /* the listener's lines are at most ten a second */
   CHECK_INT(hello_reason(&h, other_version), RAIL_REASON_VERSION);
-  CHECK(hs_logged("(9, ours 4)"));
+  CHECK(hs_logged("(9, ours 5)"));
   CHECK_INT(hello_reason(&h, other_version_and_secret), RAIL_REASON_SECRET);
   CHECK_INT(hello_reason(&h, other_magic), RAIL_REASON_NONE);
   CHECK_INT(hello_reason(&h, other_secret), RAIL_REASON_SECRET);
@@ -130,7 +130,7 @@ static void lie(struct raw *r, enum lie what) {
       break;
     case GARBAGE: raw_write(r->handshake.fd, "GET / HTTP/1.1\r\n\r\n", 18); break;
     case TOO_LONG:
-      raw_write(r->handshake.fd, "RBKM\4\0\2\0\0\0\0\x40\0\0\0\0", sizeof(struct rail_head_wire));
+      raw_write(r->handshake.fd, "RBKM\5\0\2\0\0\0\0\x40\0\0\0\0", sizeof(struct rail_head_wire));
       break;
     case QPS_TOO_MANY:
       raw_send_offer(r, &offer);

@@ -21,7 +21,7 @@ TEST(handle_round_trip) {
   const char *why;
   memset(bytes, 0xaa, sizeof bytes);
   rail_handle_encode(&ib_protocol, &in, bytes + 1);
-  CHECK(memcmp(bytes + 1, "RBKH\4\1\1\2fifteen letters\0\4\0\x12\x67", 28) == 0);
+  CHECK(memcmp(bytes + 1, "RBKH\5\1\1\2fifteen letters\0\4\0\x12\x67", 28) == 0);
   CHECK_MSG(ib_handle_decode(bytes + 1, &out, &hints, &why), "%s", why);
   CHECK(out.auth && hints.n == 2 && out.attempt == in.attempt);
   CHECK(memcmp(out.secret, in.secret, sizeof in.secret) == 0 && memcmp(hints.gids, in.payload, sizeof hints.gids) == 0);
@@ -74,7 +74,7 @@ TEST(hello) {
   struct rail_handle listener = {.secret = "fifteen letters", .naddrs = 1};
   struct rail_hello decoded;
   struct ib_hello_bytes good = ib_make_hello(&listener, "somebody", &decoded), w;
-  CHECK(memcmp(&good, "RBK1\4\0\x60\0fifteen letters\0somebody", 32) == 0);
+  CHECK(memcmp(&good, "RBK1\5\0\x60\0fifteen letters\0somebody", 32) == 0);
 #define CHECK_HELLO(change, reason)                                             \
   do {                                                                          \
     w = good;                                                                   \

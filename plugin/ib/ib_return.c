@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Return of a lost QP: a new one takes its place.
+ *
+ *   this side, its port up, all resent                 the other side
+ *   DOWN: the lost QP is destroyed
+ *   REBUILDING: a new one to INIT
+ *   NEW, with its number                         ────▶
+ *                                                ◀──── NEW, when it can
+ *   to RTS, into the comm
+ *   VERIFYING
+ *     the sender                                       the receiver
+ *     READY                                      ────▶ writes zero bytes over it; when that completes it is UP
+ *     UP                                         ◀──── READY
+ *
+ * Each call does one step, with at most one call of the verbs library that may take long. A step that fails before NEW
+ * is sent is tried again later, after 1, 2, 4 ... 30 s, without end; after the peer's NEW it ends as a loss does, by
+ * STOPPED of both sides (ib_failover.c). A NEW without answer stays valid: the peer answers when its port is up.
+ *
+ * The lost QP's completions cannot be taken for the new one's: a new QP is made only after a poll that found nothing
+ * since the lost one was destroyed.
+ */
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/sock.h"
+#include "common/conn/watch.h"
+#include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_progress.h"
+
+#define FIRST_DELAY_MS 1000
+#define LONGEST_DELAY_MS 30000
+#define STABLE_MS 10000 /* a QP that was in use for so long begins with the first delay again */
+#define LEAST_MS 100    /* between two tries, whatever the peer sends */
+
+static struct ib_path *path_of(const struct ib_comm *comm, unsigned int qp) { return &comm->failover->paths[qp]; }
+
+static struct ib_port *port_of(const struct ib_comm *comm, unsigned int qp) {
+  return comm->rails[comm->qps[qp].rail].port;
+}
+
+/* ---- when --------------------------------------------------------------------- */
+
+void ib_return_schedule(struct ib_path *path) {
+  uint64_t now = rail_now_ns(), ms = 0;
+  if (path->up_since && now - path->up_since >= STABLE_MS * 1000000ull) path->tries = 0;
+  if (path->tries) ms = RAIL_MIN((uint64_t)FIRST_DELAY_MS << RAIL_MIN(path->tries - 1, 8u), LONGEST_DELAY_MS);
+  path->up_since = 0;
+  path->retry_at = now + ms * 1000000;
+}
+
+/* 0: when an event says so; else not before that time. */
+static uint64_t next_try(const struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  const struct ib_port *port = port_of(comm, index);
+  if (atomic_load(&port->faults) & IB_PORT_DOWN || atomic_load(&port->hca->faults) & IB_HCA_FATAL) return 0;
+  uint32_t heard = atomic_fetch_and(&path->heard, ~IB_PATH_PORT_UP);
+  if (heard & IB_PATH_PORT_UP) path->retry_at = rail_now_ns();
+  return heard & IB_PATH_PEER_NEW ? path->began + LEAST_MS * 1000000ull : path->retry_at;
+}
+
+uint64_t ib_return_next(const struct ib_comm *comm) {
+  uint64_t first = 0;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    uint64_t at = path_of(comm, i)->state == IB_PATH_DOWN ? next_try(comm, i) : 0;
+    if (at && (!first || at < first)) first = at;
+  }
+  return first;
+}
+
+/* ---- the new QP ----------------------------------------------------------------- */
+
+/* The receive WR of a sender's QP, which nothing consumes: only by its flush the QP is seen to have stopped. */
+int ib_return_prepost(const struct ib_comm *comm, struct ib_qp *qp) {
+  struct ibv_recv_wr wr = {.wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0)}, *bad;
+  return comm->sender ? ibv_post_recv(qp->qp, &wr, &bad) : ib_recv_prepost_qp(qp);
+}
+
+static bool is_gid(const struct ib_gid_table *table, unsigned int i, const struct ib_rail *rail, uint8_t type) {
+  if (i >= table->count || !table->gids[i].valid) return false;
+  if (memcmp(table->gids[i].raw, rail->gid, sizeof rail->gid) != 0) return false;
+  return table->gids[i].type == type || table->gids[i].type == IB_GID_UNKNOWN || type == IB_GID_UNKNOWN;
+}
+
+/* Is the port active, and has it its GID again? It may be at another index than before the link was down. */
+static bool has_address(struct ib_rail *rail, uint8_t peers_type) {
+  struct ib_port_attr now;
+  if (ib_port_query(rail->port, &now) != RAIL_OK || !now.active) return false;
+  if (!rail->port->roce || is_gid(&now.gids, (unsigned int)rail->gid_index, rail, peers_type)) return true;
+  for (unsigned int i = 0; i < now.gids.count; i++)
+    if (is_gid(&now.gids, i, rail, peers_type)) {
+      rail->gid_index = (int)i;
+      return true;
+    }
+  return false;
+}
+
+static enum ib_return begin(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  uint64_t at = next_try(comm, index), now = rail_now_ns();
+  if (!at || at > now) return IB_RETURN_WAITS;
+  ib_comm_drop_qp(&comm->qps[index]);
+  path->state = IB_PATH_REBUILDING;
+  path->began = now;
+  path->tries++;
+  path->peer_known = path->has_wc = false;
+  atomic_fetch_and(&path->faults, IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED);
+  return IB_RETURN_GOES_ON;
+}
+
+static enum ib_return create(struct ib_comm *comm, unsigned int index) {
+  struct ib_qp *qp = &comm->qps[index], *next = &path_of(comm, index)->next;
+  struct ib_rail *rail = &comm->rails[qp->rail];
+  struct ib_qp_sizes sizes = qp->sizes;
+  uint32_t psn;
+  next->index = qp->index;
+  next->rail = qp->rail;
+  next->remote_rail = qp->remote_rail;
+  next->attr = qp->attr;
+  next->modify_tries = 0;
+  if (!has_address(rail, comm->remote_rails[qp->remote_rail].gid_type)) return IB_RETURN_FAILED;
+  if (rail_random_bytes(&psn, sizeof psn) != RAIL_OK) return IB_RETURN_FAILED;
+  next->attr.sgid_index = (uint8_t)rail->gid_index;
+  next->attr.sq_psn = psn & 0xffffff;
+  return ib_qp_create(next, rail->port, rail->cq, &sizes, comm) == RAIL_OK ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
+}
+
+/* Of a transition: a modify that timed out is tried again. */
+static enum ib_return moved(rail_result_t result) {
+  return result == RAIL_OK || result == RAIL_IN_PROGRESS ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
+}
+
+/* NEW is sent when nothing of this side can fail any more before the peer's NEW. */
+static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  rail_result_t result = ib_qp_to_init(&path->next, port_of(comm, index), access);
+  if (result != RAIL_OK) return moved(result);
+  if (ib_return_prepost(comm, &path->next)) return IB_RETURN_FAILED;
+  atomic_store(&path->own_qpn, path->next.qp->qp_num);
+  atomic_store(&path->own_psn, path->next.attr.sq_psn);
+  atomic_store(&path->send_new, true);
+  atomic_store(&comm->failover->frames, true);
+  return rail_watch_wake(&comm->watched) ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
+}
+
+static enum ib_return meet_peer(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  if (!path->peer_known) {
+    if (!(atomic_fetch_and(&path->heard, ~IB_PATH_PEER_NEW) & IB_PATH_PEER_NEW)) return IB_RETURN_WAITS;
+    path->peer_known = true;
+    path->next.attr.dest_qpn = atomic_load(&path->peer_qpn);
+    path->next.attr.rq_psn = atomic_load(&path->peer_psn);
+  }
+  return moved(ib_qp_to_rtr(&path->next, port_of(comm, index)));
+}
+
+static void send_ready(struct ib_comm *comm, struct ib_path *path) {
+  atomic_store(&path->send_ready, true);
+  atomic_store(&comm->failover->frames, true);
+  (void)rail_watch_wake(&comm->watched); /* else the peer, or the end of the oob connection, ends it */
+}
+
+/* Flushes of the rail come first: the peer may write from READY on. */
+static enum ib_return install(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  if (!comm->sender) {
+    rail_result_t result = ib_flush_return_rail(ib_recv_comm_of(comm), comm->qps[index].rail);
+    if (result != RAIL_OK) return moved(result);
+  }
+  if (!ib_comm_replace_qp(comm, &comm->qps[index], &path->next)) return IB_RETURN_WAITS; /* until it is destroyed */
+  path->state = IB_PATH_VERIFYING;
+  path->verified = false;
+  if (!(atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN))
+    atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PORT); /* down and up again meanwhile */
+  if (comm->sender) send_ready(comm, path);
+  return IB_RETURN_GOES_ON;
+}
+
+static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  switch (path->next.state) {
+    case IB_QP_NONE: return create(comm, index);
+    case IB_QP_RESET: return announce(comm, index);
+    case IB_QP_INIT: return meet_peer(comm, index);
+    case IB_QP_RTR: return moved(ib_qp_to_rts(&path->next, port_of(comm, index)));
+    default: return install(comm, index);
+  }
+}
+
+/* ---- the first write over it ------------------------------------------------------ */
+
+static enum ib_return use(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  unsigned int up = 0;
+  path->state = IB_PATH_UP;
+  path->deadline = 0;
+  path->up_since = rail_now_ns();
+  if (comm->sender) ib_send_use_paths(ib_send_comm_of(comm));
+  else send_ready(comm, path);
+  rail_stats_add(&comm->stats[IB_COMM_RETURNED], 1);
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) up += path_of(comm, i)->state == IB_PATH_UP;
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s: queue pair %u of port %s to %s is in use again, %.1f s after it was "
+            "lost; %u of %u are", comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name,
+            index, port_of(comm, index)->name, comm->remote_rails[comm->qps[index].remote_rail].name,
+            (double)(path->up_since - path->lost_at) / 1e9, up, comm->plan.nqps);
+  return IB_RETURN_WAITS;
+}
+
+static enum ib_return write_first(struct ib_comm *comm, unsigned int index) {
+  const struct ib_remote_ring *ring = &ib_recv_comm_of(comm)->remote_ring;
+  struct ib_qp *qp = &comm->qps[index];
+  struct ibv_send_wr wr = {.wr_id = ib_wr_id(IB_WR_VERIFY, index, 1, 0), .opcode = IBV_WR_RDMA_WRITE,
+                           .send_flags = IBV_SEND_SIGNALED,
+                           .wr.rdma = {.remote_addr = ring->addr, .rkey = ring->rkeys[qp->remote_rail]}}, *bad;
+  if (ibv_post_send(qp->qp, &wr, &bad)) return IB_RETURN_FAILED;
+  qp->sq_avail--;
+  return IB_RETURN_WAITS;
+}
+
+static enum ib_return verify(struct ib_comm *comm, unsigned int index) {
+  struct ib_path *path = path_of(comm, index);
+  bool ready = atomic_fetch_and(&path->heard, ~IB_PATH_PEER_READY) & IB_PATH_PEER_READY;
+  if (comm->sender ? ready : path->verified) return use(comm, index);
+  return ready ? write_first(comm, index) : IB_RETURN_WAITS;
+}
+
+void ib_return_verified(struct ib_comm *comm, unsigned int index) {
+  if (!comm->failover || index >= comm->plan.nqps || path_of(comm, index)->state != IB_PATH_VERIFYING) return;
+  comm->qps[index].sq_avail++;
+  path_of(comm, index)->verified = true;
+  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+}
+
+/* ---- all of it --------------------------------------------------------------------- */
+
+enum ib_return ib_return_step(struct ib_comm *comm, unsigned int index) {
+  switch (path_of(comm, index)->state) {
+    case IB_PATH_DOWN: return comm->failover->open ? IB_RETURN_WAITS : begin(comm, index);
+    case IB_PATH_REBUILDING: return rebuild(comm, index);
+    case IB_PATH_VERIFYING: return verify(comm, index);
+    default: return IB_RETURN_WAITS;
+  }
+}
+
+void ib_return_close(struct ib_comm *comm) {
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) ib_qp_destroy(&path_of(comm, i)->next);
+}
