@@ -63,6 +63,8 @@ void emu_default_gids(struct emu_device *device, unsigned int number) {
 
 static const struct emu_word port_states[] = {
   {"down", IBV_PORT_DOWN}, {"init", IBV_PORT_INIT}, {"armed", IBV_PORT_ARMED}, {"active", IBV_PORT_ACTIVE}, {NULL, 0}};
+static const struct emu_word transports[] = {{"ib", IBV_TRANSPORT_IB}, {"iwarp", IBV_TRANSPORT_IWARP},
+                                             {"unspecified", IBV_TRANSPORT_UNSPECIFIED}, {NULL, 0}};
 static const struct emu_word gid_types[] = {{"ib", 0}, {"v1", 1}, {"v2", 2}, {NULL, 0}};
 
 static void port_keys(const struct emu_statement *s, struct emu_device *device, unsigned int number) {
@@ -118,14 +120,13 @@ static bool do_device(const struct emu_statement *s) {
   if (emu_device_named(s->words[1])) return emu_complain(s, "there is such a device already");
   const struct profile *profile = NULL;
   const char *wanted = emu_value(s, "profile"), *pci = emu_value(s, "pci"), *state_name = emu_value(s, "state");
-  const char *transport = emu_value(s, "transport");
-  bool iwarp = transport && strcmp(transport, "iwarp") == 0;
   for (size_t i = 0; wanted && i < sizeof profiles / sizeof profiles[0]; i++)
     if (strcmp(profiles[i].name, wanted) == 0) profile = &profiles[i];
   if (wanted && !profile) return emu_complain(s, "profiles are mlx5, bnxt_re, irdma, efa, rxe");
-  int state = IBV_PORT_ACTIVE;
+  int state = IBV_PORT_ACTIVE, transport = IBV_TRANSPORT_IB;
   if (state_name && !emu_word(port_states, state_name, &state)) return emu_complain(s, "no such state");
-  if (transport && !iwarp && strcmp(transport, "ib") != 0) return emu_complain(s, "transports are ib and iwarp");
+  if (emu_value(s, "transport") && !emu_word(transports, emu_value(s, "transport"), &transport))
+    return emu_complain(s, "transports are ib, iwarp, unspecified");
   if (pci && !emu_is_pci(pci)) return emu_complain(s, "this machine has no such PCI device");
   struct emu_device *d = &emu.devices[emu.ndevices];
   memset(d, 0, sizeof *d);
@@ -136,8 +137,10 @@ static bool do_device(const struct emu_statement *s) {
   snprintf(d->ibv.dev_name, sizeof d->ibv.dev_name, "uverbs%u", d->index);
   snprintf(d->ibv.dev_path, sizeof d->ibv.dev_path, "/sys/class/infiniband_verbs/uverbs%u", d->index);
   snprintf(d->ibv.ibdev_path, sizeof d->ibv.ibdev_path, "/sys/class/infiniband/%.63s", s->words[1]);
-  d->ibv.node_type = iwarp ? IBV_NODE_RNIC : IBV_NODE_CA;
-  d->ibv.transport_type = iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
+  d->ibv.node_type = transport == IBV_TRANSPORT_IB      ? IBV_NODE_CA
+                     : transport == IBV_TRANSPORT_IWARP ? IBV_NODE_RNIC
+                                                        : IBV_NODE_UNSPECIFIED;
+  d->ibv.transport_type = (enum ibv_transport_type)transport;
   snprintf(d->pci, sizeof d->pci, "%s", pci ? pci : "");
   d->guid = emu_number(s, "guid", 0x02e5000000000000u + ((uint64_t)d->index << 8), 16);
   LIST_INIT(&d->contexts);

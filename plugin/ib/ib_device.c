@@ -81,6 +81,17 @@ static void close_hca(struct ib_hca *hca) {
   hca->context = NULL;
 }
 
+/* NULL, or why no connection can use such a device. */
+static const char *why_unusable(const struct ibv_device *device) {
+  switch (device->transport_type) {
+    case IBV_TRANSPORT_IB: return NULL; /* RoCE, too: the link tells */
+    case IBV_TRANSPORT_IWARP: return "iWARP, which needs the RDMA CM";
+    case IBV_TRANSPORT_USNIC:
+    case IBV_TRANSPORT_USNIC_UDP: return "usNIC, which has no reliable connections";
+    default: return "neither InfiniBand nor RoCE nor iWARP (EFA, for one, is for libfabric: libnccl-net-ofi.so)";
+  }
+}
+
 /* Context and attributes. False after one line. */
 static bool open_hca(struct ib_hca *hca, struct ibv_device *device) {
   hca->context = ib_verbs.open_device(device);
@@ -161,6 +172,11 @@ static void add_device(struct ibv_device *device, const struct ib_hca_filter *fi
   unsigned int before = nports;
   char card[256];
   if (!may_pass(filter, name) || nhcas == IB_MAX_PORTS) return;
+  const char *unusable = why_unusable(device);
+  if (unusable) {
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: %s is %s; it is left out", name, unusable);
+    return;
+  }
   struct ib_hca *hca = &hcas[nhcas];
   memset(hca, 0, sizeof *hca);
   snprintf(hca->name, sizeof hca->name, "%s", name);
@@ -220,7 +236,7 @@ static void discover_ports(void) {
     RAIL_WARN("RailIB: libibverbs finds no RDMA device, so there are no devices: is the driver loaded (rdma link), and "
               "its provider installed (ibverbs-providers)?");
   else if (list && nports == 0)
-    RAIL_WARN("RailIB: none of %d RDMA devices has an active port%s%s, so there are no devices", count,
+    RAIL_WARN("RailIB: none of %d RDMA devices has a usable, active port%s%s, so there are no devices", count,
               ib_params.hca ? " that passes NCCL_IB_HCA=" : "", ib_params.hca ? ib_params.hca : "");
 }
 

@@ -55,14 +55,15 @@ static long fake_ask_(const char *function, const char *what) {
 __attribute__((unused)) static long fake_live(const char *kind) { return fake_ask_("fakeverbs_live", kind); }
 __attribute__((unused)) static long fake_calls(const char *call) { return fake_ask_("fakeverbs_calls", call); }
 
-/* Warnings, one after the other, since fake_listen(). */
+/* Warnings, and with fake_hears_info lines of INFO, one after the other, since fake_listen(). */
 static char fake_heard_[16384];
+__attribute__((unused)) static bool fake_hears_info;
 __attribute__((unused, format(printf, 5, 6))) static void fake_hear_(enum rail_log_level level, unsigned long flags,
                                                                    const char *file, int line, const char *fmt, ...) {
   size_t used = strlen(fake_heard_);
   va_list ap;
   (void)flags, (void)file, (void)line;
-  if (level != RAIL_LOG_WARN) return;
+  if (level != RAIL_LOG_WARN && (level != RAIL_LOG_INFO || !fake_hears_info)) return;
   va_start(ap, fmt);
   vsnprintf(fake_heard_ + used, sizeof fake_heard_ - used, fmt, ap);
   va_end(ap);

@@ -216,6 +216,19 @@ TEST(what_fails_is_left_out_and_leaves_nothing) {
   CHECK(ib_device_count() == 8 && fake_heard("ibv_fork_init"));
 }
 
+/* Enum ibv_transport_type: iWARP, usNIC, unspecified (EFA). */
+TEST(a_device_of_another_transport_is_left_out) {
+  fake_script("device rnic transport=1; device vnic transport=3; device efa transport=4");
+  fake_hears_info = true;
+  reload("rnic,vnic,efa");
+  fake_hears_info = false;
+  CHECK_INT(ib_device_count(), 0);
+  CHECK(fake_heard("rnic is iWARP") && fake_heard("vnic is usNIC") && fake_heard("efa is neither"));
+  CHECK(fake_heard("has a usable, active port"));
+  reload("dual,efa");
+  CHECK_STR(names(), "dual:1 dual:2");
+}
+
 TEST(a_hundred_times_leaves_nothing) {
   for (int i = 0; i < 100; i++) reload(NULL);
   CHECK_INT(fake_live("pd"), 7);
@@ -314,7 +327,7 @@ int main(int argc, char **argv) {
     TEST_CASE(properties_are_whole), TEST_CASE(a_filter_that_lets_nothing_pass_is_said),
     TEST_CASE(what_fails_is_left_out_and_leaves_nothing), TEST_CASE(a_hundred_times_leaves_nothing),
     TEST_CASE(fused_devices), TEST_CASE(a_port_as_it_is_now), TEST_CASE(retries_that_end),
-    TEST_CASE(speeds)};
+    TEST_CASE(speeds), TEST_CASE(a_device_of_another_transport_is_left_out)};
   if (!mkdtemp(root)) return 1;
   setenv("SYSFS_PATH", root, 1);
   make_tree();

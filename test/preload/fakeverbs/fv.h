@@ -14,7 +14,7 @@
  *   device NAME [key=value...]        a device; without any there are fake0 and fake1
  *   empty                             there is no device at all
  *       ports=N (1)  guid=HEX  vendor=HEX  max_qp=N  max_qp_wr=N  inline=BYTES (256)
- *       cq_size=N (overrides what is asked for)
+ *       cq_size=N (overrides what is asked for)  transport=N (enum ibv_transport_type; 0: InfiniBand and RoCE)
  *       dmabuf=0|1 (1; any fd that can be mapped is one)  ece=0|1 (1)
  *       and all keys of `port`, for each of its ports
  *   port NAME NUMBER key=value...     changes one; a new state also sends its event

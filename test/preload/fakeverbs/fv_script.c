@@ -122,7 +122,7 @@ static bool do_device(const struct statement *s) {
   snprintf(d->ibv.name, sizeof d->ibv.name, "%s", s->words[1]);
   snprintf(d->ibv.dev_name, sizeof d->ibv.dev_name, "uverbs%u", d->index);
   d->ibv.node_type = IBV_NODE_CA;
-  d->ibv.transport_type = IBV_TRANSPORT_IB;
+  d->ibv.transport_type = (enum ibv_transport_type)number_of(s, "transport", IBV_TRANSPORT_IB, 10);
   d->nports = (unsigned int)number_of(s, "ports", 1, 10);
   if (d->nports < 1 || d->nports > FV_PORTS) return complain(s, "1 to 4 ports");
   d->guid = number_of(s, "guid", 0xfa4e000000000000u + ((uint64_t)d->index << 8), 16);
