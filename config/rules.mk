@@ -67,7 +67,7 @@ FUZZ_MAIN := $(if $(filter fuzz,$(SAN)),,$(O)/test/fuzz/lib/driver.o)
 known_plugins := $(patsubst plugin/%/,%,$(sort $(dir $(wildcard plugin/*/*_main.c))))
 include $(wildcard plugin/*/build.mk)
 prefix_of = $(patsubst plugin/$(1)/%_main.c,%,$(wildcard plugin/$(1)/*_main.c))
-missing_for = $(foreach n,$(needs_$(1)),$(if $($(n)),,$(n)))
+missing_for = $(strip $(foreach n,$(needs_$(1)),$(if $($(n)),,$(n))))
 left_out_plugins := $(foreach p,$(known_plugins),$(if $(call missing_for,$(p)),$(p)))
 left_out_src := $(foreach p,$(left_out_plugins),plugin/$(p)/% \
   $(foreach x,$(call prefix_of,$(p)),test/unit/test_$(x)_% test/fuzz/$(x)_%))

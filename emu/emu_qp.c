@@ -6,6 +6,7 @@
 
 #include "emu/emu.h"
 #include "emu/emu_fault.h"
+#include "emu/rail_emu.h"
 
 static struct emu_context *context_of(struct ibv_context *c) {
   return (struct emu_context *)(void *)((char *)verbs_get_ctx(c) - offsetof(struct emu_context, verbs));
@@ -359,4 +360,13 @@ int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece) {
 int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags) {
   (void)qp, (void)op, (void)flags;
   return 0;
+}
+
+/* ---- for the emulated RDMA CM ---------------------------------------------------- */
+
+struct ibv_qp *rail_emu_qp(unsigned int number) {
+  pthread_mutex_lock(&emu.lock);
+  struct emu_qp *qp = emu_qp_find(number);
+  pthread_mutex_unlock(&emu.lock);
+  return qp ? &qp->ex.qp_base : NULL;
 }

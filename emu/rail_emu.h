@@ -6,6 +6,8 @@
 #ifndef RAIL_EMU_H
 #define RAIL_EMU_H
 
+struct ibv_qp;
+
 /* Statements of docs/emu.md; 0, or -1 after a line on stderr. Any thread. */
 int rail_emu_command(const char *text);
 /* How many objects this process has: context pd mr cq srq qp. */
@@ -20,5 +22,7 @@ enum rail_emu_cm { RAIL_EMU_CM_NONE, RAIL_EMU_CM_LOST, RAIL_EMU_CM_LATE, RAIL_EM
 enum rail_emu_cm rail_emu_cm_fault(const char *event, long *us); /* us: how late */
 /* How long it waits for an answer, unless a statement says otherwise. */
 long rail_emu_cm_answer_ms(long otherwise);
+/* A queue pair of this process by its number; NULL: there is none. */
+struct ibv_qp *rail_emu_qp(unsigned int number);
 
 #endif

@@ -146,7 +146,7 @@ struct cm_id {
 
   struct cm_message peer;        /* REQ or REP */
   struct cm_message *late;       /* a message that a fault delays; nothing is read behind it */
-  uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count, ack_timeout;
+  uint8_t responder_resources, initiator_depth, retry_count, rnr_retry_count, ack_timeout, tos;
   uint32_t qpn, psn, qkey;
   struct ibv_ece ece;
 };
@@ -202,6 +202,9 @@ int cm_wire_receive(const struct cm_id *id, struct cm_message *message);
 
 /* cm_qp.c */
 int cm_qp_attr(const struct cm_id *id, struct ibv_qp_attr *attr, int *mask); /* for attr->qp_state; 0 or errno */
+/* The id's own, or of an iWARP device the one that rdma_connect or rdma_accept named by its number, which such a device
+ * moves as the connection goes; NULL: the program moves it. */
+struct ibv_qp *cm_qp_of(const struct cm_id *id);
 int cm_qp_connect(struct cm_id *id);  /* to RTS; 0 or errno */
 void cm_qp_error(struct cm_id *id);
 

@@ -249,6 +249,7 @@ static void read_listener(struct cm_id *l) {
     id->psn = (uint32_t)random() & 0xffffff;
     id->qkey = l->qkey;
     id->ack_timeout = l->ack_timeout;
+    id->tos = l->tos;
     id->on_readable = read_socket;
     cm_add(id);
     id->fd = fd;
@@ -468,7 +469,7 @@ static void on_read(struct cm_event *e) {
       id->listener = NULL;
       break;
     case RDMA_CM_EVENT_CONNECT_RESPONSE:
-      if (!id->id.qp || id->state != CM_RESPONDED) break;
+      if (!cm_qp_of(id) || id->state != CM_RESPONDED) break;
       e->event.status = -cm_qp_connect(id);
       e->event.event = e->event.status ? RDMA_CM_EVENT_CONNECT_ERROR : RDMA_CM_EVENT_ESTABLISHED;
       say_short(id, e->event.status ? CM_REJ : CM_RTU, CM_REJ_CONSUMER_DEFINED);

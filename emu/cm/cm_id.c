@@ -174,7 +174,7 @@ int rdma_resolve_route(struct rdma_cm_id *ibv, int timeout_ms) {
 
 /* ---- options ---------------------------------------------------------------------- */
 
-/* Only the ACK timeout changes something: there is no type of service here, and no port that is in use for a while. */
+/* ACK timeout and type of service are attributes of the queue pair; there is no port that is in use for a while. */
 int rdma_set_option(struct rdma_cm_id *ibv, int level, int name, void *value, size_t size) {
   struct cm_id *id = cm_id_of(ibv);
   int number = 0;
@@ -183,7 +183,7 @@ int rdma_set_option(struct rdma_cm_id *ibv, int level, int name, void *value, si
   if (size != (is_byte ? 1 : sizeof number)) return cm_result(EINVAL);
   memcpy(&number, value, size);
   switch (name) {
-    case RDMA_OPTION_ID_TOS:
+    case RDMA_OPTION_ID_TOS: id->tos = (uint8_t)number; return 0;
     case RDMA_OPTION_ID_REUSEADDR:
     case RDMA_OPTION_ID_AFONLY: return 0;
     case RDMA_OPTION_ID_ACK_TIMEOUT:

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "emu/cm/cm.h"
+#include "emu/rail_emu.h"
 
 /* ---- attributes of a state ----------------------------------------------------- */
 
@@ -24,7 +25,7 @@ static void to_init(const struct cm_id *id, struct ibv_qp_attr *a, int *mask) {
 static struct ibv_ah_attr path_to_peer(const struct cm_id *id) {
   return (struct ibv_ah_attr){.dlid = id->peer.lid, .port_num = id->place.port, .is_global = 1,
                               .grh = {.dgid = id->peer.gid, .sgid_index = (uint8_t)id->place.gid_index,
-                                      .hop_limit = 64}};
+                                      .hop_limit = 64, .traffic_class = id->tos}};
 }
 
 static void to_rtr(const struct cm_id *id, struct ibv_qp_attr *a, int *mask) {
@@ -73,16 +74,21 @@ int rdma_init_qp_attr(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask
   return cm_result(err);
 }
 
+struct ibv_qp *cm_qp_of(const struct cm_id *id) {
+  bool by_number = !id->id.qp && id->place.device->context->device->transport_type == IBV_TRANSPORT_IWARP;
+  return by_number ? rail_emu_qp(id->qpn) : id->id.qp;
+}
+
 static int move(const struct cm_id *id, enum ibv_qp_state state) {
   struct ibv_qp_attr a = {.qp_state = state};
   int mask, err = cm_qp_attr(id, &a, &mask);
-  return err ? err : ibv_modify_qp(id->id.qp, &a, mask);
+  return err ? err : ibv_modify_qp(cm_qp_of(id), &a, mask);
 }
 
-/* INIT once more: what the peer may do is known only now. */
+/* INIT once more, of a queue pair that the id made: what the peer may do is known only now. */
 int cm_qp_connect(struct cm_id *id) {
-  if (!id->id.qp || id->id.qp_type == IBV_QPT_UD) return 0;
-  int err = move(id, IBV_QPS_INIT);
+  if (!cm_qp_of(id) || id->id.qp_type == IBV_QPT_UD) return 0;
+  int err = id->id.qp ? move(id, IBV_QPS_INIT) : 0;
   if (!err) err = move(id, IBV_QPS_RTR);
   return err ? err : move(id, IBV_QPS_RTS);
 }
