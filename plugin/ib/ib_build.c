@@ -8,9 +8,11 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "plugin/ib/ib_cm.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
@@ -42,6 +44,11 @@ rail_result_t ib_setup_comm(struct rail_setup *base) {
   if (!s->comm->qps || rail_random_bytes(&s->ours.token, sizeof s->ours.token) != RAIL_OK)
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory, or no random bytes");
   s->ours.token |= 1; /* not 0, which unwritten memory holds */
+  if (s->plan.notices && !base->connector && !ib_notices_open(s->comm))
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
+  if (s->plan.rdmacm && ib_cm_open(s->comm) != RAIL_OK)
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no event channel of the RDMA CM: %s; is "
+                           "/dev/infiniband/rdma_cm there and accessible (in a container, too)?", strerror(errno));
   s->ours.nqps = s->plan.nqps;
   s->ours.nrails = s->mine.nrails;
   s->ours.ctrl_addr = (uintptr_t)s->comm->ctrl_buf;
@@ -83,6 +90,10 @@ rail_result_t ib_setup_memory(struct rail_setup *base) {
                            "be registered: %s; raise the limit of locked memory (ulimit -l unlimited)",
                            rail->port->name, size, strerror(errno));
   s->ours.rkeys[base->piece] = rail->ctrl_mr->rkey;
+  if (s->plan.notices && !base->connector && !ib_notices_register(s->comm, base->piece))
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: memory of notices cannot be registered: "
+                           "%s; raise the limit of locked memory (ulimit -l unlimited)", rail->port->name,
+                           strerror(errno));
   return rail_setup_piece_done(base, s->comm->nrails);
 }
 
@@ -129,6 +140,10 @@ rail_result_t ib_setup_qps(struct rail_setup *base) {
   qp->remote_rail = p->remote_rail;
   if (set_attr(s, qp) != RAIL_OK || ib_qp_create(qp, rail->port, rail->cq, &sizes, s->comm) != RAIL_OK)
     return qp_failed(s);
+  if (s->plan.notices && qp->max_inline < sizeof(struct ib_notice_wire))
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: its queue pairs take %u bytes inline, and "
+                           "%zu are needed where a device has no write with immediate", rail->port->name,
+                           qp->max_inline, sizeof(struct ib_notice_wire));
   return rail_setup_piece_done(base, s->plan.nqps);
 }
 
@@ -146,6 +161,7 @@ rail_result_t ib_setup_inits(struct rail_setup *base) {
 
 rail_result_t ib_setup_rtrs(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
+  if (s->plan.rdmacm) return RAIL_OK; /* it is: ib_cm.c */
   struct ib_qp *qp = &s->comm->qps[base->piece];
   const struct ib_qp_info *peer = &s->peers.qps[base->piece];
   qp->attr.dest_qpn = peer->qpn;
@@ -157,6 +173,7 @@ rail_result_t ib_setup_rtrs(struct rail_setup *base) {
 
 rail_result_t ib_setup_rtss(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
+  if (s->plan.rdmacm) return RAIL_OK; /* it is: ib_cm.c */
   struct ib_qp *qp = &s->comm->qps[base->piece];
   return move_one(s, ib_qp_to_rts(qp, s->comm->rails[qp->rail].port));
 }
@@ -198,16 +215,6 @@ rail_result_t ib_setup_start(struct rail_setup *base) {
 #define COMPLETIONS_AT_ONCE 16
 #define WRITE_SIZE sizeof(uint64_t)
 
-/* "from port A (GID a) to port B (GID b)" of one queue pair. */
-static const char *way_of(const struct ib_setup *s, unsigned int qp, char text[320]) {
-  const struct ib_plan_qp *p = &s->plan.qps[qp];
-  const struct ib_offer_rail *mine = &s->mine.rails[p->local_rail], *theirs = &s->theirs.rails[p->remote_rail];
-  char a[IB_GID_TEXT], b[IB_GID_TEXT];
-  snprintf(text, 320, "port %s here (GID %s) and port %s there (GID %s)", mine->name, ib_gid_text(mine->gid, a),
-           theirs->name, ib_gid_text(theirs->gid, b));
-  return text;
-}
-
 #define ADVICE \
   "TCP between the hosts works and RDMA does not: look at NCCL_IB_GID_INDEX, the VLANs and MTUs of both ports, " \
   "routing between the two GIDs, and UDP port 4791 in firewalls (RAIL_IB_VERIFY=0 leaves this test out)"
@@ -220,7 +227,7 @@ rail_result_t ib_setup_test_writes(struct rail_setup *base) {
   if (!s->plan.verify) return RAIL_OK;
   struct ib_verify *words = &s->comm->ctrl_buf->verify;
   struct ib_qp *qp = &s->comm->qps[base->piece];
-  char way[320];
+  char way[IB_WAY_TEXT];
   words->out = s->peers.token;
   const uint32_t lkey = s->comm->rails[qp->rail].ctrl_mr->lkey, rkey = s->peers.rkeys[qp->remote_rail];
   struct ibv_sge sges[] = {{.addr = s->ours.ctrl_addr, .length = 128u << qp->attr.mtu, .lkey = lkey},
@@ -241,7 +248,7 @@ rail_result_t ib_setup_test_writes(struct rail_setup *base) {
   int err = ibv_post_send(qp->qp, wrs, &bad);
   if (err)
     return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "the first write between %s could not be "
-                           "posted: %s", way_of(s, base->piece, way), strerror(err));
+                           "posted: %s", ib_setup_way(s, base->piece, way), strerror(err));
   return rail_setup_piece_done(base, s->plan.nqps);
 }
 
@@ -255,7 +262,7 @@ static const struct ibv_wc *worst_of(const struct ibv_wc *wc, int n) {
 
 static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
   struct ibv_wc wc[COMPLETIONS_AT_ONCE];
-  char way[320];
+  char way[IB_WAY_TEXT];
   int n = ibv_poll_cq(cq, COMPLETIONS_AT_ONCE, wc);
   if (n < 0)
     return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "a completion queue cannot be polled");
@@ -264,8 +271,8 @@ static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
     const struct ib_error_row *row = ib_error_row(worst->status);
     unsigned int qp = ib_wr_qp(worst->wr_id);
     return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s "
-                           "(status %d, vendor error 0x%x); %s", way_of(s, qp < s->plan.nqps ? qp : 0, way), row->what,
-                           worst->status, worst->vendor_err, ADVICE);
+                           "(status %d, vendor error 0x%x); %s", ib_setup_way(s, qp < s->plan.nqps ? qp : 0, way),
+                           row->what, worst->status, worst->vendor_err, ADVICE);
   }
   for (int i = 0; i < n; i++) s->verified += ib_wr_kind(wc[i].wr_id) == IB_WR_VERIFY;
   return RAIL_OK;
@@ -279,32 +286,17 @@ static unsigned int missing(const struct ib_setup *s) {
   return i;
 }
 
-/* A peer that failed sends a refusal or closes; one that is done may send PING or GOODBYE already, which is left
- * unread. */
-static rail_result_t recv_refusal(struct ib_setup *s) {
-  struct rail_message message;
-  rail_result_t result = rail_handshake_peek(&s->base.handshake);
-  if (result == RAIL_OK) {
-    result = rail_setup_recv(&s->base, RAIL_MESSAGE_ANSWER, &message);
-    if (result != RAIL_OK) return result;
-    return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
-  }
-  if (result == RAIL_IN_PROGRESS) return result;
-  return rail_setup_fail(&s->base, RAIL_REASON_GONE, RAIL_REMOTE_ERROR,
-                         "it closed the connection during the first writes");
-}
-
 rail_result_t ib_setup_verified(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
-  char way[320];
+  char way[IB_WAY_TEXT];
   if (!s->plan.verify) return RAIL_OK;
   for (unsigned int i = 0; i < s->comm->nrails; i++) RAIL_TRY(poll(s, s->comm->rails[i].cq));
   unsigned int first = missing(s);
   if (first == s->plan.nqps && s->verified == s->plan.nqps) return RAIL_OK;
-  rail_result_t result = recv_refusal(s);
+  rail_result_t result = ib_setup_recv_refusal(s);
   if (result != RAIL_IN_PROGRESS) return result;
   if (!rail_setup_is_late(base)) return result;
   return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time "
                          "limit (RAIL_IB_CONNECT_TIMEOUT): %s", first < s->plan.nqps ? "came in" : "was acknowledged",
-                         way_of(s, first < s->plan.nqps ? first : 0, way), ADVICE);
+                         ib_setup_way(s, first < s->plan.nqps ? first : 0, way), ADVICE);
 }

@@ -12,8 +12,10 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "plugin/ib/ib_cm.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_mr.h"
+#include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
 
@@ -23,10 +25,11 @@ static void warn_if(int err, const struct ib_comm *comm, const char *what) {
               comm->peer_text, what, strerror(err));
 }
 
-/* Users before what they use: data QPs, flush QPs, their CQs, then the registrations. */
+/* Users before what they use: data QPs, what the RDMA CM has of them, flush QPs, their CQs, then the registrations. */
 static void destroy_verbs(struct ib_comm *comm) {
   for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_destroy(&comm->qps[i]);
   ib_return_close(comm);
+  ib_cm_close(comm);
   if (!comm->sender) ib_flush_close(comm);
   for (unsigned int r = 0; r < comm->nrails; r++) {
     struct ib_rail *rail = &comm->rails[r];
@@ -35,6 +38,7 @@ static void destroy_verbs(struct ib_comm *comm) {
     rail->cq = NULL;
     rail->ctrl_mr = NULL;
   }
+  ib_notices_close(comm);
   ib_mhandles_free(comm);
 }
 

@@ -56,6 +56,7 @@ struct ib_rail {
   int gid_index;
   uint8_t gid[16];
   struct ibv_mr *ctrl_mr; /* registration of ib_comm.ctrl_buf */
+  struct ibv_mr *notice_mr; /* of ib_recv_comm.notices; NULL: there are none */
 };
 
 /* A registration as regMr returns it. */
@@ -90,6 +91,7 @@ struct ib_comm {
   struct ib_rail rails[IB_MAX_RAILS];
   struct ib_offer_rail remote_rails[IB_MAX_RAILS];
   struct ib_qp *qps; /* plan.nqps */
+  struct ib_cm *cm;             /* ib_cm.h; NULL: QPs were set up without the RDMA CM */
   struct ib_failover *failover; /* ib_failover.h; NULL: the first QP that fails ends the connection */
   struct ib_ctrl_buf *ctrl_buf;
 
@@ -229,6 +231,7 @@ struct ib_recv_comm {
   uint32_t cts_unsignaled;   /* CTS writes since the last signaled one */
   uint32_t cts_resend;        /* one bit per receive whose CTS is to be resent */
   struct ib_flush *flush;    /* NULL: no flush is needed */
+  struct ib_notice_wire *notices; /* ib_notice.h: IB_RECV_DEPTH of each QP; NULL: immediates report parts */
   struct ib_request_pool free_flushes;
   struct ib_recv recvs[IB_MAX_RECVS];
   struct ib_request flushes[IB_MAX_FLUSHES];
@@ -347,7 +350,7 @@ struct ib_comm *ib_recv_comm_alloc(void);
 /* Posts the receive WRs; the QPs are in INIT. */
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
 /* Posts those of one QP; errno of ibv_post_recv, or 0. */
-int ib_recv_prepost_qp(struct ib_qp *qp);
+int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp);
 /* The QPs are in RTS, the keys are known. `progress`: ib_progress. False: out of memory. */
 void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
                         rail_result_t (*progress)(struct ib_comm *comm));

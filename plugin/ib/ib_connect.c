@@ -10,6 +10,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "plugin/ib/ib_cm.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_watch.h"
@@ -55,6 +56,7 @@ static const struct rail_setup_row connector_rows[] = {
   {"queue pairs", ib_setup_qps, NULL, false},
   {"to INIT", ib_setup_inits, NULL, false},
   {"recv queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
+  {"by the RDMA CM", ib_cm_connects, "the RDMA CM to connect queue pairs", false},
   {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
   {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
   {"start", ib_setup_start, NULL, false},
@@ -78,8 +80,11 @@ static const struct rail_setup_row acceptor_rows[] = {
   {"queue pairs", ib_setup_qps, NULL, false},
   {"to INIT", ib_setup_inits, NULL, false},
   {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS", false},
+  {"listen by the RDMA CM", ib_cm_listens, NULL, false},
   {"send queue pairs", ib_setup_send_qps, NULL, false},
+  {"accept by the RDMA CM", ib_cm_accepts, "the peer's requests by the RDMA CM", false},
   {"recv queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
+  {"by the RDMA CM", ib_cm_established, "the RDMA CM to establish queue pairs", false},
   {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
   {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
   {"start", ib_setup_start, NULL, false},
@@ -144,12 +149,13 @@ static void free_setup(struct rail_setup *base) {
 static void log_connected(const struct ib_setup *s) {
   const struct ib_comm *c = s->comm;
   char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
-  RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s (GID %s) and its %s (GID %s), %u queue pair%s%s%s",
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s (GID %s) and its %s (GID %s), %u queue pair%s%s%s%s%s",
             s->base.connector ? "connected to" : "accepted", c->peer_text, s->device->name,
             ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name,
             ib_gid_text(s->theirs.rails[0].gid, theirs),
             c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
-            s->base.handshake.session.keyed ? ", authenticated" : "");
+            s->base.handshake.session.keyed ? ", authenticated" : "", c->cm ? ", by the RDMA CM" : "",
+            c->plan.notices ? ", parts reported by SEND" : "");
 }
 
 /* The comm, watched, is the caller's. */

@@ -84,8 +84,8 @@ static void close_hca(struct ib_hca *hca) {
 /* NULL, or why no connection can use such a device. */
 static const char *why_unusable(const struct ibv_device *device) {
   switch (device->transport_type) {
-    case IBV_TRANSPORT_IB: return NULL; /* RoCE, too: the link tells */
-    case IBV_TRANSPORT_IWARP: return "iWARP, which needs the RDMA CM";
+    case IBV_TRANSPORT_IB: /* RoCE, too: the link tells */
+    case IBV_TRANSPORT_IWARP: return NULL;
     case IBV_TRANSPORT_USNIC:
     case IBV_TRANSPORT_USNIC_UDP: return "usNIC, which has no reliable connections";
     default: return "neither InfiniBand nor RoCE nor iWARP (EFA, for one, is for libfabric: libnccl-net-ofi.so)";
@@ -135,12 +135,14 @@ static bool add_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_fil
               hca->name, strerror(err));
     return false;
   }
-  bool roce = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-  if (attr.state != IBV_PORT_ACTIVE || (!roce && attr.link_layer != IBV_LINK_LAYER_INFINIBAND)) {
+  bool ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET || hca->iwarp;
+  if (attr.state != IBV_PORT_ACTIVE || (!ethernet && attr.link_layer != IBV_LINK_LAYER_INFINIBAND)) {
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: port %u of %s is %s; it is left out", number, hca->name,
               attr.state != IBV_PORT_ACTIVE ? "not active" : "neither InfiniBand nor Ethernet");
     return false;
   }
+  bool rdmacm = hca->iwarp || (ethernet && ib_params.cm == IB_CM_RDMACM);
+  if (rdmacm && !ib_rdmacm_open()) return false;
   if (nports == IB_MAX_PORTS) {
     RAIL_WARN("RailIB: more than %d active ports; %s:%u is left out. NCCL_IB_HCA chooses", IB_MAX_PORTS, hca->name,
               number);
@@ -149,7 +151,9 @@ static bool add_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_fil
   struct ib_port *port = &found[nports++];
   port->hca = hca;
   port->number = number;
-  port->roce = roce;
+  port->roce = ethernet && !hca->iwarp;
+  port->iwarp = hca->iwarp;
+  port->rdmacm = rdmacm;
   port->speed = ib_port_speed(hca->context, number, &attr);
   port->rail = rail;
   port->plane = plane;
@@ -180,6 +184,7 @@ static void add_device(struct ibv_device *device, const struct ib_hca_filter *fi
   struct ib_hca *hca = &hcas[nhcas];
   memset(hca, 0, sizeof *hca);
   snprintf(hca->name, sizeof hca->name, "%s", name);
+  hca->iwarp = device->transport_type == IBV_TRANSPORT_IWARP;
   if (!open_hca(hca, device)) return;
   hca->guid = guid_of(hca);
   ib_sysfs_pci_paths(name, ib_params.merge_vfs != 0, hca->pci_path, card);
@@ -247,7 +252,9 @@ static void close_hcas(void) {
 
 /* ---- the table --------------------------------------------------------------- */
 
-static const char *link_name(const struct ib_port *port) { return port->roce ? "RoCE" : "InfiniBand"; }
+static const char *link_name(const struct ib_port *port) {
+  return port->iwarp ? "iWARP" : port->roce ? "RoCE" : "InfiniBand";
+}
 
 static int speed_of(const struct ib_device *device) {
   int64_t speed = 0;
@@ -260,9 +267,9 @@ static void list_device(struct ib_device *d) {
   size_t at = 0;
   for (unsigned int i = 0; i < d->nrails; i++)
     at += (size_t)snprintf(d->name + at, sizeof d->name - at, "%s%s", i ? "+" : "", d->rails[i]->name);
-  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: device %d is %s, %s, %d Mb/s%s%s", (int)(d - devices), d->name,
-            link_name(d->rails[0]), speed_of(d), d->nrails == 1 && d->rails[0]->pci_path[0] ? ", at " : "",
-            d->nrails == 1 ? d->rails[0]->pci_path : "");
+  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailIB: device %d is %s, %s%s, %d Mb/s%s%s", (int)(d - devices), d->name,
+            link_name(d->rails[0]), d->rails[0]->rdmacm ? " by the RDMA CM" : "", speed_of(d),
+            d->nrails == 1 && d->rails[0]->pci_path[0] ? ", at " : "", d->nrails == 1 ? d->rails[0]->pci_path : "");
   atomic_store_explicit(&ndevices, (int)(d - devices) + 1, memory_order_release);
 }
 
@@ -321,12 +328,14 @@ int ib_device_index(const struct ib_device *device) { return (int)(device - devi
 
 /* ---- properties ---------------------------------------------------------------- */
 
-/* A fused device supports what all of its HCAs support. */
+/* A fused device supports what all of its HCAs support. iWARP connects no queue pair to itself, and without that what
+ * arrives in GPU memory cannot be flushed. */
 static int ptr_support(const struct ib_device *device) {
   int support = RAIL_PTR_HOST | RAIL_PTR_CUDA | RAIL_PTR_DMABUF;
   for (unsigned int i = 0; i < device->nrails; i++) {
-    if (!device->rails[i]->hca->gpu_direct) support &= ~RAIL_PTR_CUDA;
-    if (!device->rails[i]->hca->dmabuf) support &= ~RAIL_PTR_DMABUF;
+    const struct ib_port *port = device->rails[i];
+    if (!port->hca->gpu_direct || port->iwarp) support &= ~RAIL_PTR_CUDA;
+    if (!port->hca->dmabuf || port->iwarp) support &= ~RAIL_PTR_DMABUF;
   }
   return support;
 }
@@ -390,10 +399,10 @@ static bool look_up(int dev, struct rail_fuse_device *device) {
   return true;
 }
 
-/* All rails have one kind of link: RoCE and InfiniBand need different addresses. */
+/* All rails have one kind of link: they need different addresses, and set-ups. */
 static bool is_one_link(const struct ib_device *d) {
   for (unsigned int i = 1; i < d->nrails; i++) {
-    if (d->rails[i]->roce == d->rails[0]->roce) continue;
+    if (d->rails[i]->roce == d->rails[0]->roce && d->rails[i]->iwarp == d->rails[0]->iwarp) continue;
     RAIL_WARN("RailIB: makeVDevice: %s is %s and %s is %s; a fused device has ports of one kind", d->rails[0]->name,
               link_name(d->rails[0]), d->rails[i]->name, link_name(d->rails[i]));
     return false;

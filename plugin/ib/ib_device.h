@@ -40,6 +40,7 @@ struct ib_hca {
   struct ibv_context *context;
   struct ibv_pd *pd;
   struct ibv_device_attr attr;
+  bool iwarp;              /* by its transport; else InfiniBand or RoCE, by the link of each port */
   uint64_t guid;           /* of the system image */
   char pci_path[256];      /* its own function's; "" if none */
   unsigned int max_retries; /* retransmissions; a larger retry_cnt would be endless */
@@ -55,7 +56,9 @@ struct ib_hca {
 struct ib_port {
   struct ib_hca *hca;
   uint8_t number; /* 1.. */
-  bool roce;      /* link layer Ethernet, else InfiniBand */
+  bool roce;      /* of an Ethernet port: RoCE, or iWARP; else InfiniBand */
+  bool iwarp;
+  bool rdmacm;    /* its queue pairs are set up by the RDMA CM (ib_cm.h) */
   char name[80];  /* "mlx5_0", "mlx5_0:2" where the HCA has several */
   int speed;      /* Mb/s */
   int16_t rail, plane; /* from NCCL_IB_HCA; -1 */
@@ -67,6 +70,8 @@ struct ib_port {
   uint64_t *stats;         /* of the group "device"; NULL until the page is open */
 };
 
+static inline bool ib_port_is_ethernet(const struct ib_port *port) { return port->roce || port->iwarp; }
+
 struct ib_device {
   char name[IB_MAX_RAILS * 80];
   unsigned int nrails;
@@ -74,6 +79,8 @@ struct ib_device {
   int nmembers;
   int members[IB_MAX_RAILS]; /* indices in this table; itself unless makeVDevice made it */
 };
+
+enum ib_cm_kind { IB_CM_TCP, IB_CM_RDMACM }; /* RAIL_IB_CM */
 
 /* Builds the table at the first call. Without libibverbs, device or interface for oob connections there are no
  * devices, after one line. Call under the plugin's lock. */

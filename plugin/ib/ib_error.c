@@ -159,7 +159,7 @@ static const char *path(const struct ib_comm *comm, const struct ib_qp *qp, uint
   }
   const struct ib_rail *rail = qp_rail(comm, qp);
   const uint8_t *gid = qp->remote_rail < comm->nremote_rails ? comm->remote_rails[qp->remote_rail].gid : qp->attr.dgid;
-  if (!rail->port->roce) snprintf(lid, sizeof lid, ", LID %u", qp->attr.dlid);
+  if (!ib_port_is_ethernet(rail->port)) snprintf(lid, sizeof lid, ", LID %u", qp->attr.dlid);
   snprintf(text, PIECE, "GID %s to %s%s, QP %#x to %#x", ib_gid_text(rail->gid, mine), ib_gid_text(gid, theirs), lid,
            qp_num, qp->attr.dest_qpn);
   return text;

@@ -96,6 +96,7 @@ static struct ib_flush *new_flush(struct ib_comm *comm) {
 
 static bool is_needed_by(const struct ib_comm *comm) {
   bool gpu_direct = false, dmabuf = false;
+  if (comm->rails[0].port->iwarp) return false; /* it connects no queue pair to itself, and offers no GPU memory */
   for (unsigned int i = 0; i < comm->nrails; i++) {
     gpu_direct |= comm->rails[i].port->hca->gpu_direct;
     dmabuf |= comm->rails[i].port->hca->dmabuf;

@@ -3,6 +3,8 @@
 #include "plugin/ib/ib_gid.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <linux/if_packet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +50,50 @@ const char *ib_gid_text(const uint8_t raw[16], char text[IB_GID_TEXT]) {
   bool ipv4 = memcmp(raw, ipv4_mapped, sizeof ipv4_mapped) == 0;
   if (!inet_ntop(ipv4 ? AF_INET : AF_INET6, raw + (ipv4 ? IPV4_AT : 0), text, IB_GID_TEXT)) text[0] = 0;
   return text;
+}
+
+/* ---- iWARP ----------------------------------------------------------------- */
+
+#define MAC_SIZE 6
+
+static bool is_mac(const struct ib_gid *gid) {
+  static const uint8_t zero[16];
+  return gid->valid && memcmp(gid->raw, zero, MAC_SIZE) != 0 && memcmp(gid->raw + MAC_SIZE, zero, 16 - MAC_SIZE) == 0;
+}
+
+static bool has_mac(const struct ifaddrs *list, const char *interface, const uint8_t mac[MAC_SIZE]) {
+  for (; list; list = list->ifa_next) {
+    struct sockaddr_ll link;
+    if (!list->ifa_addr || list->ifa_addr->sa_family != AF_PACKET || strcmp(list->ifa_name, interface) != 0) continue;
+    memcpy(&link, list->ifa_addr, sizeof link);
+    if (link.sll_halen == MAC_SIZE && memcmp(link.sll_addr, mac, MAC_SIZE) == 0) return true;
+  }
+  return false;
+}
+
+static bool gid_of_address(const struct sockaddr *addr, struct ib_gid *gid) {
+  *gid = (struct ib_gid){.type = IB_GID_UNKNOWN, .valid = true};
+  if (addr && addr->sa_family == AF_INET) {
+    struct sockaddr_in in;
+    memcpy(&in, addr, sizeof in);
+    memcpy(gid->raw, ipv4_mapped, sizeof ipv4_mapped);
+    memcpy(gid->raw + IPV4_AT, &in.sin_addr, 4);
+    return true;
+  }
+  if (!addr || addr->sa_family != AF_INET6) return false;
+  struct sockaddr_in6 in6;
+  memcpy(&in6, addr, sizeof in6);
+  memcpy(gid->raw, &in6.sin6_addr, 16);
+  return true;
+}
+
+void ib_gid_table_of_interface(struct ib_gid_table *table, const struct ifaddrs *list) {
+  uint8_t mac[MAC_SIZE];
+  if (table->count == 0 || !is_mac(&table->gids[0])) return;
+  memcpy(mac, table->gids[0].raw, sizeof mac);
+  memset(table, 0, sizeof *table);
+  for (const struct ifaddrs *i = list; i && table->count < IB_MAX_GIDS; i = i->ifa_next)
+    if (gid_of_address(i->ifa_addr, &table->gids[table->count]) && has_mac(list, i->ifa_name, mac)) table->count++;
 }
 
 /* ---- NCCL_IB_ADDR_RANGE ------------------------------------------------- */

@@ -56,6 +56,11 @@ bool ib_gid_is_ipv4(const struct ib_gid *gid); /* an IPv4 address mapped into IP
 /* The first `bits` bits of both addresses are equal; an IPv4-mapped one counts from its IPv4 part. */
 bool ib_gid_same_subnet(const struct ib_gid *a, const struct ib_gid *b, unsigned int bits);
 
+/* GID 0 of an iWARP port is the MAC address of its interface, with zeros behind. Puts that interface's addresses in the
+ * table's place, IPv4 ones mapped; other tables stay. `list` as getifaddrs gives it. Pure. */
+struct ifaddrs;
+void ib_gid_table_of_interface(struct ib_gid_table *table, const struct ifaddrs *list);
+
 #define IB_GID_TEXT 64
 /* "10.0.0.1" or "fe80::1". */
 const char *ib_gid_text(const uint8_t raw[16], char text[IB_GID_TEXT]);

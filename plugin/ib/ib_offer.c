@@ -18,7 +18,7 @@ struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port
   return (struct ib_qp_sizes){
     .send_depth = RAIL_MIN(IB_SEND_DEPTH, most),
     .recv_depth = s->base.connector ? 1 : RAIL_MIN(IB_RECV_DEPTH, most),
-    .inline_bytes = ib_params.use_inline ? 128 : 0,
+    .inline_bytes = ib_params.use_inline || port->iwarp ? 128 : 0, /* iWARP: notices are inline */
   };
 }
 
@@ -65,7 +65,7 @@ static int choose(const struct ib_port *port, const struct ib_port_attr *attr, c
                   const char **why) {
   struct ib_gid_prefs prefs;
   prefs_from_params(&prefs);
-  return ib_gid_choose(&attr->gids, port->roce, &prefs, peer, why);
+  return ib_gid_choose(&attr->gids, ib_port_is_ethernet(port), &prefs, peer, why);
 }
 
 void ib_offer_hints(const struct ib_device *device, struct ib_hints *hints) {
@@ -122,6 +122,7 @@ static rail_result_t offer_rail(struct ib_setup *s, unsigned int position, unsig
   struct ib_offer_rail *offer = &s->mine.rails[position];
   *offer = (struct ib_offer_rail){
     .roce = port->roce,
+    .iwarp = port->iwarp,
     .port = port->number,
     .mtu = attr->mtu,
     .gid_type = attr->gids.gids[index].type,
@@ -158,19 +159,26 @@ rail_result_t ib_setup_offer(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct ib_offer *o = &s->mine;
   unsigned int order[IB_MAX_RAILS] = {0};
+  const bool iwarp = s->device->rails[0]->iwarp; /* all rails are of one kind */
   order_rails(s, order);
   o->sender = base->connector;
   o->nrails = s->device->nrails;
   o->qps_per_rail = (unsigned int)ib_params.qps;
   o->max_qps = IB_MAX_QPS;
   o->split = ib_params.split != 0;
-  o->ece = ib_params.ece && ib_verbs.query_ece && ib_verbs.set_ece;
+  o->rdmacm = s->device->rails[0]->rdmacm;
+  o->no_imm = iwarp;
+  o->ece = ib_params.ece && ib_verbs.query_ece && ib_verbs.set_ece && !o->rdmacm;
   o->verify = ib_params.verify != 0;
-  o->failover = ib_params.failover != 0;
+  /* A completion of iWARP says that the NIC has taken the bytes, not that the peer has them: what a lost queue pair has
+   * delivered is not known. */
+  o->failover = ib_params.failover && !iwarp;
   o->max_write_log2 = log2_of((uint64_t)ib_params.max_write);
   o->recv_depth = IB_RECV_DEPTH;
   o->timeout = (uint8_t)ib_params.timeout;
   o->process = rail_setup_process_id();
+  if (o->rdmacm && rail_random_bytes(&o->cm_token, sizeof o->cm_token) != RAIL_OK)
+    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no random bytes from the kernel");
   for (unsigned int i = 0; i < o->nrails; i++) {
     RAIL_TRY(offer_rail(s, i, order[i]));
     uint32_t max_msg = s->attrs[order[i]].max_msg;

@@ -22,6 +22,9 @@ static const struct rail_param rows[] = {
           "exact, '^' excludes the list, '^=' both. rail and plane are numbers for NCCL's topology search."},
   {.name = "NCCL_IBVERBS_LIB", .type = RAIL_PARAM_STRING, .offset = AT(ibverbs_lib),
    .doc = "Path of libibverbs. Unset: libibverbs.so.1, then libibverbs.so."},
+  {.name = "RAIL_IB_RDMACM_LIB", .type = RAIL_PARAM_STRING, .offset = AT(rdmacm_lib),
+   .doc = "Path of librdmacm, which is opened where RAIL_IB_CM or a device needs it. Unset: librdmacm.so.1, then "
+          "librdmacm.so."},
   {.name = "NCCL_SOCKET_IFNAME", .type = RAIL_PARAM_STRING, .offset = AT(ifname),
    .doc = "Interface for the oob (out-of-band, TCP) connection, the first that fits: a list of name "
           "prefixes; '^' in front excludes them, '=' makes them exact."},
@@ -117,6 +120,10 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_BIND", .type = RAIL_PARAM_STRING, .offset = AT(bind),
    .doc = "Address that listeners bind to, such as 0.0.0.0 or ::, instead of their interface's. Peers are still told "
           "the interface's."},
+  {.name = "RAIL_IB_CM", .type = RAIL_PARAM_ENUM, .def = "tcp", .words = "tcp|rdmacm", .offset = AT(cm),
+   .doc = "Who sets up queue pairs over RoCE. tcp: this plugin, with what both sides exchange over the oob connection. "
+          "rdmacm: the RDMA CM (librdmacm), which resolves addresses and routes and moves the queue pairs; the oob "
+          "connection stays. The same on both sides. iWARP always uses the RDMA CM, InfiniBand never."},
   {.name = "RAIL_IB_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(connect_ms),
    .doc = "A peer that cannot be reached within this time, or does not complete the handshake within this time of "

@@ -7,7 +7,7 @@
 
 struct ib_params {
   /* devices: NCCL's names */
-  const char *hca, *ibverbs_lib, *ifname, *family, *comm_id;
+  const char *hca, *ibverbs_lib, *rdmacm_lib, *ifname, *family, *comm_id;
   int64_t disable, merge_vfs, merge_nics, fuse_no_pci, pci_order, relaxed_ordering, query_port_speed;
   /* GIDs: NCCL's names */
   int64_t gid_index, flid_gid_index, roce_version;
@@ -24,6 +24,7 @@ struct ib_params {
   int64_t return_async_events, flush_disable;
   /* ours: RAIL_IB_... */
   const char *auth_file, *ports, *bind;
+  int64_t cm;           /* RAIL_IB_CM: enum ib_cm_kind */
   int64_t connect_ms;   /* RAIL_IB_CONNECT_TIMEOUT: to reach a peer, and from its first answer to the end; 0: none */
   int64_t handshake_ms; /* RAIL_IB_HANDSHAKE_TIMEOUT: until a pending connection's first message */
   int64_t deadline_ms;  /* RAIL_IB_DEADLINE: how long a peer's host may not acknowledge; 0: no limit */

@@ -12,8 +12,8 @@
 
 static const char *const refusal_text[] = {
   [IB_REFUSAL_NONE] = "they fit",
-  [IB_REFUSAL_LINK] = "one is InfiniBand, the other Ethernet (RoCE); choose and fuse ports (NCCL_IB_HCA) alike on both "
-                      "sides",
+  [IB_REFUSAL_LINK] = "they are of two kinds of InfiniBand, RoCE and iWARP; choose and fuse ports (NCCL_IB_HCA) alike "
+                      "on both sides",
   [IB_REFUSAL_SUBNET] = "they are in different InfiniBand subnets, and not both have a LID and, for a router, a GID "
                         "with a FLID (NCCL_IB_ROUTABLE_FLID_GID_INDEX)",
   [IB_REFUSAL_FAMILY] = "one GID is an IPv4 address, the other IPv6; see NCCL_IB_ADDR_FAMILY, NCCL_IB_GID_INDEX and "
@@ -26,6 +26,7 @@ static const char *const refusal_text[] = {
   [IB_REFUSAL_QPS] = "there are more rails than queue pairs allowed; lower NCCL_IB_QPS_PER_CONNECTION, fuse fewer "
                      "ports, or use a device with larger completion queues",
   [IB_REFUSAL_OFFER] = "a value out of its range",
+  [IB_REFUSAL_CM] = "one side sets up queue pairs by the RDMA CM, the other does not; set RAIL_IB_CM alike on both",
 };
 _Static_assert(RAIL_COUNT_OF(refusal_text) == IB_REFUSAL_COUNT, "a text for each refusal");
 
@@ -49,7 +50,7 @@ static bool same_subnet(const struct ib_offer_rail *a, const struct ib_offer_rai
 }
 
 uint16_t ib_plan_dlid(const struct ib_offer_rail *mine, const struct ib_offer_rail *theirs) {
-  if (mine->roce) return 0;
+  if (mine->roce || mine->iwarp) return 0;
   return same_subnet(mine, theirs) ? theirs->lid : flid_of(theirs);
 }
 
@@ -73,6 +74,13 @@ static enum ib_refusal check_roce(const struct ib_offer_rail *a, const struct ib
   return IB_REFUSAL_NONE;
 }
 
+/* Addresses are those of interfaces. */
+static enum ib_refusal check_iwarp(const struct ib_offer_rail *a, const struct ib_offer_rail *b) {
+  struct ib_gid x = gid_of(a), y = gid_of(b);
+  if (ib_gid_is_empty(&x) || ib_gid_is_empty(&y)) return IB_REFUSAL_GID;
+  return ib_gid_is_ipv4(&x) == ib_gid_is_ipv4(&y) ? IB_REFUSAL_NONE : IB_REFUSAL_FAMILY;
+}
+
 static enum ib_refusal check_infiniband(const struct ib_offer_rail *a, const struct ib_offer_rail *b) {
   struct ib_gid x = gid_of(a), y = gid_of(b);
   if (ib_plan_dlid(a, b) == 0 || ib_plan_dlid(b, a) == 0) return IB_REFUSAL_SUBNET;
@@ -84,7 +92,8 @@ static enum ib_refusal check_pair(const struct ib_offer_rail *sender, const stru
   enum ib_refusal refusal = check_rail(sender);
   if (refusal == IB_REFUSAL_NONE) refusal = check_rail(receiver);
   if (refusal != IB_REFUSAL_NONE) return refusal;
-  if (sender->roce != receiver->roce) return IB_REFUSAL_LINK;
+  if (sender->roce != receiver->roce || sender->iwarp != receiver->iwarp) return IB_REFUSAL_LINK;
+  if (sender->iwarp) return check_iwarp(sender, receiver);
   return sender->roce ? check_roce(sender, receiver) : check_infiniband(sender, receiver);
 }
 
@@ -121,11 +130,14 @@ static enum ib_refusal make(const struct ib_offer *sender, const struct ib_offer
     plan->qps[i] = (struct ib_plan_qp){.local_rail = (uint8_t)s, .remote_rail = (uint8_t)r,
                                        .mtu = RAIL_MIN(from->mtu, to->mtu), .grh = wants_grh(from, to)};
   }
+  if (sender->rdmacm != receiver->rdmacm) return IB_REFUSAL_CM;
   plan->qps_per_message = sender->split || receiver->split ? plan->nqps : rails;
   plan->max_write_log2 = RAIL_MIN(sender->max_write_log2, receiver->max_write_log2);
   plan->ece = sender->ece && receiver->ece;
   plan->verify = sender->verify || receiver->verify;
   plan->failover = sender->failover && receiver->failover && plan->nqps > 1;
+  plan->rdmacm = sender->rdmacm;
+  plan->notices = sender->no_imm || receiver->no_imm;
   return IB_REFUSAL_NONE;
 }
 

@@ -30,7 +30,7 @@
 
 /* One port of a side. */
 struct ib_offer_rail {
-  bool roce;
+  bool roce, iwarp; /* else InfiniBand */
   uint8_t port;     /* number on its HCA: the address vector's port is always our own side's */
   uint8_t mtu;      /* enum ibv_mtu 1..5 */
   uint8_t gid_type; /* enum ib_gid_type */
@@ -50,6 +50,9 @@ struct ib_offer {
   unsigned int max_qps;      /* that this side can create for one connection */
   bool split;                /* NCCL_IB_SPLIT_DATA_ON_QPS */
   bool ece, verify, failover;
+  bool rdmacm;               /* its QPs are set up by the RDMA CM */
+  bool no_imm;               /* its HCAs have no write with immediate */
+  uint64_t cm_token;         /* random; what the peer's messages of the RDMA CM must show */
   unsigned int max_write_log2; /* 12..30: bytes of one RDMA write */
   unsigned int recv_depth;     /* receive WRs that each of its QPs holds */
   uint8_t sl, traffic_class; /* of the sender's packets; a receiver without settings of its own uses the same */
@@ -70,12 +73,14 @@ struct ib_plan {
   unsigned int max_write_log2;
   bool ece, verify;
   bool failover; /* the connection outlives the loss of a QP, as long as there is another */
+  bool rdmacm;   /* QPs are set up by the RDMA CM */
+  bool notices;  /* a SEND reports each part, in place of a write with immediate (ib_notice.h) */
 };
 
 /* Why two ports cannot be connected. Numbers are on the wire. */
 enum ib_refusal {
   IB_REFUSAL_NONE = 0,
-  IB_REFUSAL_LINK = 1,   /* one rail InfiniBand, the other Ethernet */
+  IB_REFUSAL_LINK = 1,   /* two of InfiniBand, RoCE, iWARP */
   IB_REFUSAL_SUBNET = 2, /* InfiniBand: different subnets, and no routable GID */
   IB_REFUSAL_FAMILY = 3, /* RoCE: one GID is IPv4, the other IPv6 */
   IB_REFUSAL_ROCE = 4,   /* RoCE v1 and v2 */
@@ -84,6 +89,7 @@ enum ib_refusal {
   IB_REFUSAL_DEPTH = 7,  /* a device holds too few receive WRs */
   IB_REFUSAL_QPS = 8,    /* more rails than QPs allowed */
   IB_REFUSAL_OFFER = 9,  /* a value out of its range */
+  IB_REFUSAL_CM = 10,    /* one side uses the RDMA CM, the other does not */
   IB_REFUSAL_COUNT
 };
 const char *ib_refusal_text(unsigned int refusal);

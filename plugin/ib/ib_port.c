@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <endian.h>
 #include <errno.h>
+#include <ifaddrs.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -232,7 +233,7 @@ static void read_one_by_one(const struct ib_port *port, struct ib_gid_table *tab
     if (memcmp(raw.raw, zero, sizeof zero) == 0) continue;
     memcpy(gid->raw, raw.raw, sizeof gid->raw);
     gid->valid = true;
-    gid->type = port->roce ? gid_type(port, i) : IB_GID_IB;
+    gid->type = ib_port_is_ethernet(port) ? gid_type(port, i) : IB_GID_IB;
   }
 }
 
@@ -240,6 +241,10 @@ static void read_gids(const struct ib_port *port, int length, struct ib_gid_tabl
   memset(table, 0, sizeof *table);
   table->count = (unsigned int)RAIL_MIN(RAIL_MAX(length, 0), IB_MAX_GIDS);
   if (!read_table(port, table)) read_one_by_one(port, table);
+  struct ifaddrs *list;
+  if (!port->iwarp || getifaddrs(&list) != 0) return;
+  ib_gid_table_of_interface(table, list);
+  freeifaddrs(list);
 }
 
 rail_result_t ib_port_query(const struct ib_port *port, struct ib_port_attr *attr) {

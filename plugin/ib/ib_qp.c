@@ -15,10 +15,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_verbs.h"
 
-#define MIN_RNR_TIMER 12 /* 0.64 ms: how long a receiver without a receive WR makes a sender wait */
-#define RNR_RETRY 7      /* endless: a slow receiver is not a failure */
 #define HOP_LIMIT 255
-#define RD_ATOMIC 1
 
 static const char *const state_names[] = {
   [IB_QP_NONE] = "NONE", [IB_QP_RESET] = "RESET", [IB_QP_INIT] = "INIT",
@@ -119,8 +116,8 @@ static bool try_again(struct ib_qp *qp, int err) {
   return true;
 }
 
-static rail_result_t modify(struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to, struct ibv_qp_attr *attr,
-                            int mask) {
+rail_result_t ib_qp_modify(struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to, struct ibv_qp_attr *attr,
+                           int mask) {
   if (qp->modify_tries && !rail_deadline_passed(qp->modify_at)) return RAIL_IN_PROGRESS;
   trace(qp, port, to);
   int err = ib_verbs.modify_qp(qp->qp, attr, mask);
@@ -185,7 +182,8 @@ rail_result_t ib_qp_to_init(struct ib_qp *qp, const struct ib_port *port, int ac
   attr.pkey_index = qp->attr.pkey_index;
   attr.port_num = qp->attr.port;
   attr.qp_access_flags = (unsigned int)access;
-  return modify(qp, port, IB_QP_INIT, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  return ib_qp_modify(qp, port, IB_QP_INIT, &attr,
+                      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 }
 
 /* Uses what the peer offered; a driver without ECE has offered none. */
@@ -208,8 +206,8 @@ rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port) {
   attr.path_mtu = (enum ibv_mtu)p->mtu;
   attr.dest_qp_num = p->dest_qpn;
   attr.rq_psn = p->rq_psn;
-  attr.max_dest_rd_atomic = RD_ATOMIC;
-  attr.min_rnr_timer = MIN_RNR_TIMER;
+  attr.max_dest_rd_atomic = IB_RD_ATOMIC;
+  attr.min_rnr_timer = IB_MIN_RNR_TIMER;
   attr.ah_attr.port_num = p->port; /* the local port that packets leave from */
   attr.ah_attr.dlid = p->dlid;
   attr.ah_attr.sl = p->sl;
@@ -221,9 +219,9 @@ rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port) {
     attr.ah_attr.grh.traffic_class = p->traffic_class;
   }
   if (!qp->modify_tries) RAIL_TRY(set_ece(qp, port));
-  return modify(qp, port, IB_QP_RTR, &attr,
-                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  return ib_qp_modify(qp, port, IB_QP_RTR, &attr,
+                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
 rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port) {
@@ -233,12 +231,12 @@ rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port) {
   attr.qp_state = IBV_QPS_RTS;
   attr.timeout = p->timeout;
   attr.retry_cnt = p->retry_cnt;
-  attr.rnr_retry = RNR_RETRY;
+  attr.rnr_retry = IB_RNR_RETRY;
   attr.sq_psn = p->sq_psn;
-  attr.max_rd_atomic = RD_ATOMIC;
-  return modify(qp, port, IB_QP_RTS, &attr,
-                IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                  IBV_QP_MAX_QP_RD_ATOMIC);
+  attr.max_rd_atomic = IB_RD_ATOMIC;
+  return ib_qp_modify(qp, port, IB_QP_RTS, &attr,
+                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                        IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece) {

@@ -11,6 +11,10 @@
 #include "common/base/result.h"
 #include "plugin/ib/ib_device.h"
 
+#define IB_MIN_RNR_TIMER 12 /* 0.64 ms: how long a receiver without a receive WR makes a sender wait */
+#define IB_RNR_RETRY 7      /* endless: a slow receiver is not a failure */
+#define IB_RD_ATOMIC 1
+
 enum ib_qp_state { IB_QP_NONE, IB_QP_RESET, IB_QP_INIT, IB_QP_RTR, IB_QP_RTS, IB_QP_ERR, IB_QP_STATES };
 
 /* The attributes of a QP and of its peer. */
@@ -44,6 +48,7 @@ struct ib_qp {
   /* The progress thread's: */
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
+  uint16_t next_notice;        /* place of the notice that is posted again next (ib_notice.h) */
   bool down;                   /* lost and reconciled (ib_failover.h): what still completes on it counts no more */
   _Atomic uint32_t tails;      /* last writes of parts: posted by a sender, counted by a receiver; modulo 2^32 */
   uint16_t *posted;            /* a sender's signaled writes, a ring of IB_SEND_DEPTH (ib_send.c) */
@@ -68,6 +73,9 @@ rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct 
 rail_result_t ib_qp_to_init(struct ib_qp *qp, const struct ib_port *port, int access);
 rail_result_t ib_qp_to_rtr(struct ib_qp *qp, const struct ib_port *port);
 rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port);
+/* A transition with attributes that are not from ib_qp_attr: the RDMA CM's. */
+rail_result_t ib_qp_modify(struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to, struct ibv_qp_attr *attr,
+                           int mask);
 /* The ECE options of this QP's device; false, and all zero, where it has none. */
 bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece);
 /* Stops it: the HCA begins nothing new for it. A packet that is being handled may still be written to memory; flushed

@@ -16,6 +16,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_progress.h"
 
 #define CTS_SIGNALED 16 /* of so many CTS writes one is signaled */
@@ -54,32 +55,34 @@ RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib
   return RAIL_OK;
 }
 
-/* Receive WRs without memory: only immediates consume them. */
-static int post_batch(struct ib_qp *qp) {
+/* Receive WRs without memory: only immediates consume them. Notices have it. */
+static int post_batch(struct ib_comm *comm, struct ib_qp *qp) {
   struct ibv_recv_wr wrs[IB_RECV_BATCH], *bad;
+  struct ibv_sge sges[IB_RECV_BATCH];
   for (unsigned int i = 0; i < IB_RECV_BATCH; i++)
     wrs[i] = (struct ibv_recv_wr){.wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0), .next = &wrs[i + 1]};
   wrs[IB_RECV_BATCH - 1].next = NULL;
+  if (rail_unlikely(comm->plan.notices)) ib_notices_attach(ib_recv_comm_of(comm), qp, wrs, sges);
   int err = ibv_post_recv(qp->qp, wrs, &bad);
   if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
   return err;
 }
 
 static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
-  int err = post_batch(qp);
+  int err = post_batch(comm, qp);
   return rail_likely(!err) ? RAIL_OK : post_failed(comm, qp, "ibv_post_recv", err);
 }
 
-int ib_recv_prepost_qp(struct ib_qp *qp) {
+int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
   int err = 0;
   qp->rq_consumed = IB_RECV_DEPTH;
-  while (qp->rq_consumed && !err) err = post_batch(qp);
+  while (qp->rq_consumed && !err) err = post_batch(comm, qp);
   return err;
 }
 
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    int err = ib_recv_prepost_qp(&comm->qps[i]);
+    int err = ib_recv_prepost_qp(comm, &comm->qps[i]);
     if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
   }
   return RAIL_OK;
@@ -271,9 +274,14 @@ static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *w
   struct ib_comm *comm = &rc->base;
   unsigned int all = comm->plan.qps_per_message;
   struct ib_imm imm;
-  if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
+  uint32_t bits = ntohl(wc->imm_data);
+  uint64_t tail = wc->byte_len;
+  if (rail_unlikely(comm->plan.notices)) {
+    if (!ib_notice_take(rc, wc, &bits, &tail)) return protocol_error(comm, wc, "a message that is no notice");
+  } else if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM)) {
     return protocol_error(comm, wc, "a message that is no write");
-  ib_imm_decode(ntohl(wc->imm_data), all, &imm);
+  }
+  ib_imm_decode(bits, all, &imm);
   struct ib_recv *recv = &rc->recvs[imm.slot];
   struct ib_buffer *b = &recv->buffers[imm.index];
   /* A receive that is done has no buffer with parts left; one that was never posted has no buffers. */
@@ -281,7 +289,7 @@ static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *w
     return protocol_error(comm, wc, "data for a buffer that is not posted");
   if (rail_unlikely(imm.error)) return peer_refused_size(comm, wc, &imm, recv, b);
   if (!b->parts) b->parts = b->left = (uint16_t)imm.parts;
-  uint64_t bytes = imm.body + wc->byte_len;
+  uint64_t bytes = imm.body + tail;
   if (rail_unlikely(imm.parts != b->parts || imm.parts > all))
     return protocol_error(comm, wc, "a wrong number of parts");
   if (rail_unlikely(bytes > b->capacity - b->arrived))

@@ -50,10 +50,12 @@ void ib_return_schedule(struct ib_path *path) {
   path->retry_at = now + ms * 1000000;
 }
 
-/* 0: when an event says so; else not before that time. */
+/* 0: when an event says so, or never; else not before that time. QPs that the RDMA CM has set up do not come back: its
+ * ids are of the lost ones. */
 static uint64_t next_try(const struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   const struct ib_port *port = port_of(comm, index);
+  if (comm->cm) return 0;
   if (atomic_load(&port->faults) & IB_PORT_DOWN || atomic_load(&port->hca->faults) & IB_HCA_FATAL) return 0;
   uint32_t heard = atomic_fetch_and(&path->heard, ~IB_PATH_PORT_UP);
   if (heard & IB_PATH_PORT_UP) path->retry_at = rail_now_ns();
@@ -74,7 +76,7 @@ uint64_t ib_return_next(const struct ib_comm *comm) {
 /* The receive WR of a sender's QP, which nothing consumes: only by its flush the QP is seen to have stopped. */
 int ib_return_prepost(const struct ib_comm *comm, struct ib_qp *qp) {
   struct ibv_recv_wr wr = {.wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0)}, *bad;
-  return comm->sender ? ibv_post_recv(qp->qp, &wr, &bad) : ib_recv_prepost_qp(qp);
+  return comm->sender ? ibv_post_recv(qp->qp, &wr, &bad) : ib_recv_prepost_qp(comm, qp);
 }
 
 static bool is_gid(const struct ib_gid_table *table, unsigned int i, const struct ib_rail *rail, uint8_t type) {

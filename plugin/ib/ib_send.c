@@ -19,6 +19,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 
@@ -41,7 +42,7 @@ struct ib_comm *ib_send_comm_alloc(void) {
 
 /* NCCL's rule: InfiniBand switches may route adaptively, Ethernet switches are taken not to. */
 static bool routes_adaptively(const struct ib_port *port) {
-  return ib_params.adaptive_routing < 0 ? !port->roce : ib_params.adaptive_routing != 0;
+  return ib_params.adaptive_routing < 0 ? !ib_port_is_ethernet(port) : ib_params.adaptive_routing != 0;
 }
 
 bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm)) {
@@ -168,13 +169,12 @@ struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsi
 
 /* ---- post ------------------------------------------------------------------ */
 
-static uint32_t immediate_of(const struct ib_send_comm *sc, const struct ib_send *send, uint64_t body) {
-  struct ib_imm imm = {.slot = send->buffer.slot,
-                       .index = send->buffer.index,
-                       .parts = send->nparts,
-                       .body = body,
-                       .error = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
-  return htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
+static struct ib_imm immediate_of(const struct ib_send *send, uint64_t body) {
+  return (struct ib_imm){.slot = send->buffer.slot,
+                         .index = send->buffer.index,
+                         .parts = send->nparts,
+                         .body = body,
+                         .error = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
 }
 
 /* The write of `len` bytes at `at` of the message. */
@@ -215,8 +215,11 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
                                          struct ib_cursor *at, struct ib_qp *qp) {
   struct ibv_send_wr wrs[BATCH], *bad;
   struct ibv_sge sges[BATCH];
+  struct ib_notice_wire notice;
   struct ib_part part = ib_split_part(send->length, number, send->nparts, sc->base.plan.max_write_log2,
                                       send->length > sc->separate_above[qp->rail]);
+  const bool notices = sc->base.plan.notices;
+  if (rail_unlikely(notices)) part.body = part.size; /* the tail is a SEND that reports it */
   unsigned int n = 0, most = RAIL_MIN(qp->sq_avail, BATCH), index = (unsigned int)(send - sc->sends);
   const uint64_t before = at->posted;
   uint64_t posted = before;
@@ -233,8 +236,10 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   struct ibv_send_wr *last = &wrs[n - 1];
   last->send_flags |= IBV_SEND_SIGNALED;
   if (tail) {
+    struct ib_imm imm = immediate_of(send, part.body);
     last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-    last->imm_data = immediate_of(sc, send, part.body);
+    if (rail_unlikely(notices)) ib_notice_make(sc, &imm, part.size, last, &sges[n - 1], &notice);
+    else last->imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
   }
   int err = ibv_post_send(qp->qp, wrs, &bad);
   if (rail_unlikely(err)) return post_failed(sc, at, before, n, qp, err);

@@ -19,6 +19,17 @@ rail_result_t ib_setup_refused(struct rail_setup *base, const struct rail_messag
   return RAIL_OK;
 }
 
+/* ---- for log lines ---------------------------------------------------------- */
+
+const char *ib_setup_way(const struct ib_setup *s, unsigned int qp, char text[IB_WAY_TEXT]) {
+  const struct ib_plan_qp *p = &s->plan.qps[qp];
+  const struct ib_offer_rail *mine = &s->mine.rails[p->local_rail], *theirs = &s->theirs.rails[p->remote_rail];
+  char a[IB_GID_TEXT], b[IB_GID_TEXT];
+  snprintf(text, IB_WAY_TEXT, "port %s here (GID %s) and port %s there (GID %s)", mine->name, ib_gid_text(mine->gid, a),
+           theirs->name, ib_gid_text(theirs->gid, b));
+  return text;
+}
+
 /* ---- messages ------------------------------------------------------------ */
 
 rail_result_t ib_setup_send_offer(struct rail_setup *base) {
@@ -36,6 +47,19 @@ rail_result_t ib_setup_recv_offer(struct rail_setup *base) {
   if (!why && s->theirs.sender == base->connector) why = "an offer with the role of this side";
   if (why) return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
   return RAIL_OK;
+}
+
+rail_result_t ib_setup_recv_refusal(struct ib_setup *s) {
+  struct rail_message message;
+  rail_result_t result = rail_handshake_peek(&s->base.handshake);
+  if (result == RAIL_OK) {
+    result = rail_setup_recv(&s->base, RAIL_MESSAGE_ANSWER, &message);
+    if (result != RAIL_OK) return result;
+    return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
+  }
+  if (result == RAIL_IN_PROGRESS) return result;
+  return rail_setup_fail(&s->base, RAIL_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection while waiting for %s",
+                         s->base.ops->rows[s->base.state].waits_for);
 }
 
 rail_result_t ib_setup_send_qps(struct rail_setup *base) {

@@ -5,6 +5,7 @@
  *
  *   ib_offer.c   query the ports, choose GIDs, offer, plan
  *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS, a first write over each
+ *   ib_cm.c      queue pairs to RTS by the RDMA CM, where the plan says so
  *   ib_setup.c   messages, the words for a peer's refusal
  *
  * Each piece of a step makes at most one call of the verbs library that may take long.
@@ -56,6 +57,12 @@ rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, vo
 
 /* rail_setup_ops.refused of both sides. */
 rail_result_t ib_setup_refused(struct rail_setup *s, const struct rail_message *answer, char *text, size_t size);
+/* While this side waits for other things: a peer that failed sends a refusal or closes. RAIL_IN_PROGRESS: neither. What
+ * the data path reads (PING, GOODBYE) stays unread. */
+rail_result_t ib_setup_recv_refusal(struct ib_setup *s);
+/* "port A here (GID a) and port B there (GID b)", of one queue pair. */
+#define IB_WAY_TEXT 320
+const char *ib_setup_way(const struct ib_setup *s, unsigned int qp, char text[IB_WAY_TEXT]);
 
 rail_result_t ib_setup_query_ports(struct rail_setup *s); /* ours */
 rail_result_t ib_setup_offer(struct rail_setup *s);

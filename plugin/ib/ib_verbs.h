@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libibverbs, opened when it is first needed (NCCL_IBVERBS_LIB, libibverbs.so.1, libibverbs.so). All functions of the
- * library are called through this table, so that the plugin loads where it is not installed. Inline functions of
+ * libibverbs, opened when it is first needed (NCCL_IBVERBS_LIB, libibverbs.so.1, libibverbs.so), and librdmacm where
+ * queue pairs are set up by the RDMA CM (RAIL_IB_RDMACM_LIB, librdmacm.so.1, librdmacm.so). All functions of the
+ * libraries are called through these tables, so that the plugin loads where they are not installed. Inline functions of
  * verbs.h over a context's table (ibv_post_send, ibv_post_recv, ibv_poll_cq) are called directly. Its macros over
  * ibv_reg_mr, ibv_query_port and ibv_get_device_list are not used: they would link to the library.
  */
@@ -9,6 +10,7 @@
 #define IB_VERBS_H
 
 #include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -48,7 +50,30 @@ struct ib_verbs {
 };
 extern struct ib_verbs ib_verbs;
 
-/* Opens the library, once; false after one line that says what to install. Call under the plugin's lock. */
+struct ib_rdmacm {
+  struct rdma_event_channel *(*create_event_channel)(void);
+  void (*destroy_event_channel)(struct rdma_event_channel *channel);
+  int (*create_id)(struct rdma_event_channel *channel, struct rdma_cm_id **id, void *context, enum rdma_port_space ps);
+  int (*destroy_id)(struct rdma_cm_id *id);
+  int (*set_option)(struct rdma_cm_id *id, int level, int name, void *value, size_t size);
+  int (*bind_addr)(struct rdma_cm_id *id, struct sockaddr *addr);
+  int (*listen)(struct rdma_cm_id *id, int backlog);
+  __be16 (*get_src_port)(struct rdma_cm_id *id);
+  int (*resolve_addr)(struct rdma_cm_id *id, struct sockaddr *src, struct sockaddr *dst, int timeout_ms);
+  int (*resolve_route)(struct rdma_cm_id *id, int timeout_ms);
+  int (*connect)(struct rdma_cm_id *id, struct rdma_conn_param *param);
+  int (*establish)(struct rdma_cm_id *id);
+  int (*accept)(struct rdma_cm_id *id, struct rdma_conn_param *param);
+  int (*reject)(struct rdma_cm_id *id, const void *private_data, uint8_t size);
+  int (*init_qp_attr)(struct rdma_cm_id *id, struct ibv_qp_attr *attr, int *mask);
+  int (*get_cm_event)(struct rdma_event_channel *channel, struct rdma_cm_event **event);
+  int (*ack_cm_event)(struct rdma_cm_event *event);
+  const char *(*event_str)(enum rdma_cm_event_type event);
+};
+extern struct ib_rdmacm ib_rdmacm;
+
+/* Each opens its library, once; false after one line that says what to install. Call under the plugin's lock. */
 bool ib_verbs_open(void);
+bool ib_rdmacm_open(void);
 
 #endif

@@ -21,6 +21,8 @@ static const char *reason_text(unsigned int reason) {
     case IB_REASON_PLAN: return "the ports of the two sides do not fit";
     case IB_REASON_VERIFY:
       return "the first RDMA write between the two did not arrive; the side that waited logs its ports";
+    case IB_REASON_CM:
+      return "the RDMA CM did not connect a queue pair between the two; the side that waited logs its ports";
     default: return NULL;
   }
 }
@@ -104,7 +106,8 @@ const char *ib_refused_plan_decode(const void *payload, size_t size, struct ib_r
 
 static void encode_rail(const struct ib_offer_rail *rail, struct ib_offer_rail_wire *wire) {
   *wire = (struct ib_offer_rail_wire){
-    .flags = (uint8_t)((rail->roce ? IB_RAIL_ROCE : 0) | (rail->grh_required ? IB_RAIL_GRH : 0)),
+    .flags = (uint8_t)((rail->roce ? IB_RAIL_ROCE : 0) | (rail->grh_required ? IB_RAIL_GRH : 0) |
+                       (rail->iwarp ? IB_RAIL_IWARP : 0)),
     .port = rail->port,
     .mtu = rail->mtu,
     .gid_type = rail->gid_type,
@@ -119,6 +122,7 @@ static void encode_rail(const struct ib_offer_rail *rail, struct ib_offer_rail_w
 static const char *decode_rail(const struct ib_offer_rail_wire *wire, struct ib_offer_rail *rail) {
   *rail = (struct ib_offer_rail){
     .roce = wire->flags & IB_RAIL_ROCE,
+    .iwarp = wire->flags & IB_RAIL_IWARP,
     .port = wire->port,
     .mtu = wire->mtu,
     .gid_type = wire->gid_type,
@@ -128,7 +132,8 @@ static const char *decode_rail(const struct ib_offer_rail_wire *wire, struct ib_
     .speed = le32toh(wire->speed),
   };
   memcpy(rail->gid, wire->gid, sizeof rail->gid);
-  if (wire->flags & ~IB_RAIL_FLAGS) return "an offer with a port of unknown flags";
+  if (wire->flags & ~IB_RAIL_FLAGS || (rail->roce && rail->iwarp))
+    return "an offer with a port of unknown flags, or of two kinds";
   if (!name_is_good(wire->name)) return "an offer with a port whose name is not text";
   memcpy(rail->name, wire->name, sizeof rail->name);
   return NULL;
@@ -138,7 +143,8 @@ size_t ib_offer_encode(const struct ib_offer *offer, struct ib_offer_wire *wire)
   memset(wire, 0, sizeof *wire);
   wire->flags = htole16((uint16_t)((offer->sender ? IB_OFFER_SENDER : 0) | (offer->split ? IB_OFFER_SPLIT : 0) |
                                    (offer->ece ? IB_OFFER_ECE : 0) | (offer->verify ? IB_OFFER_VERIFY : 0) |
-                                   (offer->failover ? IB_OFFER_FAILOVER : 0)));
+                                   (offer->failover ? IB_OFFER_FAILOVER : 0) |
+                                   (offer->rdmacm ? IB_OFFER_RDMACM : 0) | (offer->no_imm ? IB_OFFER_NO_IMM : 0)));
   wire->nrails = htole16((uint16_t)offer->nrails);
   wire->qps_per_rail = htole32(offer->qps_per_rail);
   wire->max_qps = htole32(offer->max_qps);
@@ -148,6 +154,7 @@ size_t ib_offer_encode(const struct ib_offer *offer, struct ib_offer_wire *wire)
   wire->sl = offer->sl;
   wire->traffic_class = offer->traffic_class;
   wire->process = htole64(offer->process);
+  wire->cm_token = htole64(offer->cm_token);
   for (unsigned int i = 0; i < offer->nrails; i++) encode_rail(&offer->rails[i], &wire->rails[i]);
   return offsetof(struct ib_offer_wire, rails) + offer->nrails * sizeof wire->rails[0];
 }
@@ -168,12 +175,15 @@ const char *ib_offer_decode(const void *body, size_t size, struct ib_offer *offe
     .ece = flags & IB_OFFER_ECE,
     .verify = flags & IB_OFFER_VERIFY,
     .failover = flags & IB_OFFER_FAILOVER,
+    .rdmacm = flags & IB_OFFER_RDMACM,
+    .no_imm = flags & IB_OFFER_NO_IMM,
     .max_write_log2 = wire.max_write_log2,
     .recv_depth = le32toh(wire.recv_depth),
     .timeout = wire.timeout,
     .sl = wire.sl,
     .traffic_class = wire.traffic_class,
     .process = le64toh(wire.process),
+    .cm_token = le64toh(wire.cm_token),
   };
   if (flags & ~IB_OFFER_FLAGS) return "an offer with unknown flags";
   if (offer->nrails < 1 || offer->nrails > IB_MAX_RAILS) return "an offer whose number of ports is not 1..8";
@@ -194,7 +204,10 @@ size_t ib_qps_encode(const struct ib_qps *qps, struct ib_qps_wire *wire) {
   wire->token = htole64(qps->token);
   wire->ctrl_addr = htole64(qps->ctrl_addr);
   wire->verify_addr = htole64(qps->verify_addr);
-  for (unsigned int i = 0; i < qps->nrails; i++) wire->rkeys[i] = htole32(qps->rkeys[i]);
+  for (unsigned int i = 0; i < qps->nrails; i++) {
+    wire->rkeys[i] = htole32(qps->rkeys[i]);
+    wire->cm_ports[i] = htole16(qps->cm_ports[i]);
+  }
   for (unsigned int i = 0; i < qps->nqps; i++) {
     const struct ib_qp_info *q = &qps->qps[i];
     wire->qps[i] = (struct ib_qp_wire){.qpn = htole32(q->qpn),
@@ -227,7 +240,10 @@ const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps) {
     return "a list of queue pairs whose length does not match its count";
   if (!qps->token || !qps->ctrl_addr || !qps->verify_addr || qps->ctrl_addr % 8 || qps->verify_addr % 8)
     return "a list of queue pairs with an invalid address";
-  for (unsigned int i = 0; i < qps->nrails; i++) qps->rkeys[i] = le32toh(wire.rkeys[i]);
+  for (unsigned int i = 0; i < qps->nrails; i++) {
+    qps->rkeys[i] = le32toh(wire.rkeys[i]);
+    qps->cm_ports[i] = le16toh(wire.cm_ports[i]);
+  }
   for (unsigned int i = 0; i < qps->nqps; i++) {
     const struct ib_qp_wire *w = &wire.qps[i];
     qps->qps[i] = (struct ib_qp_info){le32toh(w->qpn), le32toh(w->psn), le32toh(w->ece_vendor), le32toh(w->ece_options),
@@ -235,4 +251,22 @@ const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps) {
     if (!qp_is_good(&qps->qps[i])) return "an invalid queue pair or packet number";
   }
   return NULL;
+}
+
+/* ---- private data of the RDMA CM ------------------------------------------ */
+
+void ib_cm_encode(unsigned int qp, uint64_t token, struct ib_cm_wire *wire) {
+  *wire = (struct ib_cm_wire){.magic = htole32(IB_CM_MAGIC), .version = htole16(IB_WIRE_VERSION),
+                              .qp = htole16((uint16_t)qp), .token = htole64(token)};
+}
+
+const char *ib_cm_decode(const void *data, size_t size, uint64_t token, unsigned int *qp) {
+  struct ib_cm_wire wire;
+  if (!data || size < sizeof wire) return "private data that is too short";
+  memcpy(&wire, data, sizeof wire);
+  if (wire.magic != htole32(IB_CM_MAGIC) || wire.version != htole16(IB_WIRE_VERSION))
+    return "private data that is not of this protocol";
+  if (wire.token != htole64(token)) return "a token that is not this connection's";
+  *qp = le16toh(wire.qp);
+  return *qp < IB_MAX_QPS ? NULL : "a queue pair that does not exist";
 }

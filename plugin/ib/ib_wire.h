@@ -28,6 +28,7 @@ bool ib_protocol_load(void);
 enum ib_reason { /* beside enum rail_reason; on the wire */
   IB_REASON_PLAN = RAIL_REASON_PLUGIN, /* the two offers do not fit: with struct ib_refused_plan */
   IB_REASON_VERIFY,                    /* the first write over a queue pair failed */
+  IB_REASON_CM,                        /* the RDMA CM did not connect a queue pair */
 };
 
 /* ---- the handle's payload ------------------------------------------------- */
@@ -74,10 +75,13 @@ enum ib_message_type { /* beside RAIL_MESSAGE_ANSWER */
 #define IB_OFFER_ECE 4u
 #define IB_OFFER_VERIFY 8u
 #define IB_OFFER_FAILOVER 16u
-#define IB_OFFER_FLAGS 31u
+#define IB_OFFER_RDMACM 32u
+#define IB_OFFER_NO_IMM 64u
+#define IB_OFFER_FLAGS 127u
 #define IB_RAIL_ROCE 1u
 #define IB_RAIL_GRH 2u
-#define IB_RAIL_FLAGS 3u
+#define IB_RAIL_IWARP 4u
+#define IB_RAIL_FLAGS 7u
 
 struct ib_offer_rail_wire {
   uint8_t flags, port, mtu, gid_type;
@@ -100,9 +104,10 @@ struct ib_offer_wire {
   uint8_t zeros[3];
   uint8_t max_write_log2, sl, traffic_class, zero;
   uint64_t process; /* random, the same in all connections of a process */
+  uint64_t cm_token; /* with RDMACM: random, what the peer's messages of the RDMA CM show */
   struct ib_offer_rail_wire rails[IB_MAX_RAILS]; /* nrails of them are sent */
 };
-_Static_assert(offsetof(struct ib_offer_wire, rails) == 32, "offer layout");
+_Static_assert(offsetof(struct ib_offer_wire, rails) == 40, "offer layout");
 
 size_t ib_offer_encode(const struct ib_offer *offer, struct ib_offer_wire *wire);
 /* NULL, or what is wrong with its form; ib_plan_make checks the values. */
@@ -121,15 +126,17 @@ struct ib_qps_wire {
   uint64_t ctrl_addr;    /* of ib_ctrl_buf: a sender's CTS ring is at its beginning */
   uint64_t verify_addr; /* in it: where our test writes are expected, 8 bytes per QP */
   uint32_t rkeys[IB_MAX_RAILS];
+  uint16_t cm_ports[IB_MAX_RAILS]; /* an acceptor's with RDMACM: where it listens, by its rail */
   struct ib_qp_wire qps[IB_MAX_QPS]; /* nqps of them are sent */
 };
-_Static_assert(offsetof(struct ib_qps_wire, qps) == 64, "qps layout");
+_Static_assert(offsetof(struct ib_qps_wire, qps) == 80, "qps layout");
 _Static_assert(sizeof(struct ib_qps_wire) <= RAIL_BODY_MAX, "the largest body");
 
 struct ib_qps {
   unsigned int nqps, nrails;
   uint64_t token, ctrl_addr, verify_addr;
   uint32_t rkeys[IB_MAX_RAILS];
+  uint16_t cm_ports[IB_MAX_RAILS]; /* 0: none */
   struct ib_qp_info {
     uint32_t qpn, psn;
     uint32_t ece_vendor, ece_options, ece_comp_mask;
@@ -137,5 +144,21 @@ struct ib_qps {
 };
 size_t ib_qps_encode(const struct ib_qps *qps, struct ib_qps_wire *wire);
 const char *ib_qps_decode(const void *body, size_t size, struct ib_qps *qps);
+
+/* ---- private data of the RDMA CM ------------------------------------------ */
+
+#define IB_CM_MAGIC 0x434b4252u /* "RBKC" */
+
+struct ib_cm_wire { /* in a request and in its response; there may be zeros behind it */
+  uint32_t magic;
+  uint16_t version;
+  uint16_t qp;    /* its index */
+  uint64_t token; /* of the other side's OFFER */
+};
+_Static_assert(sizeof(struct ib_cm_wire) == 16, "the InfiniBand CM carries 56 bytes in a request");
+
+void ib_cm_encode(unsigned int qp, uint64_t token, struct ib_cm_wire *wire);
+/* NULL and the index of the QP, or what is wrong. `token`: of this side's OFFER. */
+const char *ib_cm_decode(const void *data, size_t size, uint64_t token, unsigned int *qp);
 
 #endif

@@ -7,7 +7,7 @@ TEST-LIMIT: 420
 TEST-SAN: asan tsan
 TEST-CHECK: --newest
 TEST-READS: build/bin/rail-kit build/lib/libnccl-net-{plugin}.so plugin/{plugin}/conform.in*
-TEST-READS: build/lib/emu/libibverb*.so.1
+TEST-READS: build/lib/emu/lib*.so.1
 TEST-READS: build/test/broken/libnccl-net-ref.so test/contract/test_conform.py test/e2e/coll.py
 
 An older version's vtable is common/net/abi_vN.c: arguments and results in another shape, and nothing that keeps time or

@@ -2,7 +2,8 @@
  *
  * For tests of the ib plugin without a device: libfakeverbs.so, which lies in the
  * build directory above the test program, is the libibverbs. Its script
- * is described in test/preload/fakeverbs/fv.h.
+ * is described in test/preload/fakeverbs/fv.h. Or the emulated device (docs/emu.md),
+ * which has an RDMA CM.
  */
 #ifndef IB_FAKE_H
 #define IB_FAKE_H
@@ -27,6 +28,22 @@ __attribute__((unused)) static void fake_use(const char *program, const char *sc
   ib_params_load();
 }
 
+/* Instead of it: the emulated libibverbs and librdmacm. */
+static bool fake_is_emu_;
+__attribute__((unused)) static void fake_use_emu(const char *program, const char *statements) {
+  char path[PATH_MAX], folder[PATH_MAX];
+  snprintf(folder, sizeof folder, "%s", program);
+  const char *in = dirname(folder);
+  snprintf(path, sizeof path, "%.4000s/../../lib/emu/libibverbs.so.1", in);
+  setenv("NCCL_IBVERBS_LIB", path, 1);
+  snprintf(path, sizeof path, "%.4000s/../../lib/emu/librdmacm.so.1", in);
+  setenv("RAIL_IB_RDMACM_LIB", path, 1);
+  setenv("RAIL_EMU", statements, 1);
+  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  fake_is_emu_ = true;
+  ib_params_load();
+}
+
 static void *fake_symbol_(const char *name) {
   void *library = dlopen(getenv("NCCL_IBVERBS_LIB"), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   void *symbol = library ? dlsym(library, name) : NULL;
@@ -40,7 +57,7 @@ static void *fake_symbol_(const char *name) {
 
 __attribute__((unused)) static void fake_script(const char *text) {
   int (*script)(const char *);
-  void *symbol = fake_symbol_("fakeverbs_script");
+  void *symbol = fake_symbol_(fake_is_emu_ ? "rail_emu_command" : "fakeverbs_script");
   memcpy(&script, &symbol, sizeof script);
   if (script(text) != 0) abort();
 }
@@ -52,8 +69,12 @@ static long fake_ask_(const char *function, const char *what) {
   return ask(what);
 }
 /* How many there are (context pd mr cq qp), and how often a function was called (reg_mr, post_send ...). */
-__attribute__((unused)) static long fake_live(const char *kind) { return fake_ask_("fakeverbs_live", kind); }
-__attribute__((unused)) static long fake_calls(const char *call) { return fake_ask_("fakeverbs_calls", call); }
+__attribute__((unused)) static long fake_live(const char *kind) {
+  return fake_ask_(fake_is_emu_ ? "rail_emu_live" : "fakeverbs_live", kind);
+}
+__attribute__((unused)) static long fake_calls(const char *call) {
+  return fake_ask_(fake_is_emu_ ? "rail_emu_calls" : "fakeverbs_calls", call);
+}
 
 /* Warnings, and with fake_hears_info lines of INFO, one after the other, since fake_listen(). */
 static char fake_heard_[16384];

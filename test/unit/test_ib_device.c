@@ -216,14 +216,16 @@ TEST(what_fails_is_left_out_and_leaves_nothing) {
   CHECK(ib_device_count() == 8 && fake_heard("ibv_fork_init"));
 }
 
-/* Enum ibv_transport_type: iWARP, usNIC, unspecified (EFA). */
+/* Enum ibv_transport_type: iWARP (without librdmacm), usNIC, unspecified (EFA). */
 TEST(a_device_of_another_transport_is_left_out) {
   fake_script("device rnic transport=1; device vnic transport=3; device efa transport=4");
+  setenv("RAIL_IB_RDMACM_LIB", "/nosuch/librdmacm.so.1", 1);
   fake_hears_info = true;
   reload("rnic,vnic,efa");
   fake_hears_info = false;
   CHECK_INT(ib_device_count(), 0);
-  CHECK(fake_heard("rnic is iWARP") && fake_heard("vnic is usNIC") && fake_heard("efa is neither"));
+  CHECK(fake_heard("RAIL_IB_RDMACM_LIB=/nosuch") && fake_heard("no devices that connect by the RDMA CM"));
+  CHECK(fake_heard("vnic is usNIC") && fake_heard("efa is neither"));
   CHECK(fake_heard("has a usable, active port"));
   reload("dual,efa");
   CHECK_STR(names(), "dual:1 dual:2");

@@ -205,10 +205,12 @@ TEST(refusals) {
 static struct ib_offer any_offer(unsigned int nrails) {
   struct ib_offer o = {.sender = true, .nrails = nrails, .qps_per_rail = 3, .max_qps = 77, .split = true, .ece = true,
                        .verify = true, .failover = true, .max_write_log2 = 30, .recv_depth = 288, .timeout = 20,
-                       .sl = 3, .traffic_class = 96, .process = 0x0123456789abcdef};
+                       .sl = 3, .traffic_class = 96, .process = 0x0123456789abcdef, .rdmacm = true, .no_imm = true,
+                       .cm_token = 0xfedcba9876543210};
   for (unsigned int i = 0; i < nrails; i++) {
-    o.rails[i] = (struct ib_offer_rail){.roce = i % 2, .port = (uint8_t)(i + 1), .mtu = 4, .gid_type = 2,
-                                        .grh_required = i % 3 == 0, .lid = (uint16_t)(i * 1000), .speed = 400000,
+    o.rails[i] = (struct ib_offer_rail){.roce = i % 3 == 1, .iwarp = i % 3 == 2, .port = (uint8_t)(i + 1),
+                                        .mtu = 4, .gid_type = 2, .grh_required = i % 3 == 0,
+                                        .lid = (uint16_t)(i * 1000), .speed = 400000,
                                         .subnet_prefix = 0xfe80000000000000ull + i};
     memset(o.rails[i].gid, (int)i + 1, sizeof o.rails[i].gid);
     snprintf(o.rails[i].name, sizeof o.rails[i].name, "mlx5_%u", i);
@@ -225,7 +227,9 @@ TEST(offers_round_trip) {
     CHECK(ib_offer_decode(&wire, size, &out) == NULL);
     CHECK_INT(ib_offer_encode(&out, &again), size);
     CHECK(memcmp(&wire, &again, sizeof wire) == 0);
-    CHECK(out.sender && out.split && out.ece && out.verify && out.failover);
+    CHECK(out.sender && out.split && out.ece && out.verify && out.failover && out.rdmacm && out.no_imm);
+    CHECK(out.cm_token == in.cm_token && out.rails[n - 1].roce == in.rails[n - 1].roce);
+    CHECK(out.rails[n - 1].iwarp == in.rails[n - 1].iwarp);
     CHECK(out.max_qps == 77 && out.traffic_class == 96);
     CHECK(out.timeout == 20 && out.process == in.process);
     CHECK(out.rails[n - 1].subnet_prefix == in.rails[n - 1].subnet_prefix && out.rails[n - 1].speed == 400000);
@@ -245,12 +249,13 @@ TEST(offers_refused) {
     change;                                             \
     CHECK(ib_offer_decode(&w, size, &out) != NULL);     \
   } while (0)
-  BAD(w.flags = 32);
+  BAD(w.flags = 128);
   BAD(w.nrails = 0);
   BAD(w.nrails = 1);
   BAD(w.nrails = 9);
   BAD(w.nrails = 0xffff);
-  BAD(w.rails[1].flags = 4);
+  BAD(w.rails[1].flags = 8);
+  BAD(w.rails[1].flags = IB_RAIL_ROCE | IB_RAIL_IWARP);
   BAD(w.rails[1].name[0] = ' ');
   BAD(w.rails[1].name[0] = (char)0x80);
   BAD(w.rails[1].name[63] = 'x');
@@ -265,7 +270,8 @@ TEST(offers_refused) {
 /* ---- QPS ----------------------------------------------------------------- */
 
 static struct ib_qps any_qps(unsigned int n) {
-  struct ib_qps q = {.nqps = n, .nrails = 2, .token = 1, .ctrl_addr = 0x1000, .verify_addr = 0x2000, .rkeys = {5, 6}};
+  struct ib_qps q = {.nqps = n, .nrails = 2, .token = 1, .ctrl_addr = 0x1000, .verify_addr = 0x2000, .rkeys = {5, 6},
+                     .cm_ports = {7, 0xffff}};
   for (unsigned int i = 0; i < n; i++) q.qps[i] = (struct ib_qp_info){2 + i, 0xffffff - i, 0x15b3, i, ~i};
   return q;
 }
@@ -311,7 +317,28 @@ TEST(qps_refused) {
 #undef BAD
 }
 
+/* ---- private data of the RDMA CM ------------------------------------------ */
+
+TEST(private_data) {
+  struct ib_cm_wire wire;
+  uint8_t longer[56] = {0};
+  unsigned int qp = 0;
+  memset(&wire, 0xaa, sizeof wire);
+  ib_cm_encode(127, 0x1122334455667788, &wire);
+  CHECK(memcmp(&wire, "RBKC\5\0\x7f\0\x88\x77\x66\x55\x44\x33\x22\x11", sizeof wire) == 0);
+  memcpy(longer, &wire, sizeof wire); /* InfiniBand brings zeros behind it */
+  CHECK(ib_cm_decode(longer, sizeof longer, 0x1122334455667788, &qp) == NULL && qp == 127);
+  CHECK(ib_cm_decode(&wire, sizeof wire, 0x1122334455667788, &qp) == NULL);
+  CHECK(ib_cm_decode(&wire, sizeof wire - 1, 0x1122334455667788, &qp) && ib_cm_decode(NULL, 0, 1, &qp));
+  CHECK(ib_cm_decode(&wire, sizeof wire, 0x1122334455667789, &qp));
+  for (size_t i = 0; i < sizeof wire; i++) {
+    struct ib_cm_wire changed = wire;
+    ((uint8_t *)&changed)[i] ^= 0x80;
+    CHECK(ib_cm_decode(&changed, sizeof changed, 0x1122334455667788, &qp)); /* QP 255 is too many, too */
+  }
+}
+
 TEST_MAIN(TEST_CASE(handle_round_trip), TEST_CASE(handle_refuses), TEST_CASE(hello),
           TEST_CASE(hello_of_another_version), TEST_CASE(heads),
           TEST_CASE(refusals), TEST_CASE(offers_round_trip),
-          TEST_CASE(offers_refused), TEST_CASE(qps_round_trip), TEST_CASE(qps_refused))
+          TEST_CASE(offers_refused), TEST_CASE(qps_round_trip), TEST_CASE(qps_refused), TEST_CASE(private_data))
