@@ -132,7 +132,7 @@ uint64_t ib_return_next(const struct ib_comm *comm);
 /* A first write has completed. */
 void ib_return_verified(struct ib_comm *comm, unsigned int qp);
 /* Posts the receive WRs of one QP, in INIT; errno of ibv_post_recv, or 0. */
-int ib_return_prepost(const struct ib_comm *comm, struct ib_qp *qp);
+int ib_return_prepost(struct ib_comm *comm, struct ib_qp *qp);
 /* Destroys what is half made. */
 void ib_return_close(struct ib_comm *comm);
 

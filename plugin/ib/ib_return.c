@@ -74,7 +74,7 @@ uint64_t ib_return_next(const struct ib_comm *comm) {
 /* ---- the new QP ----------------------------------------------------------------- */
 
 /* The receive WR of a sender's QP, which nothing consumes: only by its flush the QP is seen to have stopped. */
-int ib_return_prepost(const struct ib_comm *comm, struct ib_qp *qp) {
+int ib_return_prepost(struct ib_comm *comm, struct ib_qp *qp) {
   struct ibv_recv_wr wr = {.wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0)}, *bad;
   return comm->sender ? ibv_post_recv(qp->qp, &wr, &bad) : ib_recv_prepost_qp(comm, qp);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which GID of a port is used: synthetic tables. */
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <linux/if_packet.h>
 
 #include "plugin/ib/ib_gid.h"
 #include "test/harness/tap.h"
@@ -153,7 +155,63 @@ TEST(subnets_and_text) {
   CHECK_STR(ib_gid_text(d.raw, text), "fd00::1");
 }
 
+/* ---- iWARP ------------------------------------------------------------------ */
+
+static struct sockaddr_storage addresses[8];
+static struct ifaddrs list[8];
+
+static void interface(unsigned int i, const char *name, const char *address) {
+  struct sockaddr_in in = {.sin_family = AF_INET};
+  struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
+  struct sockaddr_ll link = {.sll_family = AF_PACKET, .sll_halen = 6, .sll_addr = {2, [5] = (uint8_t)address[0]}};
+  list[i] = (struct ifaddrs){.ifa_next = i + 1 < 8 ? &list[i + 1] : NULL, .ifa_name = (char *)name,
+                             .ifa_addr = (struct sockaddr *)(void *)&addresses[i]};
+  if (strchr(address, ':') && inet_pton(AF_INET6, address, &in6.sin6_addr) == 1) memcpy(&addresses[i], &in6, sizeof in6);
+  else if (inet_pton(AF_INET, address, &in.sin_addr) == 1) memcpy(&addresses[i], &in, sizeof in);
+  else memcpy(&addresses[i], &link, sizeof link);
+}
+
+/* An interface named twice, one with another MAC address, one without any address, one that is a VLAN of the first. */
+TEST(addresses_of_the_interface_with_that_mac) {
+  interface(0, "eth0", "a");
+  interface(1, "eth1", "b");
+  interface(2, "eth0.7", "a");
+  interface(3, "eth1", "10.9.0.1");
+  interface(4, "eth0", "10.1.0.1");
+  interface(5, "eth0", "fe80::7");
+  interface(6, "eth0.7", "fd00::7");
+  interface(7, "tun0", "10.8.0.1");
+  list[7].ifa_addr = NULL;
+  TABLE(HOLE);
+  table.gids[0] = (struct ib_gid){.raw = {2, 0, 0, 0, 0, 'a'}, .valid = true};
+  ib_gid_table_of_interface(&table, list);
+  CHECK_INT(table.count, 3);
+  struct ib_gid first = gid("10.1.0.1", IB_GID_UNKNOWN), second = gid("fe80::7", 0), third = gid("fd00::7", 0);
+  CHECK(memcmp(&table.gids[0], &first, sizeof first) == 0);
+  CHECK(memcmp(table.gids[1].raw, second.raw, 16) == 0 && memcmp(table.gids[2].raw, third.raw, 16) == 0);
+  struct ib_gid_prefs w = usual();
+  CHECK_INT(choose(&w, NULL), 0);
+  w.family = AF_INET6;
+  CHECK_INT(choose(&w, NULL), 2); /* not link-local */
+}
+
+TEST(a_table_that_is_no_mac_stays) {
+  interface(0, "eth0", "a");
+  TABLE(gid("10.0.0.1", V1), gid("10.0.0.1", V2));
+  ib_gid_table_of_interface(&table, list);
+  CHECK_INT(table.count, 2);
+  TABLE(HOLE);
+  ib_gid_table_of_interface(&table, list);
+  CHECK_INT(table.count, 1);
+  table.gids[0] = (struct ib_gid){.raw = {2, 0, 0, 0, 0, 'z'}, .valid = true}; /* nobody's */
+  ib_gid_table_of_interface(&table, list);
+  CHECK_INT(table.count, 0);
+  struct ib_gid_prefs w = usual();
+  CHECK_INT(choose(&w, NULL), IB_GID_NONE);
+}
+
 TEST_MAIN(TEST_CASE(the_first_that_is_wished_for), TEST_CASE(holes_are_passed_over), TEST_CASE(ipv6_and_link_local),
           TEST_CASE(a_type_that_is_not_known_is_the_wished_one), TEST_CASE(ranges),
           TEST_CASE(a_peer_of_the_same_subnet_decides), TEST_CASE(an_index_that_was_given), TEST_CASE(infiniband),
-          TEST_CASE(subnets_and_text))
+          TEST_CASE(subnets_and_text), TEST_CASE(addresses_of_the_interface_with_that_mac),
+          TEST_CASE(a_table_that_is_no_mac_stays))

@@ -43,7 +43,8 @@ static enum ib_refusal both(const struct ib_offer *s, const struct ib_offer *r, 
   ENSURE_INT(other.nqps, plan->nqps);
   ENSURE_INT(other.qps_per_message, plan->qps_per_message);
   ENSURE_INT(other.max_write_log2, plan->max_write_log2);
-  ENSURE(other.ece == plan->ece && other.verify == plan->verify, "the sides disagree");
+  ENSURE(other.ece == plan->ece && other.verify == plan->verify && other.rdmacm == plan->rdmacm &&
+           other.notices == plan->notices, "the sides disagree");
   for (unsigned int i = 0; i < plan->nqps; i++) {
     const struct ib_plan_qp *x = &plan->qps[i], *y = &other.qps[i];
     ENSURE(x->local_rail == y->remote_rail && x->remote_rail == y->local_rail && x->mtu == y->mtu && x->grh == y->grh,
@@ -122,6 +123,34 @@ TEST(as_many_queue_pairs_as_both_can) {
   bad(&s, &r, IB_REFUSAL_QPS, -1, -1);
   r.max_qps = 0;
   bad(&s, &r, IB_REFUSAL_QPS, -1, -1);
+}
+
+TEST(iwarp_and_the_rdma_cm) {
+  struct ib_offer s = offer(true, 2), r = offer(false, 1);
+  struct ib_plan plan;
+  good(&s, &r, &plan);
+  CHECK(!plan.rdmacm && !plan.notices);
+  s.rdmacm = true;
+  bad(&s, &r, IB_REFUSAL_CM, -1, -1);
+  r.rdmacm = true;
+  good(&s, &r, &plan);
+  CHECK(plan.rdmacm && !plan.notices);
+  r.no_imm = true; /* one side's need is enough */
+  good(&s, &r, &plan);
+  CHECK(plan.notices);
+  for (unsigned int i = 0; i < 2; i++) s.rails[i].roce = false, s.rails[i].iwarp = true;
+  bad(&s, &r, IB_REFUSAL_LINK, 0, 0);
+  r.rails[0].roce = false;
+  bad(&s, &r, IB_REFUSAL_LINK, 0, 0); /* InfiniBand */
+  r.rails[0].iwarp = true;
+  s.rails[0].gid_type = s.rails[1].gid_type = IB_GID_UNKNOWN;
+  good(&s, &r, &plan);
+  CHECK(!plan.qps[0].grh && plan.nqps == 2);
+  CHECK_INT(ib_plan_dlid(&s.rails[0], &r.rails[0]), 0);
+  s.rails[1].gid[0] = 0x20; /* no IPv4 address */
+  bad(&s, &r, IB_REFUSAL_FAMILY, 1, 0);
+  memset(s.rails[1].gid, 0, sizeof s.rails[1].gid);
+  bad(&s, &r, IB_REFUSAL_GID, 1, 0);
 }
 
 TEST(infiniband_subnets) {
@@ -293,4 +322,5 @@ TEST(the_sides_agree) {
 
 TEST_MAIN(TEST_CASE(one_and_one), TEST_CASE(different_rails), TEST_CASE(one_side_wants_more),
           TEST_CASE(as_many_queue_pairs_as_both_can), TEST_CASE(infiniband_subnets), TEST_CASE(links), TEST_CASE(gids),
-          TEST_CASE(infiniband_without_gid), TEST_CASE(values), TEST_CASE(texts), TEST_CASE(the_sides_agree))
+          TEST_CASE(infiniband_without_gid), TEST_CASE(values), TEST_CASE(texts), TEST_CASE(the_sides_agree),
+          TEST_CASE(iwarp_and_the_rdma_cm))
