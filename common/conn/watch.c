@@ -42,6 +42,7 @@ struct rail_watched {
   uint32_t interest;           /* epoll events asked for; 0: not in the set */
   void (*destroy)(void *comm); /* not NULL: it lingers */
   uint64_t linger_until;
+  bool goodbye_last; /* when it has lingered */
 };
 
 /* Guards every watch: there is one per plugin, and each plugin has this file to itself. */
@@ -93,6 +94,10 @@ static bool linger_is_over(const struct rail_watched *w) {
 static void end_linger(struct rail_watch *watch, struct rail_watched *w) {
   void *comm = w->args.comm;
   void (*destroy)(void *) = w->destroy;
+  if (w->goodbye_last) {
+    rail_oob_goodbye(&w->oob);
+    update_epoll(watch, w);
+  }
   unlink_watched(watch, w);
   pthread_mutex_unlock(&lock);
   destroy(comm);
@@ -403,20 +408,31 @@ bool rail_watch_wake(struct rail_watched *const *handle) {
   return usable;
 }
 
-bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
-                       void (*destroy)(void *comm)) {
+static bool linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms, void (*destroy)(void *comm),
+                   bool goodbye_last) {
   pthread_mutex_lock(&lock);
   struct rail_watched *w = *handle;
   if (w) {
     w->destroy = destroy;
     w->linger_until = rail_now_ns() + ms * 1000000ull;
+    w->goodbye_last = goodbye_last;
     *handle = NULL;
-    rail_oob_goodbye(&w->oob);
+    if (!goodbye_last) rail_oob_goodbye(&w->oob);
     update_epoll(watch, w);
     wake(watch);
   }
   pthread_mutex_unlock(&lock);
   return w != NULL;
+}
+
+bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
+                       void (*destroy)(void *comm)) {
+  return linger(watch, handle, ms, destroy, false);
+}
+
+bool rail_watch_linger_open(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
+                            void (*destroy)(void *comm)) {
+  return linger(watch, handle, ms, destroy, true);
 }
 
 void rail_watch_each(struct rail_watch *watch, void (*fn)(void *comm, void *arg), void *arg) {

@@ -100,6 +100,9 @@ bool rail_watch_wake(struct rail_watched *const *handle);
  * peer has closed or has sent DRAINED, or after ms. False: it is not watched, and still the caller's. */
 bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
                        void (*destroy)(void *comm));
+/* The same, and GOODBYE goes out at its end: what the comm has sent may still be on its way to a peer that waits. */
+bool rail_watch_linger_open(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
+                            void (*destroy)(void *comm));
 /* Calls fn(comm, arg) for each comm that is watched, also those that linger, under the lock. */
 void rail_watch_each(struct rail_watch *watch, void (*fn)(void *comm, void *arg), void *arg);
 

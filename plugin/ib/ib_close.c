@@ -54,16 +54,7 @@ void ib_comm_destroy(struct ib_comm *comm) {
   ib_comm_free(comm);
 }
 
-rail_result_t ib_close_send(void *send_comm) {
-  if (!send_comm) return RAIL_OK;
-  struct ib_comm *comm = ib_comm_of(send_comm, IB_SEND_COMM_MAGIC, "closeSend");
-  if (!comm) return RAIL_OK; /* the line is written */
-  rail_watch_remove(&ib_watch, &comm->watched, true);
-  ib_comm_destroy(comm);
-  return RAIL_OK;
-}
-
-/* Only while a sender's retransmissions may need an answer. */
+/* Only while a sender's retransmissions may need an answer, or what an iWARP sender sent may be on its way. */
 static bool should_linger(const struct ib_comm *comm) {
   uint32_t ended = IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT |
                    IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR | IB_COMM_DEVICE_FATAL;
@@ -72,6 +63,26 @@ static bool should_linger(const struct ib_comm *comm) {
 }
 
 static void destroy_lingering(void *comm) { ib_comm_destroy(comm); }
+
+/* A completion of iWARP says that the NIC has taken the bytes. They go out, and GOODBYE behind them, unless the peer
+ * has closed; a network that needs longer than a second for them has failed. */
+static bool linger_for_iwarp(struct ib_comm *comm) {
+  if (!comm->rails[0].port->iwarp || !should_linger(comm)) return false;
+  comm->magic = 0; /* it is closed */
+  uint64_t ms = RAIL_MIN(ib_comm_linger_ms(comm), IB_GRACE_MS);
+  if (!rail_watch_linger_open(&ib_watch, &comm->watched, ms, destroy_lingering)) ib_comm_destroy(comm);
+  return true;
+}
+
+rail_result_t ib_close_send(void *send_comm) {
+  if (!send_comm) return RAIL_OK;
+  struct ib_comm *comm = ib_comm_of(send_comm, IB_SEND_COMM_MAGIC, "closeSend");
+  if (!comm) return RAIL_OK; /* the line is written */
+  if (linger_for_iwarp(comm)) return RAIL_OK;
+  rail_watch_remove(&ib_watch, &comm->watched, true);
+  ib_comm_destroy(comm);
+  return RAIL_OK;
+}
 
 rail_result_t ib_close_recv(void *recv_comm) {
   if (!recv_comm) return RAIL_OK;

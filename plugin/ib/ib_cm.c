@@ -13,6 +13,8 @@
 #define RESOLVE_MS 5000    /* for an address, and for a route: neighbours and subnet managers answer in less */
 #define EVENTS_AT_ONCE 32
 #define MAX_PRIVATE 256 /* the length of private data is a byte */
+/* Kernels of old tell of RoCE's MAC addresses and VLAN, in bits that are none of verbs' (rdma-core librdmacm/cma.c). */
+#define KERNELS_OWN (0xf << 21)
 
 /* ---- failing ------------------------------------------------------------------ */
 
@@ -179,6 +181,7 @@ static rail_result_t move(struct ib_setup *s, unsigned int i, enum ib_qp_state t
   attr.qp_state = verbs_state;
   if (ib_rdmacm.init_qp_attr(s->comm->cm->paths[i].id, &attr, &mask) != 0)
     return fail_call(s, i, "rdma_init_qp_attr", CHECK_LOCAL);
+  mask &= ~KERNELS_OWN;
   adjust(qp, &attr, mask);
   note(qp, &attr, mask);
   rail_result_t result = ib_qp_modify(qp, s->ports[qp->rail], to, &attr, mask);

@@ -3,8 +3,8 @@
 # TEST-LIMIT: 120
 # TEST-SAN: none
 # TEST-READS: build/lib/emu/lib*.so.1 build/lib/libnccl-net-ib.so
-"""Collectives of the runtime over the ib plugin on emulated devices, every result checked: RoCE, with queue pairs set up
-over TCP and by the RDMA CM, and iWARP."""
+"""Collectives of the runtime over the ib plugin on emulated devices, every result checked: RoCE, with queue pairs set
+up over TCP and by the RDMA CM, and iWARP."""
 import json
 import sys
 

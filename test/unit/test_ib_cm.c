@@ -105,6 +105,39 @@ TEST(traffic_class_and_timeouts) {
   end(&h);
 }
 
+static void wait_for_qps(long wanted) {
+  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
+  while (fake_live("qp") != wanted && !rail_deadline_passed(deadline)) sched_yield();
+  CHECK_INT(fake_live("qp"), wanted);
+}
+
+/* What it sent may be on its way: its queue pair stays, and GOODBYE waits, until the peer closes, or for a second. */
+TEST(an_iwarp_sender_lingers) {
+  for (int peer_closes = 0; peer_closes < 2; peer_closes++) {
+    struct hs h;
+    begin(&h);
+    hs_pair(&h, RNIC1, RNIC2);
+    ib_params.linger_ms = 10000;
+    uint64_t start = rail_now_ns();
+    CHECK_OK(ib_close_send(h.sent));
+    CHECK(fake_live("qp") == h.qps + 2 && !(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED));
+    h.connect = RAIL_IN_PROGRESS; /* hs_end has nothing to close */
+    if (peer_closes) {
+      CHECK_OK(ib_close_recv(h.received));
+      h.accept = RAIL_IN_PROGRESS;
+      wait_for_qps(h.qps);
+      CHECK(rail_now_ns() - start < 900000000u);
+    } else {
+      wait_for_qps(h.qps + 1);
+      CHECK(rail_now_ns() - start > 900000000u);
+      uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
+      while (!(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED)) CHECK(!rail_deadline_passed(deadline));
+      CHECK(!(atomic_load(&received(&h)->faults) & IB_COMM_PEER_LOST));
+    }
+    end(&h);
+  }
+}
+
 /* ---- that do not ---------------------------------------------------------------------- */
 
 static struct ib_port *port_at(int dev) { return ib_device_at(dev, "test")->rails[0]; }
@@ -228,7 +261,8 @@ TEST(responses_that_are_wrong) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(one_and_several_queue_pairs), TEST_CASE(several_rails), TEST_CASE(to_itself), TEST_CASE(iwarp),
-    TEST_CASE(iwarp_without_inline), TEST_CASE(traffic_class_and_timeouts), TEST_CASE(one_side_without_it),
-    TEST_CASE(roce_and_iwarp), TEST_CASE(requests_that_are_rejected), TEST_CASE(responses_that_are_wrong)};
+    TEST_CASE(an_iwarp_sender_lingers), TEST_CASE(iwarp_without_inline), TEST_CASE(traffic_class_and_timeouts),
+    TEST_CASE(one_side_without_it), TEST_CASE(roce_and_iwarp), TEST_CASE(requests_that_are_rejected),
+    TEST_CASE(responses_that_are_wrong)};
   return cm_rig_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

@@ -166,7 +166,8 @@ static void interface(unsigned int i, const char *name, const char *address) {
   struct sockaddr_ll link = {.sll_family = AF_PACKET, .sll_halen = 6, .sll_addr = {2, [5] = (uint8_t)address[0]}};
   list[i] = (struct ifaddrs){.ifa_next = i + 1 < 8 ? &list[i + 1] : NULL, .ifa_name = (char *)name,
                              .ifa_addr = (struct sockaddr *)(void *)&addresses[i]};
-  if (strchr(address, ':') && inet_pton(AF_INET6, address, &in6.sin6_addr) == 1) memcpy(&addresses[i], &in6, sizeof in6);
+  bool ipv6 = strchr(address, ':') != NULL;
+  if (ipv6 && inet_pton(AF_INET6, address, &in6.sin6_addr) == 1) memcpy(&addresses[i], &in6, sizeof in6);
   else if (inet_pton(AF_INET, address, &in.sin_addr) == 1) memcpy(&addresses[i], &in, sizeof in);
   else memcpy(&addresses[i], &link, sizeof link);
 }
