@@ -92,13 +92,13 @@ TEST(traffic_class_and_timeouts) {
   begin(&h);
   ib_params.tc = 104;
   ib_params.sl = 3;
-  ib_params.timeout = 17;
+  ib_params.timeout = 19;
   ib_params.retry_cnt = 5;
   hs_pair(&h, A1, B);
   for (int side = 0; side < 2; side++) {
     const struct ib_qp *qp = side ? &received(&h)->qps[0] : &sent(&h)->qps[0];
     CHECK_OK(ib_verbs.query_qp(qp->qp, &attr, IBV_QP_AV | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT, &init));
-    CHECK(attr.ah_attr.grh.traffic_class == 104 && attr.ah_attr.sl == 3 && attr.timeout == 17 && attr.retry_cnt == 5);
+    CHECK(attr.ah_attr.grh.traffic_class == 104 && attr.ah_attr.sl == 3 && attr.timeout == 19 && attr.retry_cnt == 5);
     CHECK(attr.rnr_retry == IB_RNR_RETRY && attr.min_rnr_timer == IB_MIN_RNR_TIMER);
     CHECK(qp->attr.traffic_class == 104 && qp->attr.sl == 3);
   }
