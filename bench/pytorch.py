@@ -16,7 +16,7 @@ import machine
 from congestion import controls
 from report import size_name, text_table
 
-PYTHON = "/usr/bin/python3"
+PYTHON = os.environ.get("RAIL_TEST_PYTHON", "/usr/bin/python3")  # Debian's python3-torch is for that one
 RANKS = pathlib.Path(__file__).with_name("torch_ranks.py")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from .library import AVG, MAX, MIN, PROD, SUCCESS, SUM, UINT8, RailyardError, error_text, lib, new_comm
 from .pair import Pair
-from .work import Work, watcher
+from .work import POLL, Work, watcher
 
 TYPES = {torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7,
          torch.float64: 8, torch.bfloat16: 9}
@@ -65,6 +65,19 @@ def adjoining(tensors):
     return True
 
 
+def place(parts, outputs):
+    for output, part in zip(outputs, parts):
+        output.view(-1).copy_(part)
+
+
+def together(works):
+    """The last one for all: the others are complete before it."""
+    if not works:
+        raise ValueError("railyard: no tensors; allowed: one or more")
+    works[-1].outputs = [output for work in works for output in work.outputs]
+    return works[-1]
+
+
 def find(table, op):
     return next((value for key, value in table if op == key), None)
 
@@ -86,15 +99,15 @@ class ProcessGroupRailyard(ProcessGroup):
         self.me, self.n, self.seconds = rank, size, timeout.total_seconds()
         self.store = store
         self.lock = threading.RLock()
+        self.comm_lock = threading.Lock()  # the communicator is neither revoked nor freed but under it
         self.pending = collections.deque()  # operations that are not known to be complete, in order
         self.kept = collections.deque(maxlen=KEPT)
-        self.futures = 0
-        self.error = None
+        self.error, self.revoked = None, False
         self.waits = None  # (until, seconds) while a thread waits in the library
         self.pairs = {}
         self._group_name = self._group_desc = "railyard"
         self.token = torch.zeros(1, dtype=torch.uint8)
-        self.comm = new_comm(store, "railyard", rank, size, self.seconds, f"railyard: rank {rank} of {size}")
+        self.comm = new_comm(store, "railyard", rank, range(size), self.seconds, f"railyard: rank {rank} of {size}")
         groups.add(self)
         watcher.add(self)
 
@@ -125,8 +138,8 @@ class ProcessGroupRailyard(ProcessGroup):
 
     # ---- operations: begun, waited for, completed --------------------------
 
-    def _begin(self, name, call, tensors, finish=None):
-        """`call` enqueues the operation."""
+    def _begin(self, name, call, outputs, keep=(), finish=None):
+        """`call` enqueues the operation, which writes the outputs. `keep`: what else the library reads or writes."""
         with self.lock:
             if self.error is not None:
                 raise self.error
@@ -134,18 +147,27 @@ class ProcessGroupRailyard(ProcessGroup):
                 raise RailyardError(f"railyard: {name}: the group was destroyed")
             result = call()
             if result != SUCCESS:
-                self._fail(result)
+                self._fail(result, name)
                 raise self.error
-            work = Work(self, name, tensors, finish)
+            work = Work(self, name, outputs, keep, finish)
             self.pending.append(work)
             self.kept.append(work)
             return work
 
     def _fail(self, result, name=None):
+        """The group is of no more use: whatever is enqueued ends before its tensors are given back."""
         if self.error is None:
             what = name or (self.pending[0].name if self.pending else "a call")
             self.error = RailyardError(f"railyard: rank {self.me} of {self.n}: {what}: {error_text(result, self.comm)}")
+        self._revoke()
+        lib.railCommWait(self.comm)
         self._complete()
+
+    def _revoke(self):
+        with self.comm_lock:
+            if self.comm is not None and not self.revoked:
+                self.revoked = True
+                lib.ncclCommRevoke(self.comm, 0)
 
     def _complete(self):
         """All that is enqueued has ended."""
@@ -192,23 +214,43 @@ class ProcessGroupRailyard(ProcessGroup):
 
     def check_deadline(self, now):
         """The watcher's. Revoking ends the operation, and whoever waits for it learns why."""
-        oldest = next((work for work in list(self.pending) if work.future is not None), None)
-        until, seconds = self.waits or (oldest.began + self.seconds if oldest else now, self.seconds)
+        for pair in list(self.pairs.values()):
+            pair.check_deadline(now)
+        pending, waits = list(self.pending), self.waits
+        oldest = next((work for work in pending if work.future is not None), None)
+        until, seconds = waits or (oldest.began + self.seconds if oldest else now, self.seconds)
         if now <= until or self.error is not None:
             return
-        name = self.pending[0].name if self.pending else "a call"
+        self._late(pending[0].name if pending else "a call", seconds)
+        self._revoke()
+
+    def _late(self, name, seconds):
         self.error = RailyardError(f"railyard: rank {self.me} of {self.n}: {name} is not complete after {seconds:.1f} "
                                    "s: a rank has not called it, or is stopped")
-        lib.ncclCommRevoke(self.comm, 0)
 
     def shutdown(self):
-        """Gives all back. Collective, where nothing has failed: the other ranks' operations with this one end first."""
+        """Completes what was begun, within the group's time, and gives all back. Collective, where nothing has failed:
+        the other ranks' operations with this one end first."""
+        deadline = time.monotonic() + self.seconds
         for pair in list(self.pairs.values()):
-            pair.end()
+            pair.end(deadline)
         with self.lock:
-            comm, self.comm = self.comm, None
-            if comm is not None:
-                (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(comm)
+            if self.comm is None:
+                return
+            self._drain(deadline)
+            with self.comm_lock:
+                comm, self.comm = self.comm, None
+            (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(comm)
+
+    def _drain(self, deadline):
+        """Looks at the clock itself: the last reference to a group may be the watcher's, whose thread is here then."""
+        while self.pending:
+            self.poll()
+            if self.pending and time.monotonic() > deadline:
+                self._late(self.pending[0].name, self.seconds)
+                self._revoke()
+                self._complete()
+            time.sleep(POLL)
 
     def __del__(self):
         if getattr(self, "comm", None) is not None:
@@ -255,22 +297,15 @@ class ProcessGroupRailyard(ProcessGroup):
                     result = combine(result, part)
                 t.view(-1).copy_(result)
         return self._begin(name, lambda: lib.ncclAllGather(t.data_ptr(), parts.data_ptr(), size_of(t), UINT8, self.comm,
-                                                           None), [t], finish)
+                                                           None), [t], parts, finish)
 
     def allgather(self, output_tensors, input_tensors, opts=None):
         t = one("allgather", input_tensors)
         outputs = same("allgather", output_tensors[0], self.n, t)
-        return self._allgather("allgather", outputs, t, output_tensors)
-
-    def _allgather(self, name, outputs, t, result):
         whole = None if adjoining(outputs) else torch.empty((self.n, t.numel()), dtype=t.dtype)
         to = outputs[0].data_ptr() if whole is None else whole.data_ptr()
-
-        def finish():
-            for output, part in zip(outputs, whole):
-                output.view(-1).copy_(part)
-        return self._begin(name, lambda: lib.ncclAllGather(t.data_ptr(), to, size_of(t), UINT8, self.comm, None),
-                           (result, t), None if whole is None else finish)
+        return self._begin("allgather", lambda: lib.ncclAllGather(t.data_ptr(), to, size_of(t), UINT8, self.comm, None),
+                           outputs, (t, whole), None if whole is None else lambda: place(whole, outputs))
 
     def _allgather_base(self, output, t, opts=None):
         check("all_gather_into_tensor", [output, t])
@@ -278,37 +313,38 @@ class ProcessGroupRailyard(ProcessGroup):
             raise ValueError(f"railyard: all_gather_into_tensor: {output.numel()} elements of {output.dtype} from "
                              f"{t.numel()} of {t.dtype}; allowed: {self.n} times as many, of one type")
         return self._begin("all_gather_into_tensor", lambda: lib.ncclAllGather(
-            t.data_ptr(), output.data_ptr(), size_of(t), UINT8, self.comm, None), [output, t])
+            t.data_ptr(), output.data_ptr(), size_of(t), UINT8, self.comm, None), [output], t)
 
     def allgather_coalesced(self, output_lists, input_list, opts=None):
-        works = [self.allgather([[outputs[i] for outputs in output_lists]], [t]) for i, t in enumerate(input_list)]
-        return works[-1]  # the others are complete before it
+        return together([self.allgather([[outputs[i] for outputs in output_lists]], [t])
+                         for i, t in enumerate(input_list)])
 
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
-        return [self._allgather_base(output, t) for output, t in zip(outputs, inputs)][-1]
+        return together([self._allgather_base(output, t) for output, t in zip(outputs, inputs)])
 
-    def _reduce_scatter(self, name, output, inputs, op, result):
+    def _reduce_scatter(self, name, output, inputs, op):
         kind, operator = reduction(name, op, output)
         source = inputs[0].data_ptr() if adjoining(inputs) else None
         whole = None if source else torch.cat([t.reshape(-1) for t in inputs])
         source = source or whole.data_ptr()
         return self._begin(name, lambda: lib.ncclReduceScatter(source, output.data_ptr(), output.numel(), kind,
-                                                               operator, self.comm, None), (result, whole, inputs))
+                                                               operator, self.comm, None), [output],
+                           (whole, inputs))
 
     def reduce_scatter(self, output_tensors, input_tensors, opts):
         output = one("reduce_scatter", output_tensors)
         inputs = same("reduce_scatter", input_tensors[0], self.n, output)
-        return self._reduce_scatter("reduce_scatter", output, inputs, opts.reduceOp, output_tensors)
+        return self._reduce_scatter("reduce_scatter", output, inputs, opts.reduceOp)
 
     def _reduce_scatter_base(self, output, t, opts):
         check("reduce_scatter_tensor", [output, t])
         if t.numel() != self.n * output.numel() or output.dtype != t.dtype:
             raise ValueError(f"railyard: reduce_scatter_tensor: {output.numel()} elements of {output.dtype} from "
                              f"{t.numel()} of {t.dtype}; allowed: from {self.n} times as many, of one type")
-        return self._reduce_scatter("reduce_scatter_tensor", output, [t], opts.reduceOp, output)
+        return self._reduce_scatter("reduce_scatter_tensor", output, [t], opts.reduceOp)
 
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts):
-        return [self._reduce_scatter_base(output, t, opts) for output, t in zip(outputs, inputs)][-1]
+        return together([self._reduce_scatter_base(output, t, opts) for output, t in zip(outputs, inputs)])
 
     def alltoall_base(self, output, t, output_sizes, input_sizes, opts=None):
         check("all_to_all_single", [output, t])
@@ -320,7 +356,7 @@ class ProcessGroupRailyard(ProcessGroup):
             raise ValueError(f"railyard: all_to_all_single: {tuple(t.shape)} in pieces {input_sizes or 'of one size'}, "
                              f"{tuple(output.shape)} in {output_sizes or 'those of one size'}; "
                              f"allowed: {self.n} pieces")
-        return self._alltoall("all_to_all_single", pieces[0], pieces[1], [output, t])
+        return self._alltoall("all_to_all_single", pieces[0], pieces[1], [output])
 
     def alltoall(self, outputs, inputs, opts=None):
         for tensors in (outputs, inputs):
@@ -328,9 +364,9 @@ class ProcessGroupRailyard(ProcessGroup):
                 raise ValueError(f"railyard: all_to_all: {len(tensors)} tensors; allowed: one for each of {self.n} "
                                  "ranks")
             check("all_to_all", tensors)
-        return self._alltoall("all_to_all", outputs, inputs, [outputs, inputs])
+        return self._alltoall("all_to_all", outputs, inputs, outputs)
 
-    def _alltoall(self, name, outputs, inputs, tensors):
+    def _alltoall(self, name, outputs, inputs, result):
         def send(t, peer):
             return lib.ncclSend(t.data_ptr(), size_of(t), UINT8, peer, self.comm, None)
 
@@ -338,11 +374,12 @@ class ProcessGroupRailyard(ProcessGroup):
             return lib.ncclRecv(t.data_ptr(), size_of(t), UINT8, peer, self.comm, None)
         calls = [(send, t, peer) for peer, t in enumerate(inputs) if t.numel()]
         calls += [(receive, t, peer) for peer, t in enumerate(outputs) if t.numel()]
-        return self._begin(name, lambda: self._grouped(calls), tensors)
+        return self._begin(name, lambda: self._grouped(calls), result, (outputs, inputs))
 
     def barrier(self, opts=None):
         at = self.token.data_ptr()
-        return self._begin("barrier", lambda: lib.ncclAllReduce(at, at, 1, UINT8, MAX, self.comm, None), [self.token])
+        return self._begin("barrier", lambda: lib.ncclAllReduce(at, at, 1, UINT8, MAX, self.comm, None), [],
+                           self.token)
 
     # ---- from or to one rank --------------------------------------------------
 
@@ -367,12 +404,8 @@ class ProcessGroupRailyard(ProcessGroup):
         outputs = same("gather", output_tensors[0], self.n, t) if self.me == root else []
         whole = torch.empty((self.n, t.numel()), dtype=t.dtype) if outputs and not adjoining(outputs) else None
         to = None if not outputs else outputs[0].data_ptr() if whole is None else whole.data_ptr()
-
-        def finish():
-            for output, part in zip(outputs, whole):
-                output.view(-1).copy_(part)
         return self._begin("gather", lambda: lib.ncclGather(t.data_ptr(), to, size_of(t), UINT8, root, self.comm, None),
-                           (output_tensors, t), None if whole is None else finish)
+                           outputs, (t, whole), None if whole is None else lambda: place(whole, outputs))
 
     def scatter(self, output_tensors, input_tensors, opts):
         output, root = one("scatter", output_tensors), opts.rootRank
@@ -380,7 +413,7 @@ class ProcessGroupRailyard(ProcessGroup):
         whole = torch.cat([t.reshape(-1) for t in inputs]) if inputs and not adjoining(inputs) else None
         source = None if not inputs else inputs[0].data_ptr() if whole is None else whole.data_ptr()
         return self._begin("scatter", lambda: lib.ncclScatter(source, output.data_ptr(), size_of(output), UINT8, root,
-                                                              self.comm, None), (output_tensors, whole, inputs))
+                                                              self.comm, None), [output], (whole, inputs))
 
     # ---- from rank to rank ------------------------------------------------------
 

@@ -2,6 +2,7 @@
 """librailyard by ctypes: the calls that the backend makes, with NCCL's names and values (rail/railyard.h)."""
 import ctypes
 import os
+import re
 import time
 
 SUCCESS, IN_PROGRESS = 0, 7
@@ -57,7 +58,6 @@ def _load():
         "ncclReduce": [pointer, pointer, size, number, number, number, pointer, pointer],
         "ncclAllGather": [pointer, pointer, size, number, pointer, pointer],
         "ncclReduceScatter": [pointer, pointer, size, number, number, pointer, pointer],
-        "ncclAlltoAll": [pointer, pointer, size, number, pointer, pointer],
         "ncclGather": [pointer, pointer, size, number, number, pointer, pointer],
         "ncclScatter": [pointer, pointer, size, number, number, pointer, pointer],
         "ncclSend": [pointer, size, number, number, pointer, pointer],
@@ -68,8 +68,7 @@ def _load():
     for call, arguments in calls.items():
         function = getattr(library, call)
         function.argtypes, function.restype = arguments, number
-    for call, argument in (("ncclGetLastError", pointer), ("ncclGetErrorString", number),
-                           ("railCommTransports", pointer)):
+    for call, argument in (("ncclGetLastError", pointer), ("ncclGetErrorString", number)):
         function = getattr(library, call)
         function.argtypes, function.restype = [argument], ctypes.c_char_p
     return library
@@ -78,27 +77,35 @@ def _load():
 lib = _load()
 
 
-def error_text(result, comm=None):
-    """What the library says of its last error, else what the code means."""
-    said = lib.ncclGetLastError(comm) or lib.ncclGetErrorString(result) or b""
-    return said.decode(errors="replace")
+def error_text(result, comm=None, ranks=None):
+    """What the library says of its last error, else what the code means. `ranks`: what the group calls the ranks of the
+    communicator, where that differs."""
+    said = (lib.ncclGetLastError(comm) or lib.ncclGetErrorString(result) or b"").decode(errors="replace")
+    if ranks is None:
+        return said
+    said = re.sub(rf"\brank (\d+) of {len(ranks)}\b", r"rank \1", said)
+    return re.sub(r"\brank (\d+)\b", lambda m: f"rank {ranks[int(m[1])]}" if int(m[1]) < len(ranks) else m[0], said)
 
 
-def new_comm(store, key, rank, size, seconds, what):
-    """A communicator of `size` ranks, which find each other by an id that rank 0 puts into the store. Collective.
-    Ends after `seconds` when they do not all come."""
+def new_comm(store, key, me, ranks, seconds, what):
+    """A communicator of `ranks`, of which this is ranks[me]. They find each other by an id that the first one puts into
+    the store. Collective. Ends after `seconds` when they do not all come, and names who has not."""
     deadline = time.monotonic() + seconds
     unique_id = UniqueId()
-    if rank == 0:
+    store.add(f"{key}/come/{me}", 1)
+    if me == 0:
         result = lib.ncclGetUniqueId(ctypes.byref(unique_id))
         if result != SUCCESS:
             raise RailyardError(f"{what}: no rendezvous: {error_text(result)}")
         store.set(key, ctypes.string_at(ctypes.byref(unique_id), ID_BYTES).hex())
         store.add(f"{key}/set", 1)
+    elif wait_for_key(store, f"{key}/set", deadline):
+        ctypes.memmove(ctypes.byref(unique_id), bytes.fromhex(store.get(key).decode()), ID_BYTES)
     else:
-        ctypes.memmove(ctypes.byref(unique_id), bytes.fromhex(get(store, key, deadline, what).decode()), ID_BYTES)
+        raise RailyardError(f"{what}: {missing(store, key, ranks)} within {seconds:.0f} s")
     comm, state = ctypes.c_void_p(), ctypes.c_int()
-    result = lib.ncclCommInitRankConfig(ctypes.byref(comm), size, unique_id, rank, ctypes.byref(Config(blocking=0)))
+    result = lib.ncclCommInitRankConfig(ctypes.byref(comm), len(ranks), unique_id, me,
+                                        ctypes.byref(Config(blocking=0)))
     nap = 0.0001
     while result == IN_PROGRESS and time.monotonic() < deadline:
         time.sleep(nap)
@@ -106,18 +113,31 @@ def new_comm(store, key, rank, size, seconds, what):
         result = lib.ncclCommGetAsyncError(comm, ctypes.byref(state)) or state.value
     if result == SUCCESS:
         return comm
-    text = f"not all ranks came within {seconds:.0f} s" if result == IN_PROGRESS else error_text(result, comm)
+    absent = missing(store, key, ranks)
+    if result == IN_PROGRESS:
+        text = f"{absent or 'all ranks came, but were not connected to each other'} within {seconds:.0f} s"
+    else:
+        text = error_text(result, comm, ranks) + (absent and f"; {absent}")
     if comm:
         lib.ncclCommAbort(comm)
     raise RailyardError(f"{what}: {text}")
 
 
-def get(store, key, deadline, what):
-    """Asks again and again: a store answers one question at a time, and other threads have theirs."""
+def wait_for_key(store, key, deadline):
+    """Asks again and again: a store answers one question at a time, and other threads have theirs. False: too late."""
     nap = 0.0001
-    while store.add(f"{key}/set", 0) == 0:
+    while store.add(key, 0) == 0:
         if time.monotonic() > deadline:
-            raise RailyardError(f"{what}: its first rank has not come")
+            return False
         time.sleep(nap)
         nap = min(nap * 1.5, 0.02)
-    return store.get(key)
+    return True
+
+
+def missing(store, key, ranks):
+    """Who has not come, in words; "" if all have."""
+    absent = [rank for i, rank in enumerate(ranks) if store.add(f"{key}/come/{i}", 0) == 0]
+    if len(absent) == 1:
+        return f"rank {absent[0]} has not come"
+    more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""
+    return absent and f"ranks {', '.join(map(str, absent[:8]))}{more} have not come" or ""

@@ -18,20 +18,24 @@ class Pair:
         self.name = (f"railyard: rank {group.me} of {group.n}: messages from rank {source} to rank {target} with tag "
                      f"{tag}")
         self.store, self.seconds, self.sends = group.store, group.seconds, group.me == source
+        self.ranks = (source, target)
         self.key = f"railyard/{source}/{target}/{tag}"
         self.lock = self.changed = threading.Condition()
         self.queue = queue.SimpleQueue()
+        self.current = None  # the work that the thread is at
         self.comm, self.error, self.thread, self.ended = None, None, None, False
 
     def begin(self, name, tensor):
-        work = Work(self, name, [tensor])
+        work = Work(self, name, [] if self.sends else [tensor], [tensor])
         with self.lock:
             if self.error is not None:
                 raise self.error
+            if self.ended:
+                raise RailyardError(f"{self.name}: {name}: the group was destroyed")
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="railyard-pair", daemon=True)
                 self.thread.start()
-        self.queue.put(work)
+            self.queue.put(work)
         return work
 
     def poll(self):
@@ -39,49 +43,81 @@ class Pair:
 
     def wait(self, work, seconds):
         with self.changed:
-            if self.changed.wait_for(lambda: work.done, seconds):
-                return
-            self.error = self.error or RailyardError(f"{self.name}: {work.name} is not complete after {seconds:.1f} "
-                                                     "s: the other rank has not called it, or is stopped")
-            work.complete(self.error)
-            if self.comm is not None:
-                lib.ncclCommRevoke(self.comm, 0)
+            if not self.changed.wait_for(lambda: work.done, seconds):
+                self._give_up(work, seconds)
 
-    def _move(self, work):
-        t, peer = work.tensors[0], 1 if self.sends else 0
+    def check_deadline(self, now):
+        """The watcher's, for a work that nobody waits for but by its future."""
+        with self.lock:
+            work = self.current
+            if work is not None and work.future is not None and not work.done and now > work.began + self.seconds:
+                self._give_up(work, self.seconds)
+
+    def _give_up(self, work, seconds):
+        """Under the lock. Revoking ends what the thread is at; every later work of the pair gets the same error."""
+        revoke = self.error is None and self.comm is not None
+        self._fail(RailyardError(f"{self.name}: {work.name} is not complete after {seconds:.1f} s: rank "
+                                 f"{self.ranks[1 if self.sends else 0]} has not called it, or is stopped"))
+        work.complete(self.error)
+        if revoke:
+            lib.ncclCommRevoke(self.comm, 0)
+
+    def _fail(self, error):
+        with self.lock:
+            self.error = self.error or error
+
+    def _move(self, name, tensor):
         if self.comm is None:
-            comm = new_comm(self.store, self.key, 0 if self.sends else 1, 2, self.seconds, self.name)
+            comm = new_comm(self.store, self.key, 0 if self.sends else 1, self.ranks, self.seconds, self.name)
             with self.lock:
                 self.comm = comm
-        call = lib.ncclSend if self.sends else lib.ncclRecv
-        result = call(t.data_ptr(), t.numel() * t.element_size(), UINT8, peer, self.comm, None)
+                if self.error is not None:  # wait() gave up meanwhile
+                    return
+        call, peer = (lib.ncclSend, 1) if self.sends else (lib.ncclRecv, 0)
+        result = call(tensor.data_ptr(), tensor.numel() * tensor.element_size(), UINT8, peer, self.comm, None)
         result = result or lib.railCommWait(self.comm)
         if result != SUCCESS:
-            raise RailyardError(f"{self.name}: {work.name}: {error_text(result, self.comm)}")
+            raise RailyardError(f"{self.name}: {name}: {error_text(result, self.comm, self.ranks)}")
+
+    def _do(self, work):
+        with self.lock:
+            tensors = work.keep  # held here until the library is done, even when wait() gives the work up
+            self.current = work
+        try:
+            if self.error is None:
+                self._move(work.name, *tensors)
+        except RailyardError as e:
+            self._fail(e)
+        except BaseException as e:  # the thread goes on: every work that it was given must complete
+            self._fail(RailyardError(f"{self.name}: {work.name}: {type(e).__name__}: {e}"))
+        with self.changed:
+            self.current = None
+            if not work.done:
+                work.complete(self.error)
+            self.changed.notify_all()
 
     def _run(self):
-        while True:
-            work = self.queue.get()
-            if work is None:
-                break
-            try:
-                if self.error is None:
-                    self._move(work)
-            except RailyardError as e:
-                self.error = self.error or e
-            with self.changed:
-                if not work.done:
-                    work.complete(self.error)
-                self.changed.notify_all()
-        if self.comm is not None:
-            (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(self.comm)
+        while (work := self.queue.get()) is not None:
+            self._do(work)
+            del work
+        with self.lock:
+            comm, self.comm = self.comm, None
+        if comm is not None:
+            (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(comm)
 
-    def end(self):
-        """Lets what is under way end, within the group's time."""
-        if self.thread is None or self.ended:
-            return
-        self.ended = True
-        self.queue.put(None)
-        deadline = time.monotonic() + (self.seconds if self.error is None else 0)
-        while self.thread.is_alive() and time.monotonic() < deadline and threading.current_thread() is not self.thread:
-            self.thread.join(0.1)
+    def end(self, deadline):
+        """Lets what was begun end, until the deadline; then revokes it."""
+        with self.lock:
+            if self.thread is None or self.thread is threading.current_thread():
+                return
+            if not self.ended:
+                self.ended = True
+                self.queue.put(None)
+        self.thread.join(max(0, deadline - time.monotonic()))
+        with self.lock:
+            if self.thread.is_alive() and self.current is not None and not self.current.done:
+                self._give_up(self.current, time.monotonic() - self.current.began)
+        self.thread.join(GRACE)
+
+
+GRACE = 10  # s that the thread has to come back from the library once its communicator was revoked

@@ -7,31 +7,39 @@ import weakref
 import torch
 from torch._C._distributed_c10d import Work as _Work
 
+from .library import RailyardError
+
 POLL = 0.0001  # s between two looks at a communicator with operations that somebody has a future of
 TICK = 0.1     # s between two looks at the deadlines
 
 
 class Work(_Work):
-    """One operation. `run` is what completes it: the group, or the pair of a send or receive. `finish` places the
-    results, where they arrive in another shape than the caller's. Its lock is that of `run`."""
+    """One operation. `run` is what completes it: the group, or the pair of a send or receive. `outputs` is what
+    result() and the future give. `keep` are the other tensors that the library reads or writes until the operation is
+    complete. `finish` places the results, where they arrive in another shape than the caller's. Its lock is that of
+    `run`."""
 
-    def __init__(self, run, name, tensors, finish=None):
+    def __init__(self, run, name, outputs, keep=(), finish=None):
         super().__init__()
-        self.run, self.name, self.tensors, self.finish = run, name, tensors, finish
+        self.run, self.name, self.outputs, self.keep, self.finish = run, name, list(outputs), keep, finish
         self.done, self.error, self.future = False, None, None
         self.began = time.monotonic()
 
     def complete(self, error):
-        finish, self.finish = self.finish, None
-        if error is None and finish:
-            finish()
+        """The library no longer works at the operation, or (pair.py) whoever works at it keeps the tensors."""
+        finish, self.finish, self.keep = self.finish, None, ()
+        try:
+            if error is None and finish:
+                finish()
+        except Exception as e:
+            error = RailyardError(f"railyard: {self.name}: the results cannot be placed: {e}")
         self.error, self.done = error, True
         if self.future is not None:
             self._tell(self.future)
 
     def _tell(self, future):
         if self.error is None:
-            future.set_result(self.tensors)
+            future.set_result(self.outputs)
         else:
             future.set_exception(self.error)
 
@@ -57,7 +65,7 @@ class Work(_Work):
         return self.error
 
     def result(self):
-        return self.tensors
+        return self.outputs
 
     def get_future(self):
         with self.run.lock:

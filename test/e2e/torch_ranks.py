@@ -5,7 +5,9 @@ import datetime
 import os
 import pathlib
 import sys
+import threading
 import time
+import weakref
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
@@ -14,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import railyard_torch
-from railyard_torch import RailyardError
+from railyard_torch import RailyardError, pair
 
 cases, rank, n, store_path = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 case = None
@@ -168,6 +170,73 @@ def asynchronous():
     same(dropped, torch.full((5,), float(n)))
 
 
+def results():
+    """What a work and its future give are the outputs; the inputs are kept until the library is done, and no longer."""
+    init()
+    t, out = values(rank, 300), [torch.zeros(300) for _ in range(n)]
+    held = weakref.ref(t)
+    dist.all_gather(out, torch.zeros(300))  # the first one connects the ranks, and waits for them
+    if rank == 0:
+        work = dist.all_gather(out, t, async_op=True)
+        del t
+        assert held() is not None and not work.is_completed()
+        meet(n)
+    else:
+        meet(n)  # rank 0 has begun, and nobody else
+        work = dist.all_gather(out, t, async_op=True)
+        del t
+    got = work.get_future().wait()
+    assert held() is None
+    for given in (got, work.result()):
+        assert len(given) == n and all(a is b or a.data_ptr() == b.data_ptr() for a, b in zip(given, out))
+    for a, want in zip(out, everybody(300)):
+        same(a, want)
+    out = torch.zeros(3)
+    for work in (dist.reduce_scatter(out, list(values(rank, 3 * n).chunk(n)), async_op=True),
+                 dist._reduce_scatter_base(out, values(rank, 3 * n), async_op=True),
+                 dist.all_to_all_single(out := torch.zeros(n), values(rank, n), async_op=True)):
+        work.wait()
+        assert [t.numel() for t in work.result()] in ([3], [n])
+    work = dist.barrier(async_op=True)
+    work.wait()
+    assert work.result() == []
+
+
+def destroyed_while_working():
+    """What was begun before ends, and its results are placed."""
+    init()
+    group, size, peer = dist.new_group(), 300000, rank ^ 1
+    out, got = [torch.zeros(size) for _ in range(n)], torch.zeros(size)
+    works = [dist.isend(values(rank, size), peer, group=group), dist.irecv(got, peer, group=group)]
+    works += [dist.all_gather(out, values(rank, size), group=group, async_op=True)]
+    if rank == 1:
+        time.sleep(0.3)  # the other waits in shutdown
+    group.shutdown()
+    assert all(work.is_completed() and work.is_success() for work in works)
+    same(got, values(peer, size))
+    for a, want in zip(out, everybody(size)):
+        same(a, want)
+    raises(RailyardError, ["allgather", "destroyed"], dist.all_gather, out, values(rank, size), group=group)
+    raises(RailyardError, ["send", "destroyed"], dist.send, got, peer, group=group)
+
+
+def thread_that_fails():
+    """Whatever goes wrong in the thread of a pair reaches those who wait."""
+    init()
+    new_comm, begun = pair.new_comm, threading.Event()
+
+    def broken(*_):
+        assert begun.wait(20)
+        raise KeyError("the planted one")
+    pair.new_comm = broken
+    works = [dist.irecv(torch.ones(1), rank ^ 1) for _ in range(2)]
+    begun.set()
+    for work in works:
+        raises(RailyardError, ["recv", "KeyError", "the planted one"], work.wait, datetime.timedelta(seconds=20))
+    pair.new_comm = new_comm
+    dist.barrier()
+
+
 def groups():
     """Every rank in two groups of two and in the world, at once."""
     init()
@@ -310,10 +379,37 @@ def rank_that_dies():
     raise AssertionError("nothing was noticed")
 
 
+def message_from_a_rank_that_dies():
+    """The pair's communicator has ranks of its own; the error names the group's."""
+    init()
+    t = torch.ones(1000)
+    if rank == n - 1:
+        dist.send(t, n - 2)
+        os._exit(9)
+    if rank == n - 2:
+        dist.recv(t, n - 1)
+        raises(RailyardError, [f"messages from rank {n - 1} to rank {n - 2}", f": rank {n - 1} "], dist.recv, t, n - 1)
+    os._exit(0)
+
+
+def future_that_never_comes():
+    init(3)
+    if rank == 0:
+        dist.send(torch.ones(1), 1)
+    if rank == 1:
+        dist.recv(torch.ones(1), 0)
+        raises(RuntimeError, ["rank 0 has not called it", "recv", "3.0 s"],
+               dist.irecv(torch.ones(1), 0).get_future().wait)
+    meet(n)
+    os._exit(0)
+
+
 def rank_that_never_comes():
     if rank == n - 1:
+        meet(n)
         return
-    raises(RailyardError, [f"rank {rank} of {n}"], init, 2)  # its time is up, or the other's was
+    raises(RailyardError, [f"rank {rank} of {n}: ", f"rank {n - 1} has not come"], init, 2)
+    meet(n)
     os._exit(0)
 
 
