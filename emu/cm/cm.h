@@ -137,6 +137,7 @@ struct cm_id {
   int fd; /* a Unix socket; while it is open, address and port are taken */
   bool is_watched;
   void (*on_readable)(struct cm_id *id);
+  uint64_t dial_until; /* ms: so long it is tried to reach a listener whose queue is full */
   uint64_t deadline; /* ms; 0: none */
   void (*on_deadline)(struct cm_id *id);
 
@@ -178,7 +179,8 @@ void cm_event_push(struct cm_event *event); /* to the channel of its id, or of t
 void cm_report(struct cm_id *id, enum rdma_cm_event_type type, int status); /* both */
 /* The next one of a channel; without the lock, under which on_read sees it. NULL: errno says why. */
 struct cm_event *cm_event_read(struct cm_channel *channel, void (*on_read)(struct cm_event *event));
-struct cm_event *cm_event_withdraw(struct cm_id *id); /* one that nobody has read; NULL: there is none */
+void cm_events_withdraw(struct cm_id *id); /* all that nobody has read */
+bool cm_own_channel(struct cm_id *id); /* gives it a channel of its own, to which its events move; false: no memory */
 void cm_wait_acked(const struct cm_id *id);
 
 /* cm_addr.c */

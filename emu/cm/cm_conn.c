@@ -106,10 +106,11 @@ static int await_answer(struct cm_id *id) {
 
 static void dial(struct cm_id *id) {
   int err = cm_wire_connect(id);
-  if (err == EAGAIN) {
-    (void)cm_set_deadline(id, BUSY_MS, dial);
-    return;
+  if (err == EAGAIN && cm_now() < id->dial_until) {
+    err = cm_set_deadline(id, BUSY_MS, dial);
+    if (!err) return;
   }
+  if (err == EAGAIN) err = ETIMEDOUT;
   if (err == ECONNREFUSED && cm_is_udp(id)) {
     end_with(id, RDMA_CM_EVENT_UNREACHABLE, SIDR_UNSUPPORTED);
   } else if (err == ECONNREFUSED) {
@@ -161,6 +162,7 @@ int rdma_connect(struct rdma_cm_id *ibv, struct rdma_conn_param *p) {
     if (!err) {
       id->peer = m;
       id->state = CM_CONNECTING;
+      id->dial_until = cm_now() + (uint64_t)rail_emu_cm_answer_ms(CM_ANSWER_MS);
       dial(id);
     }
   }
@@ -235,15 +237,12 @@ static void on_request(struct cm_id *id, const struct cm_message *m) {
 static void read_listener(struct cm_id *l) {
   for (int fd; (fd = cm_wire_accept(l)) >= 0;) {
     struct cm_id *id = calloc(1, sizeof *id);
-    struct rdma_event_channel *own = l->sync ? rdma_create_event_channel() : NULL;
-    if (!id || (l->sync && !own)) {
-      free(id);
+    if (!id) {
       close(fd);
       continue;
     }
-    id->id = (struct rdma_cm_id){.channel = own ? own : l->id.channel, .context = l->id.context, .ps = l->id.ps,
+    id->id = (struct rdma_cm_id){.channel = l->id.channel, .context = l->id.context, .ps = l->id.ps,
                                  .qp_type = l->id.qp_type};
-    id->sync = l->sync;
     id->listener = l;
     id->state = CM_EMBRYO;
     id->psn = (uint32_t)random() & 0xffffff;
@@ -463,10 +462,13 @@ static void read_socket(struct cm_id *id) {
 /* Whoever reads the event of a REP moves the queue pair and acknowledges it, as Linux' library does. */
 static void on_read(struct cm_event *e) {
   struct cm_id *id = cm_id_of(e->event.id);
+  bool sync;
   switch (e->event.event) {
     case RDMA_CM_EVENT_CONNECT_REQUEST:
+      sync = id->listener->sync;
       id->listener->requests--;
       id->listener = NULL;
+      if (sync && !cm_own_channel(id)) e->event.status = -ENOMEM;
       break;
     case RDMA_CM_EVENT_CONNECT_RESPONSE:
       if (!cm_qp_of(id) || id->state != CM_RESPONDED) break;

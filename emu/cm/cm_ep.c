@@ -148,7 +148,9 @@ int rdma_get_request(struct rdma_cm_id *listen, struct rdma_cm_id **out) {
   if (rdma_get_cm_event(listen->channel, &event) != 0) return -1;
   if (event->status || event->event != RDMA_CM_EVENT_CONNECT_REQUEST) {
     int err = event->status < 0 ? -event->status : EINVAL;
+    struct rdma_cm_id *unused = event->event == RDMA_CM_EVENT_CONNECT_REQUEST ? event->id : NULL;
     rdma_ack_cm_event(event);
+    if (unused) rdma_destroy_id(unused);
     return cm_result(err);
   }
   struct rdma_cm_id *id = event->id;

@@ -27,8 +27,9 @@ void rdma_destroy_event_channel(struct rdma_event_channel *channel) {
   free(channel_of(channel));
 }
 
-/* With the channel that is its own. */
+/* With its events, and the channel that is its own. */
 void cm_free(struct cm_id *id) {
+  cm_events_withdraw(id);
   cm_remove(id);
   if (id->sync) rdma_destroy_event_channel(id->id.channel);
   free(id->path);
@@ -99,15 +100,41 @@ struct cm_event *cm_event_read(struct cm_channel *c, void (*on_read)(struct cm_e
   }
 }
 
-struct cm_event *cm_event_withdraw(struct cm_id *id) {
+void cm_events_withdraw(struct cm_id *id) {
   struct cm_channel *c = channel_of(id->id.channel);
-  struct cm_event *e;
-  STAILQ_FOREACH(e, &c->events, link)
-    if (e->counted == id) {
-      take_off(c, e);
-      return e;
-    }
-  return NULL;
+  struct cm_event *e, *next;
+  for (e = STAILQ_FIRST(&c->events); e; e = next) {
+    next = STAILQ_NEXT(e, link);
+    if (e->counted != id && e->event.id != &id->id) continue;
+    if (e->counted != id) e->counted->requests--; /* its CONNECT_REQUEST, which counts for the listener */
+    take_off(c, e);
+    free(e);
+  }
+}
+
+/* Those of an id, and of its requests that nobody has read: whoever reads its channel reads them. */
+static void move_events(struct cm_id *id, struct rdma_event_channel *to) {
+  struct cm_channel *from = channel_of(id->id.channel);
+  struct cm_event *e, *next;
+  struct cm_id *other;
+  if (&from->ch == to) return;
+  for (e = STAILQ_FIRST(&from->events); e; e = next) {
+    next = STAILQ_NEXT(e, link);
+    if (e->counted != id && cm_id_of(e->event.id)->listener != id) continue;
+    take_off(from, e);
+    append(channel_of(to), e);
+  }
+  id->id.channel = to;
+  LIST_FOREACH(other, &cm.ids, link)
+    if (other->listener == id) other->id.channel = to;
+}
+
+bool cm_own_channel(struct cm_id *id) {
+  struct rdma_event_channel *own = rdma_create_event_channel();
+  if (!own) return false;
+  move_events(id, own);
+  id->sync = true;
+  return true;
 }
 
 void cm_wait_acked(const struct cm_id *id) {
@@ -135,14 +162,8 @@ int rdma_migrate_id(struct rdma_cm_id *ibv, struct rdma_event_channel *channel) 
     ibv->event = NULL;
   }
   pthread_mutex_lock(&cm.lock);
-  struct cm_events moved = STAILQ_HEAD_INITIALIZER(moved);
   struct rdma_event_channel *old = ibv->channel;
-  for (struct cm_event *e; (e = cm_event_withdraw(id)) != NULL;) STAILQ_INSERT_TAIL(&moved, e, link);
-  ibv->channel = channel ? channel : own;
-  for (struct cm_event *e; (e = STAILQ_FIRST(&moved)) != NULL;) {
-    STAILQ_REMOVE_HEAD(&moved, link);
-    append(channel_of(ibv->channel), e);
-  }
+  move_events(id, channel ? channel : own);
   bool was_sync = id->sync;
   id->sync = own;
   cm_wait_acked(id);

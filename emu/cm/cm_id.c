@@ -42,7 +42,7 @@ int rdma_destroy_id(struct rdma_cm_id *ibv) {
   pthread_mutex_lock(&cm.lock);
   cm_unwatch(id);
   id->deadline = 0;
-  for (struct cm_event *e; (e = cm_event_withdraw(id)) != NULL;) free(e);
+  cm_events_withdraw(id);
   for (struct cm_id *other = LIST_FIRST(&cm.ids); other; other = next) {
     next = LIST_NEXT(other, link);
     if (other->listener == id) cm_free(other);
@@ -188,7 +188,9 @@ int rdma_set_option(struct rdma_cm_id *ibv, int level, int name, void *value, si
     case RDMA_OPTION_ID_AFONLY: return 0;
     case RDMA_OPTION_ID_ACK_TIMEOUT:
       if (number > 31) return cm_result(EINVAL);
+      pthread_mutex_lock(&cm.lock);
       id->ack_timeout = (uint8_t)number;
+      pthread_mutex_unlock(&cm.lock);
       return 0;
     default: return cm_result(ENOSYS);
   }
@@ -197,14 +199,18 @@ int rdma_set_option(struct rdma_cm_id *ibv, int level, int name, void *value, si
 /* What the peer said of its device comes with its REQ or REP, what this end says leaves with its own. */
 int rdma_set_local_ece(struct rdma_cm_id *id, struct ibv_ece *ece) {
   if (!ece || !ece->vendor_id || !ece->options) return cm_result(EINVAL);
+  pthread_mutex_lock(&cm.lock);
   cm_id_of(id)->ece = *ece;
+  pthread_mutex_unlock(&cm.lock);
   return 0;
 }
 
 int rdma_get_remote_ece(struct rdma_cm_id *ibv, struct ibv_ece *ece) {
   const struct cm_id *id = cm_id_of(ibv);
   if (!ece || ece->comp_mask) return cm_result(EINVAL);
+  pthread_mutex_lock(&cm.lock);
   ece->vendor_id = id->peer.ece_vendor;
   ece->options = id->peer.ece_options;
+  pthread_mutex_unlock(&cm.lock);
   return 0;
 }

@@ -143,35 +143,45 @@ static void put_pd(struct cm_id *id) {
   pthread_mutex_unlock(&cm.lock);
 }
 
-int rdma_create_qp_ex(struct rdma_cm_id *ibv, struct ibv_qp_init_attr_ex *attr) {
-  struct cm_id *id = cm_id_of(ibv);
-  if (!ibv->verbs || ibv->qp) return cm_result(EINVAL);
+/* Up to the state in which it can be used before the connection is there. 0 or errno. */
+static int make_qp(struct cm_id *id, struct ibv_qp_init_attr_ex *attr) {
+  struct rdma_cm_id *ibv = &id->id;
   if (!(attr->comp_mask & IBV_QP_INIT_ATTR_PD)) {
     attr->comp_mask |= IBV_QP_INIT_ATTR_PD;
     attr->pd = ibv->pd ? ibv->pd : get_pd(id);
-    if (!attr->pd) return -1;
+    if (!attr->pd) return errno;
   }
-  if (attr->pd->context != ibv->verbs) return cm_result(EINVAL);
+  if (attr->pd->context != ibv->verbs) return EINVAL;
   if (!attr->send_cq && !attr->recv_cq && !ibv->send_cq && !ibv->recv_cq) {
-    if (!create_cqs(ibv, attr->cap.max_send_wr, attr->cap.max_recv_wr)) return -1;
+    if (!create_cqs(ibv, attr->cap.max_send_wr, attr->cap.max_recv_wr)) return errno;
     id->own_cqs = true;
   }
   if (!attr->send_cq) attr->send_cq = ibv->send_cq;
   if (!attr->recv_cq) attr->recv_cq = ibv->recv_cq;
   if (!attr->srq) attr->srq = ibv->srq;
   ibv->qp_type = attr->qp_type;
-  struct ibv_qp *qp = ibv_create_qp_ex(ibv->verbs, attr);
-  int err = qp ? 0 : errno;
-  if (!err) {
-    ibv->qp = qp;
-    ibv->pd = attr->pd;
-    err = move(id, IBV_QPS_INIT);
-    if (!err && attr->qp_type == IBV_QPT_UD) err = move(id, IBV_QPS_RTR);
-    if (!err && attr->qp_type == IBV_QPT_UD) err = move(id, IBV_QPS_RTS);
-    if (!err) return 0;
+  ibv->qp = ibv_create_qp_ex(ibv->verbs, attr);
+  if (!ibv->qp) return errno;
+  ibv->pd = attr->pd;
+  int err = move(id, IBV_QPS_INIT);
+  if (!err && attr->qp_type == IBV_QPT_UD) err = move(id, IBV_QPS_RTR);
+  if (!err && attr->qp_type == IBV_QPT_UD) err = move(id, IBV_QPS_RTS);
+  return err;
+}
+
+/* What fails leaves the id and the caller's attributes as they were. */
+int rdma_create_qp_ex(struct rdma_cm_id *ibv, struct ibv_qp_init_attr_ex *attr) {
+  if (!ibv->verbs || ibv->qp) return cm_result(EINVAL);
+  struct ibv_qp_init_attr_ex filled = *attr;
+  struct ibv_pd *pd = ibv->pd;
+  int err = make_qp(cm_id_of(ibv), &filled);
+  if (err) {
+    rdma_destroy_qp(ibv);
+    ibv->pd = pd;
+    return cm_result(err);
   }
-  rdma_destroy_qp(ibv);
-  return cm_result(err);
+  *attr = filled;
+  return 0;
 }
 
 int rdma_create_qp(struct rdma_cm_id *id, struct ibv_pd *pd, struct ibv_qp_init_attr *init) {

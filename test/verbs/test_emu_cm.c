@@ -230,6 +230,69 @@ TEST(an_id_moves_to_another_channel_with_its_events) {
   rdma_destroy_event_channel(other);
 }
 
+/* A request that came, and was given up again: two events of an id that nobody has seen. */
+static void leave_a_request(struct side *listener) {
+  struct side client;
+  uint16_t port = side_listen(listener, "10.77.0.1", 8);
+  side_open(&client, RDMA_PS_TCP);
+  side_resolve(&client, "10.77.0.1", port);
+  side_make_qp(&client);
+  CHECK_OK(side_connect(&client, NULL));
+  struct pollfd fd = {.fd = listener->channel->fd, .events = POLLIN};
+  CHECK_INT(poll(&fd, 1, WAIT_MS), 1);
+  side_close(&client);
+}
+
+TEST(a_listener_moves_with_its_requests) {
+  struct side listener, server;
+  side_open(&listener, RDMA_PS_TCP);
+  leave_a_request(&listener);
+  struct rdma_event_channel *old = listener.channel;
+  listener.channel = rdma_create_event_channel();
+  CHECK_OK(rdma_migrate_id(listener.id, listener.channel));
+  CHECK(!has_event(old));
+  rdma_destroy_event_channel(old); /* nothing is to come there any more */
+  side_take(&server, &listener);
+  CHECK(server.id->channel == listener.channel);
+  expect(listener.channel, RDMA_CM_EVENT_REJECTED, 28);
+  side_close(&server);
+  side_close(&listener);
+}
+
+TEST(a_listener_goes_with_all_events_of_its_requests) {
+  struct side listener;
+  side_open(&listener, RDMA_PS_TCP);
+  leave_a_request(&listener);
+  poll(NULL, 0, 100); /* for the second event: nothing tells that it is there */
+  CHECK_OK(rdma_destroy_id(listener.id));
+  listener.id = NULL;
+  CHECK(!has_event(listener.channel));
+  side_close(&listener);
+}
+
+TEST(a_queue_pair_that_fails_leaves_nothing) {
+  long (*live)(const char *);
+  void *symbol = dlsym(RTLD_DEFAULT, "rail_emu_live");
+  struct ibv_qp_init_attr init = {.cap = {8, 8, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+  struct side s;
+  CHECK(symbol);
+  memcpy(&live, &symbol, sizeof live);
+  side_open(&s, RDMA_PS_TCP);
+  side_resolve(&s, "10.77.0.1", 9);
+  long pds = live("pd"), cqs = live("cq");
+  static const char *const faults[] = {"fail create_cq", "fail create_cq from=2", "fail create_qp", "fail modify_qp"};
+  for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+    CHECK(emu_command(faults[i]));
+    CHECK_MSG(rdma_create_qp(s.id, NULL, &init) != 0, "%s: it does not fail", faults[i]);
+    CHECK_MSG(live("pd") == pds && live("cq") == cqs, "%s: %ld PDs, %ld CQs; before %ld, %ld", faults[i], live("pd"),
+              live("cq"), pds, cqs);
+    CHECK(!s.id->qp && !s.id->pd && !s.id->send_cq);
+    CHECK(emu_command("reset"));
+  }
+  side_make_qp(&s);
+  side_close(&s);
+}
+
 TEST(requests_that_nobody_reads_are_rejected_with_their_listener) {
   struct side listener, clients[3];
   side_open(&listener, RDMA_PS_TCP);
@@ -395,6 +458,9 @@ static const struct tap_case cases[] = {
   TEST_CASE(datagrams),
   TEST_CASE(a_channel_that_does_not_wait),
   TEST_CASE(an_id_moves_to_another_channel_with_its_events),
+  TEST_CASE(a_listener_moves_with_its_requests),
+  TEST_CASE(a_listener_goes_with_all_events_of_its_requests),
+  TEST_CASE(a_queue_pair_that_fails_leaves_nothing),
   TEST_CASE(requests_that_nobody_reads_are_rejected_with_their_listener),
   TEST_CASE(a_full_backlog_rejects),
   TEST_CASE(calls_at_the_wrong_time),

@@ -8,6 +8,26 @@
 #include "emu/cm/cm.h"
 #include "test/verbs/cm.h"
 
+/* The name of the Unix socket that stands for this port, and its size. */
+static socklen_t name_of_port(uint16_t port, struct sockaddr_un *to) {
+  char line[512], part[32];
+  size_t len = 0;
+  FILE *in = fopen("/proc/net/unix", "re");
+  CHECK(in);
+  *to = (struct sockaddr_un){.sun_family = AF_UNIX};
+  snprintf(part, sizeof part, ".%u.::ffff:", port);
+  while (fgets(line, sizeof line, in)) {
+    char *name = strstr(line, "@rail-emu-cm.");
+    if (!name || !strstr(name, part) || !strstr(name, "10.77.0.1")) continue;
+    name[strcspn(name, "\n")] = 0;
+    len = strlen(name);
+    memcpy(to->sun_path + 1, name + 1, len - 1);
+  }
+  fclose(in);
+  CHECK_MSG(len, "no socket has port %u", port);
+  return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
+}
+
 /* ---- faults -------------------------------------------------------------------------------- */
 
 TEST(ports_that_are_down) {
@@ -67,6 +87,7 @@ static void check_outcome(const struct outcome *o) {
   side_make_qp(&client);
   CHECK(emu_command("cm answer ms=400"));
   CHECK(emu_command(o->statement));
+  long began = now_ms();
   CHECK_OK(side_connect(&client, NULL));
   if (!strstr(o->statement, "request") || strstr(o->statement, "late")) {
     side_take(&server, &listener);
@@ -76,6 +97,7 @@ static void check_outcome(const struct outcome *o) {
   }
   if (o->client >= 0) expect(client.channel, (enum rdma_cm_event_type)o->client, o->client_status);
   if (o->server >= 0) expect(listener.channel, (enum rdma_cm_event_type)o->server, o->server_status);
+  if (strstr(o->statement, "late")) CHECK(now_ms() - began >= 29); /* all of them together: one was 30 ms late */
   CHECK(emu_command("reset"));
   close_all(&listener, &client, &server);
 }
@@ -106,6 +128,40 @@ TEST(a_goodbye_that_is_lost) {
   CHECK(!has_event(listener.channel));
   CHECK(emu_command("reset"));
   close_all(&listener, &client, &server);
+}
+
+/* A listener whose queue stays full: it is tried as long as an answer is waited for. */
+TEST(a_queue_that_stays_full) {
+  struct side holder, client;
+  struct sockaddr_un name;
+  side_open(&holder, RDMA_PS_TCP);
+  struct sockaddr_in a = address("10.77.0.1", 0);
+  CHECK_OK(rdma_bind_addr(holder.id, any_address(&a)));
+  uint16_t port = ntohs(rdma_get_src_port(holder.id));
+  socklen_t size = name_of_port(port, &name);
+  side_close(&holder);
+  int busy = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), waiting[8];
+  CHECK(busy >= 0);
+  CHECK_OK(bind(busy, (struct sockaddr *)(void *)&name, size));
+  CHECK_OK(listen(busy, 0));
+  size_t n = 0;
+  for (; n < 8; n++) {
+    waiting[n] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (connect(waiting[n], (struct sockaddr *)(void *)&name, size) != 0) break;
+  }
+  CHECK(n < 8 && errno == EAGAIN);
+  CHECK(emu_command("cm answer ms=300"));
+  side_open(&client, RDMA_PS_TCP);
+  side_resolve(&client, "10.77.0.1", port);
+  side_make_qp(&client);
+  long began = now_ms();
+  CHECK_OK(side_connect(&client, NULL));
+  expect(client.channel, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
+  CHECK(now_ms() - began >= 299);
+  side_close(&client);
+  for (size_t i = 0; i <= n; i++) close(waiting[i]);
+  close(busy);
+  CHECK(emu_command("reset"));
 }
 
 /* ---- other processes --------------------------------------------------------------------------- */
@@ -182,24 +238,11 @@ TEST(a_killed_process_disconnects) {
 
 /* A socket that is connected with the one that listens for this port. */
 static int dial_raw(uint16_t port) {
-  struct sockaddr_un to = {.sun_family = AF_UNIX};
-  char line[512], part[32];
-  size_t len = 0;
-  FILE *in = fopen("/proc/net/unix", "re");
-  CHECK(in);
-  snprintf(part, sizeof part, ".%u.::ffff:", port);
-  while (fgets(line, sizeof line, in)) {
-    char *name = strstr(line, "@rail-emu-cm.");
-    if (!name || !strstr(name, part) || !strstr(name, "10.77.0.1")) continue;
-    name[strcspn(name, "\n")] = 0;
-    len = strlen(name);
-    memcpy(to.sun_path + 1, name + 1, len - 1);
-  }
-  fclose(in);
-  CHECK_MSG(len, "no socket listens for port %u", port);
+  struct sockaddr_un to;
+  socklen_t size = name_of_port(port, &to);
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   CHECK(fd >= 0);
-  CHECK_OK(connect(fd, (struct sockaddr *)(void *)&to, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len)));
+  CHECK_OK(connect(fd, (struct sockaddr *)(void *)&to, size));
   return fd;
 }
 
@@ -249,6 +292,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(an_address_or_a_route_that_does_not_resolve),
   TEST_CASE(messages_that_are_lost_late_or_rejected),
   TEST_CASE(a_goodbye_that_is_lost),
+  TEST_CASE(a_queue_that_stays_full),
   TEST_CASE(nonsense_hurts_nobody)};
 
 int main(int argc, char **argv) { return cm_test_main(argc, argv, cases, sizeof cases / sizeof cases[0]); }
