@@ -84,13 +84,12 @@ struct emu_device {
   uint32_t vendor, part;
   char pci[32];
   int max_qp, max_qp_wr, max_sge, max_inline, max_cq, max_cqe, max_mr, max_pd, max_srq, max_srq_wr, max_rd_atomic;
-  int max_ah;
   bool dmabuf, ece, atomics, srq, imm;
   bool zero_byte_rkey; /* an operation without bytes is refused, too, when its rkey is wrong */
   bool endless_retry;  /* a retry count of 7 is for ever, as on rxe */
   bool fatal;
   struct emu_port ports[EMU_PORTS];
-  int nqp, ncq, nmr, npd, nsrq, nah;
+  int nqp, ncq, nmr, npd, nsrq;
   LIST_HEAD(emu_contexts, emu_context) contexts;
 };
 
@@ -133,7 +132,7 @@ struct emu_mr {
 struct emu_cqe {
   struct ibv_wc wc;
   uint64_t place; /* in its queue: it and all before are free once this was polled */
-  bool recv, solicited;
+  bool recv;
 };
 
 enum emu_arm { EMU_UNARMED, EMU_ARM_SOLICITED, EMU_ARM_ALL };
@@ -148,7 +147,6 @@ struct emu_cq {
   bool overrun, is_ready;
   uint32_t since_progress;
   STAILQ_ENTRY(emu_cq) ready;
-  STAILQ_HEAD(, emu_event) unused;
 };
 
 struct emu_recv {
@@ -276,7 +274,6 @@ struct emu_qp {
   bool sq_sig_all, wants_room, throttled; /* wants_room: the ring was full */
   uint32_t mtu; /* in bytes */
   uint64_t to, from;
-  unsigned int from_port_gid;
 
   /* requester */
   struct emu_sqe *sq;
@@ -291,8 +288,7 @@ struct emu_qp {
   unsigned int retries_left, rnr_left;
   enum emu_timer timer;
   uint64_t timer_at;
-  bool in_timers, in_run;
-  uint64_t slow_ns;
+  bool in_timers, in_run, slowed; /* slowed: the next packet has waited (statement slow) */
   LIST_ENTRY(emu_qp) timers;
   TAILQ_ENTRY(emu_qp) run;
 
@@ -422,10 +418,12 @@ void emu_resp_packet(struct emu_qp *qp, const struct emu_packet *packet, const c
 /* emu_wire.c */
 int emu_wire_open(void); /* the process' own memory; 0 or errno */
 void emu_wire_close(void);
+void emu_wire_exit(void); /* at the end of the process: nobody finds the memory any more; it stays mapped */
 void emu_wire_forget(void); /* in a child, which has none */
 uint32_t emu_wire_slot(void);
 struct emu_link *emu_link_get(uint32_t slot); /* NULL: there is no such process */
 void emu_link_put(struct emu_link *link);
+bool emu_link_is_alive(const struct emu_link *link); /* its process lives; asks the system */
 /* Room for a packet in the ring; NULL: it is full. Then fill it, and commit. */
 struct emu_packet *emu_link_reserve(struct emu_link *link, uint32_t header, uint32_t payload);
 void emu_link_commit(struct emu_link *link, struct emu_packet *packet);
@@ -459,8 +457,11 @@ bool emu_is_throttled(struct emu_qp *qp, uint32_t payload);
 
 /* emu_engine.c */
 void emu_progress(void);
+/* Of the devices that are open, the process' memory and its thread: opening, closing and forking change them one at a
+ * time, under this lock. It is taken before emu.lock. */
+extern pthread_mutex_t emu_life;
 int emu_engine_start(void);
-void emu_engine_stop(void);
+void emu_engine_stop(void); /* under emu_life */
 void emu_engine_forget(void);
 void emu_engine_handover(void); /* nobody polls from here on */
 

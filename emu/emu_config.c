@@ -66,12 +66,29 @@ static const struct emu_word port_states[] = {
 static const struct emu_word transports[] = {{"ib", IBV_TRANSPORT_IB}, {"iwarp", IBV_TRANSPORT_IWARP},
                                              {"unspecified", IBV_TRANSPORT_UNSPECIFIED}, {NULL, 0}};
 static const struct emu_word gid_types[] = {{"ib", 0}, {"v1", 1}, {"v2", 2}, {NULL, 0}};
+static const struct emu_word links[] = {{"eth", false}, {"ib", true}, {NULL, 0}};
+static const struct emu_word no_gids[] = {{"none", 0}, {NULL, 0}};
+static const struct emu_word no_or_yes[] = {{"0", false}, {"1", true}, {NULL, 0}};
+
+#define PORT_KEYS "state link mtu# lid# subnet% grh# max_msg# packet# speed# width# bandwidth# one_way# gids"
+#define DEVICE_KEYS                                                                                                  \
+  "profile ports# guid% vendor% part# max_qp# max_qp_wr# max_sge# inline# max_cq# max_cqe# max_mr# max_pd# max_srq# " \
+  "max_srq_wr# max_rd_atomic# dmabuf# ece# atomics# imm# zero_byte_rkey# endless_retry# transport pci"
+
+/* Before anything is changed. */
+static bool check_port_keys(const struct emu_statement *s) {
+  int value;
+  return emu_choose(s, emu_value(s, "link"), links, &value) && emu_choose(s, emu_value(s, "gids"), no_gids, &value) &&
+         emu_choose(s, emu_value(s, "state"), port_states, &value);
+}
 
 static void port_keys(const struct emu_statement *s, struct emu_device *device, unsigned int number) {
   struct emu_port *port = &device->ports[number - 1];
-  const char *link = emu_value(s, "link"), *gids = emu_value(s, "gids");
+  const char *gids = emu_value(s, "gids");
   bool was_ib = port->ib;
-  if (link) port->ib = strcmp(link, "ib") == 0;
+  int ib = port->ib;
+  (void)emu_choose(s, emu_value(s, "link"), links, &ib);
+  port->ib = ib;
   port->mtu = (uint8_t)emu_number(s, "mtu", port->mtu, 10);
   port->lid = (uint16_t)emu_number(s, "lid", port->lid, 10);
   port->subnet = emu_number(s, "subnet", port->subnet, 16);
@@ -103,7 +120,6 @@ static void set_limits(const struct emu_statement *s, struct emu_device *d, cons
   d->max_pd = (int)emu_number(s, "max_pd", 65536, 10);
   d->max_srq = (int)emu_number(s, "max_srq", !p || p->srq ? 65536 : 0, 10);
   d->max_srq_wr = (int)emu_number(s, "max_srq_wr", 32768, 10);
-  d->max_ah = (int)emu_number(s, "max_ah", 1 << 20, 10);
   d->max_rd_atomic = (int)emu_number(s, "max_rd_atomic", p ? (unsigned int)p->max_rd_atomic : 16, 10);
   if (d->max_rd_atomic > EMU_RD_ATOMIC_MOST) d->max_rd_atomic = EMU_RD_ATOMIC_MOST;
   d->dmabuf = emu_number(s, "dmabuf", !p || p->dmabuf, 10) != 0;
@@ -116,23 +132,24 @@ static void set_limits(const struct emu_statement *s, struct emu_device *d, cons
 }
 
 static bool do_device(const struct emu_statement *s) {
-  if (s->n < 2 || emu.ndevices == EMU_DEVICES) return emu_complain(s, "wants a name; there may be 16");
-  if (emu_device_named(s->words[1])) return emu_complain(s, "there is such a device already");
+  const char *wanted = emu_value(s, "profile"), *pci = emu_value(s, "pci");
   const struct profile *profile = NULL;
-  const char *wanted = emu_value(s, "profile"), *pci = emu_value(s, "pci"), *state_name = emu_value(s, "state");
+  int state = IBV_PORT_ACTIVE, transport = IBV_TRANSPORT_IB;
+  if (s->n < 2 || strchr(s->words[1], '=')) return emu_complain(s, "the device's name is missing");
+  if (emu.ndevices == EMU_DEVICES) return emu_complain(s, "there may be %d devices", EMU_DEVICES);
+  if (emu_device_named(s->words[1])) return emu_complain(s, "there is such a device already");
   for (size_t i = 0; wanted && i < sizeof profiles / sizeof profiles[0]; i++)
     if (strcmp(profiles[i].name, wanted) == 0) profile = &profiles[i];
-  if (wanted && !profile) return emu_complain(s, "profiles are mlx5, bnxt_re, irdma, efa, rxe");
-  int state = IBV_PORT_ACTIVE, transport = IBV_TRANSPORT_IB;
-  if (state_name && !emu_word(port_states, state_name, &state)) return emu_complain(s, "no such state");
-  if (emu_value(s, "transport") && !emu_word(transports, emu_value(s, "transport"), &transport))
-    return emu_complain(s, "transports are ib, iwarp, unspecified");
-  if (pci && !emu_is_pci(pci)) return emu_complain(s, "this machine has no such PCI device");
+  if (wanted && !profile) return emu_complain(s, "profile=%s: allowed: mlx5 bnxt_re irdma efa rxe", wanted);
+  if (!check_port_keys(s) || !emu_choose(s, emu_value(s, "state"), port_states, &state) ||
+      !emu_choose(s, emu_value(s, "transport"), transports, &transport))
+    return false;
+  if (pci && !emu_is_pci(pci)) return emu_complain(s, "pci=%s: this machine has no such PCI device", pci);
   struct emu_device *d = &emu.devices[emu.ndevices];
   memset(d, 0, sizeof *d);
   d->index = emu.ndevices;
   d->nports = (unsigned int)emu_number(s, "ports", 1, 10);
-  if (d->nports < 1 || d->nports > EMU_PORTS) return emu_complain(s, "1 to 4 ports");
+  if (d->nports < 1 || d->nports > EMU_PORTS) return emu_complain(s, "ports: allowed: 1 to %d", EMU_PORTS);
   snprintf(d->ibv.name, sizeof d->ibv.name, "%s", s->words[1]);
   snprintf(d->ibv.dev_name, sizeof d->ibv.dev_name, "uverbs%u", d->index);
   snprintf(d->ibv.dev_path, sizeof d->ibv.dev_path, "/sys/class/infiniband_verbs/uverbs%u", d->index);
@@ -159,12 +176,11 @@ static bool do_device(const struct emu_statement *s) {
 
 static bool do_port(const struct emu_statement *s) {
   unsigned int number;
-  int state;
   struct emu_device *d = emu_device_and_port(s, &number);
-  if (!d) return emu_complain(s, "no such device or port");
+  if (!d || !check_port_keys(s)) return false;
+  int state = (int)d->ports[number - 1].state;
+  (void)emu_choose(s, emu_value(s, "state"), port_states, &state);
   port_keys(s, d, number);
-  if (!emu_value(s, "state")) return true;
-  if (!emu_word(port_states, emu_value(s, "state"), &state)) return emu_complain(s, "no such state");
   bool was = d->ports[number - 1].state == IBV_PORT_ACTIVE, is = state == IBV_PORT_ACTIVE;
   d->ports[number - 1].state = (enum ibv_port_state)state;
   struct ibv_async_event event = {.element.port_num = (int)number,
@@ -177,16 +193,17 @@ static bool do_gid(const struct emu_statement *s) {
   unsigned int number;
   int type = 2;
   struct emu_device *d = emu_device_and_port(s, &number);
-  if (!d || s->n < 5) return emu_complain(s, "wants device, port, index, address");
-  unsigned long index = strtoul(s->words[3], NULL, 10);
+  char *end;
+  if (!d) return false;
+  if (s->n < 5) return emu_complain(s, "the index and the address are missing");
+  unsigned long index = strtoul(s->words[3], &end, 10);
   struct emu_gid gid = {.valid = strcmp(s->words[4], "none") != 0};
-  if (index >= EMU_GIDS) return emu_complain(s, "indices are 0 to 63");
+  if (*end || index >= EMU_GIDS) return emu_complain(s, "%s: allowed: 0 to %d", s->words[3], EMU_GIDS - 1);
   bool ipv4 = !strchr(s->words[4], ':');
   if (ipv4) gid.gid.raw[10] = gid.gid.raw[11] = 0xff;
   if (gid.valid && inet_pton(ipv4 ? AF_INET : AF_INET6, s->words[4], gid.gid.raw + (ipv4 ? 12 : 0)) != 1)
-    return emu_complain(s, "not an address");
-  if (emu_value(s, "type") && !emu_word(gid_types, emu_value(s, "type"), &type))
-    return emu_complain(s, "no such type");
+    return emu_complain(s, "%s: allowed: an IPv4 or IPv6 address, or none", s->words[4]);
+  if (!emu_choose(s, emu_value(s, "type"), gid_types, &type)) return false;
   gid.type = (uint32_t)type;
   gid.ifindex = (uint32_t)emu_number(s, "ifindex", 0, 10);
   d->ports[number - 1].gids[index] = gid;
@@ -197,7 +214,10 @@ static bool do_gid(const struct emu_statement *s) {
 }
 
 static bool do_gid_table(const struct emu_statement *s) {
-  emu.no_gid_table = s->n >= 2 && strcmp(s->words[1], "0") == 0;
+  int there = true;
+  if (s->n < 2) return emu_complain(s, "0 or 1 is missing");
+  if (!emu_choose(s, s->words[1], no_or_yes, &there)) return false;
+  emu.no_gid_table = !there;
   return true;
 }
 
@@ -210,20 +230,13 @@ static bool do_empty(const struct emu_statement *s) {
 static bool do_ring(const struct emu_statement *s) {
   unsigned long size = s->n >= 2 ? strtoul(s->words[1], NULL, 10) : 0;
   if (size < 64 || size > 16384 || (size & (size - 1)))
-    return emu_complain(s, "wants KiB, a power of two from 64 to 16384");
+    return emu_complain(s, "allowed: KiB, a power of two from 64 to 16384");
   if (emu.nqps) return emu_complain(s, "there are queue pairs already");
   emu.ring_bytes = (uint32_t)size << 10;
   return true;
 }
 
-bool emu_config_statement(const struct emu_statement *s, bool *good) {
-  static const struct { const char *verb; bool (*run)(const struct emu_statement *s); } verbs[] = {
-    {"device", do_device}, {"port", do_port}, {"gid", do_gid}, {"gid_table", do_gid_table}, {"empty", do_empty},
-    {"ring", do_ring}};
-  for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
-    if (strcmp(verbs[i].verb, s->words[0]) == 0) {
-      *good = verbs[i].run(s);
-      return true;
-    }
-  return false;
-}
+const struct emu_verb emu_config_verbs[] = {
+  {"device", do_device, 1, DEVICE_KEYS " " PORT_KEYS}, {"port", do_port, 2, PORT_KEYS},
+  {"gid", do_gid, 4, "type ifindex#"}, {"gid_table", do_gid_table, 1, ""}, {"empty", do_empty, 0, ""},
+  {"ring", do_ring, 1, ""}, {NULL, NULL, 0, ""}};

@@ -25,11 +25,13 @@ int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int i
 /* ---- the list --------------------------------------------------------------- */
 
 struct ibv_device **ibv_get_device_list(int *count) {
-  emu_load();
-  struct ibv_device **list = calloc(emu.ndevices + 1, sizeof(struct ibv_device *));
+  struct ibv_device **list = calloc(EMU_DEVICES + 1, sizeof(struct ibv_device *));
   if (!list) return NULL;
+  emu_load();
+  pthread_mutex_lock(&emu.lock);
   for (unsigned int i = 0; i < emu.ndevices; i++) list[i] = &emu.devices[i].ibv;
   if (count) *count = (int)emu.ndevices;
+  pthread_mutex_unlock(&emu.lock);
   return list;
 }
 
@@ -80,7 +82,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a) {
   a->max_qp_rd_atom = a->max_qp_init_rd_atom = d->max_rd_atomic;
   a->max_res_rd_atom = d->max_rd_atomic * d->max_qp;
   a->atomic_cap = d->atomics ? IBV_ATOMIC_GLOB : IBV_ATOMIC_NONE;
-  a->max_ah = d->max_ah;
+  a->max_ah = 1 << 20;
   a->max_srq = d->max_srq;
   a->max_srq_wr = d->max_srq ? d->max_srq_wr : 0;
   a->max_srq_sge = d->max_srq ? d->max_sge : 0;
@@ -160,8 +162,11 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
   struct emu_device *d = emu_device_of(context);
   size_t n = 0;
   (void)flags;
-  if (emu.no_gid_table || entry_size < sizeof *entries) return -EOPNOTSUPP;
   pthread_mutex_lock(&emu.lock);
+  if (emu.no_gid_table || entry_size < sizeof *entries) {
+    pthread_mutex_unlock(&emu.lock);
+    return -EOPNOTSUPP;
+  }
   for (unsigned int p = 1; p <= d->nports; p++)
     for (unsigned int i = 0; i < EMU_GIDS && n < max; i++) {
       if (!d->ports[p - 1].gids[i].valid) continue;
@@ -186,7 +191,9 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t number, uint32_t ind
 int ibv_query_gid_type(struct ibv_context *context, uint8_t number, unsigned int index, int *type) {
   const struct emu_port *port = port_of(context, number);
   if (!port || index >= EMU_GIDS) return -1;
+  pthread_mutex_lock(&emu.lock);
   *type = port->gids[index].type == 2; /* as sysfs: one name for InfiniBand and RoCE v1 */
+  pthread_mutex_unlock(&emu.lock);
   return 0;
 }
 
@@ -254,6 +261,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
     free(c);
     return NULL;
   }
+  pthread_mutex_lock(&emu_life);
   pthread_mutex_lock(&emu.lock);
   err = emu_wire_open();
   if (!err) {
@@ -261,6 +269,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
     emu.contexts++;
   }
   pthread_mutex_unlock(&emu.lock);
+  pthread_mutex_unlock(&emu_life);
   if (!err) return &c->verbs.context;
   fprintf(stderr, "rail-emu: %s cannot be opened: no shared memory of its own in /dev/shm or RAIL_EMU_DIR: %s\n",
           device->name, strerror(err));
@@ -273,12 +282,14 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
 int ibv_close_device(struct ibv_context *context) {
   struct emu_context *c = (struct emu_context *)(void *)((char *)verbs_get_ctx(context) -
                                                          offsetof(struct emu_context, verbs));
+  pthread_mutex_lock(&emu_life);
   pthread_mutex_lock(&emu.lock);
   emu_forget_events(c, NULL);
   LIST_REMOVE(c, link);
   bool last = --emu.contexts == 0;
   pthread_mutex_unlock(&emu.lock);
   if (last) emu_engine_stop();
+  pthread_mutex_unlock(&emu_life);
   close(context->async_fd);
   pthread_mutex_destroy(&context->mutex);
   free(c);
@@ -314,8 +325,15 @@ int ibv_dofork_range(void *base, size_t size) {
 }
 enum ibv_fork_status ibv_is_fork_initialized(void) { return IBV_FORK_UNNEEDED; }
 
-static void before_fork(void) { pthread_mutex_lock(&emu.lock); }
-static void after_fork_parent(void) { pthread_mutex_unlock(&emu.lock); }
+/* Not while another thread starts or stops the engine: the child would have its lock taken for ever. */
+static void before_fork(void) {
+  pthread_mutex_lock(&emu_life);
+  pthread_mutex_lock(&emu.lock);
+}
+static void after_fork_parent(void) {
+  pthread_mutex_unlock(&emu.lock);
+  pthread_mutex_unlock(&emu_life);
+}
 
 /* A child has none of its parent's connections: its copies of them lead nowhere. */
 static void after_fork_child(void) {
@@ -332,15 +350,20 @@ static void after_fork_child(void) {
   emu.nqps = emu.ndatagram_qps = 0;
   emu_wire_forget();
   emu_engine_forget();
-  pthread_mutex_unlock(&emu.lock);
+  after_fork_parent();
 }
 
 __attribute__((constructor)) static void at_start(void) {
   (void)pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }
 
-/* A program that ends without closing its devices leaves no file. */
+/* A program that ends without closing its devices leaves no file. Its other threads may be in the library still: what
+ * they have stays as it is. */
 __attribute__((destructor)) static void at_exit(void) {
-  emu_engine_stop();
+  pthread_mutex_lock(&emu_life);
+  pthread_mutex_lock(&emu.lock);
+  emu_wire_exit();
+  pthread_mutex_unlock(&emu.lock);
+  pthread_mutex_unlock(&emu_life);
   emu_sysfs_remove();
 }

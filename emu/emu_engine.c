@@ -4,6 +4,7 @@
  * device does by itself: it answers while the program computes, and its timers run. While a program polls, the thread
  * looks once a millisecond whether it still does, and peers need not wake it; when it no longer does, or asked to be
  * notified, the thread sleeps on the bell that peers ring. */
+#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -24,7 +25,7 @@ static struct {
   bool stop;
   uint64_t polls_seen, polls_at_handover;
 } engine;
-static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t emu_life = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- timers -------------------------------------------------------------------- */
 
@@ -108,6 +109,13 @@ void emu_progress(void) {
   if (!emu_fault_is_holding()) emu_wire_answered();
 }
 
+uint64_t rail_emu_now(void) {
+  pthread_mutex_lock(&emu.lock);
+  uint64_t now = emu_now();
+  pthread_mutex_unlock(&emu.lock);
+  return now;
+}
+
 void rail_emu_settle(void) {
   pthread_mutex_lock(&emu.lock);
   do emu_progress();
@@ -164,11 +172,20 @@ static void *run(void *arg) {
   return NULL;
 }
 
+/* Until the process ends: its thread runs in it, if the program does not close its devices. */
+static void stay_loaded(void) {
+  Dl_info self;
+  if (!dladdr(&engine, &self)) return;
+  void *library = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+  if (library) dlclose(library);
+}
+
 int emu_engine_start(void) {
   sigset_t all, old;
   int err = 0;
-  pthread_mutex_lock(&start_lock);
+  pthread_mutex_lock(&emu_life);
   if (!emu.engine_running) {
+    stay_loaded();
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     engine.stop = false;
@@ -179,13 +196,12 @@ int emu_engine_start(void) {
     emu.engine_running = !err;
     pthread_mutex_unlock(&emu.lock);
   }
-  pthread_mutex_unlock(&start_lock);
+  pthread_mutex_unlock(&emu_life);
   return err;
 }
 
 /* And the process has no memory that peers see any more. */
 void emu_engine_stop(void) {
-  pthread_mutex_lock(&start_lock);
   pthread_mutex_lock(&emu.lock);
   bool was = emu.engine_running;
   if (was) {
@@ -196,9 +212,8 @@ void emu_engine_stop(void) {
   if (was) pthread_join(engine.thread, NULL);
   pthread_mutex_lock(&emu.lock);
   emu.engine_running = false;
-  if (emu.contexts == 0 || was) emu_wire_close();
+  emu_wire_close();
   pthread_mutex_unlock(&emu.lock);
-  pthread_mutex_unlock(&start_lock);
 }
 
 void emu_engine_forget(void) {

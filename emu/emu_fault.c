@@ -65,7 +65,7 @@ long rail_emu_calls(const char *call) {
   return count;
 }
 
-/* ---- emu_faults.begun ------------------------------------------------------------------------ */
+/* ---- requests ------------------------------------------------------------------------------- */
 
 static const char *name_of(enum ibv_wr_opcode op) {
   switch (op) {

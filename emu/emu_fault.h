@@ -10,27 +10,38 @@ enum { EMU_WORDS = 32 };
 struct emu_statement {
   int n;
   char *words[EMU_WORDS];
+  const char *file; /* where it stands */
+  int line;
 };
 struct emu_word {
   const char *name;
   int value;
 };
+/* A statement's first word, and what may follow it: so many words, and key=value. `keys` has blanks between them;
+ * behind a key '#' says that its value is a decimal number, '%' a hexadecimal one. NULL: a statement follows. */
+struct emu_verb {
+  const char *name;
+  bool (*run)(const struct emu_statement *s);
+  int words;
+  const char *keys;
+};
 
-/* emu_statement.c */
-bool emu_complain(const struct emu_statement *s, const char *what); /* false */
+/* emu_statement.c. What complains returns false, after a line on stderr with file, line and statement. */
+__attribute__((format(printf, 2, 3))) bool emu_complain(const struct emu_statement *s, const char *format, ...);
+bool emu_statement_fits(const struct emu_statement *s, const struct emu_verb *verb); /* complains */
 const char *emu_value(const struct emu_statement *s, const char *key); /* of key=, or NULL */
 uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base);
-bool emu_word(const struct emu_word *words, const char *text, int *value);
-struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned int *number); /* words 1 and 2 */
+/* The value of a word; complains if it is none of them. NULL: true, and no value. */
+bool emu_choose(const struct emu_statement *s, const char *text, const struct emu_word *words, int *value);
+/* Words 1 and 2; complains, and returns NULL. */
+struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned int *number);
 
-/* emu_config.c, emu_fault_script.c: false if the statement is none of theirs */
-bool emu_config_statement(const struct emu_statement *s, bool *good);
-bool emu_fault_statement(const struct emu_statement *s, bool *good);
-
-bool emu_fault_seed(const struct emu_statement *s);
+extern const struct emu_verb emu_config_verbs[], emu_fault_verbs[]; /* up to a name that is NULL */
 
 /* emu_script.c */
-bool emu_script(char *text); /* statements, under the lock; false after a line on stderr */
+const struct emu_verb *emu_verb_of(const struct emu_statement *s); /* complains, and returns NULL */
+/* Statements, from this line of the file on, under the lock. The text is changed. Complains. */
+bool emu_script(char *text, const char *file, int line);
 void emu_script_pending(void); /* those that wait for this moment */
 void emu_commands(void);       /* statements that were appended to the file RAIL_EMU_CONTROL */
 uint64_t emu_commands_next(void); /* when that is to be done again */
@@ -60,7 +71,6 @@ struct emu_fault {
   int err, to, status;
   uint32_t vendor;
   uint64_t ns;
-  bool overtake;
 };
 
 extern struct emu_faults {

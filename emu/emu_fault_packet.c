@@ -28,8 +28,8 @@ static const char *packet_name(const struct emu_packet *p) {
   }
 }
 
-/* Behind those of its QP that are held already, unless it may overtake. False: no memory; it goes on at once. */
-static bool hold(struct emu_qp *qp, const struct emu_packet *p, const char *payload, uint64_t due, bool first) {
+/* Behind those of its QP that are held already. False: no memory; it goes on at once. */
+static bool hold(struct emu_qp *qp, const struct emu_packet *p, const char *payload, uint64_t due) {
   if (nheld >= HELD_MOST) return false;
   struct emu_held *h = malloc(sizeof *h + p->payload);
   if (!h) return false;
@@ -37,8 +37,7 @@ static bool hold(struct emu_qp *qp, const struct emu_packet *p, const char *payl
   h->packet = *p;
   h->due = due;
   emu_move(h->payload, payload, p->payload);
-  if (first) STAILQ_INSERT_HEAD(&qp->held, h, link);
-  else STAILQ_INSERT_TAIL(&qp->held, h, link);
+  STAILQ_INSERT_TAIL(&qp->held, h, link);
   if (due < emu.next_held) emu.next_held = due;
   if (emu.engine_until && due < emu.engine_until) emu_engine_wake();
   return true;
@@ -64,7 +63,7 @@ static bool tear(struct emu_qp *qp, const struct emu_packet *p, const char *payl
 bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *p, const char *payload, emu_give give) {
   if (!emu_faults.packets && STAILQ_EMPTY(&qp->held)) return false;
   uint64_t wait = 0;
-  bool dropped = false, doubled = false, overtake = false;
+  bool dropped = false, doubled = false;
   for (int i = 0; i < emu_faults.n && !dropped; i++) {
     struct emu_fault *f = &emu_faults.all[i];
     if (!emu_fault_of_packets(f) || !emu_fault_is_about(f, qp, packet_name(p)) || !emu_fault_is_due(f)) continue;
@@ -72,12 +71,11 @@ bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *p, const char 
     if (f->kind == EMU_FAULT_DUPLICATE) doubled = true;
     bool torn = f->kind == EMU_FAULT_TEAR && STAILQ_EMPTY(&qp->held) && tear(qp, p, payload);
     if (f->kind == EMU_FAULT_DELAY || torn) wait += f->ns;
-    overtake |= f->overtake;
   }
   if (dropped) return true;
-  if (wait || (!STAILQ_EMPTY(&qp->held) && !overtake)) {
-    if (doubled) (void)hold(qp, p, payload, emu_now() + wait, false);
-    return hold(qp, p, payload, emu_now() + wait, false);
+  if (wait || !STAILQ_EMPTY(&qp->held)) {
+    if (doubled) (void)hold(qp, p, payload, emu_now() + wait);
+    return hold(qp, p, payload, emu_now() + wait);
   }
   if (doubled) give(qp, p, payload);
   return false;

@@ -30,21 +30,42 @@ static const struct emu_word events[] = {
   {"qp_access_err", IBV_EVENT_QP_ACCESS_ERR}, {"comm_est", IBV_EVENT_COMM_EST}, {"cq_err", IBV_EVENT_CQ_ERR},
   {NULL, 0}};
 
-static uint32_t qp_of(const struct emu_statement *s) {
-  const char *text = emu_value(s, "qp");
-  if (!text) return 0;
-  if (strcmp(text, "last") == 0) return emu.last_qp ? emu.last_qp->ex.qp_base.qp_num : UINT32_MAX;
-  return (uint32_t)strtoul(text, NULL, 0);
+static const struct emu_word ops[] = {
+  {"any", 0}, {"send", 0}, {"write", 0}, {"imm", 0}, {"read", 0}, {"atomic", 0}, {"ack", 0}, {"answer", 0}, {NULL, 0}};
+static const struct emu_word calls[] = {
+  {"open_device", 0}, {"alloc_pd", 0}, {"reg_mr", 0}, {"reg_dmabuf_mr", 0}, {"create_cq", 0}, {"create_qp", 0},
+  {"create_srq", 0}, {"modify_qp", 0}, {"post_send", 0}, {"post_recv", 0}, {NULL, 0}};
+
+/* False: it is none, and the statement is wrong. */
+static bool read_number(const struct emu_statement *s, const char *text, int base, unsigned long *number) {
+  char *end;
+  errno = 0;
+  *number = strtoul(text, &end, base);
+  return (*text && !*end && text[0] != '-' && !errno) || emu_complain(s, "%s: allowed: a number", text);
 }
 
+/* Of qp=NUMBER or qp=last; UINT32_MAX: there is no last one. */
+static bool qp_of(const struct emu_statement *s, uint32_t *qpn) {
+  const char *text = emu_value(s, "qp");
+  unsigned long number = 0;
+  bool last = text && strcmp(text, "last") == 0;
+  if (text && !last && !read_number(s, text, 0, &number)) return false;
+  *qpn = !last ? (uint32_t)number : emu.last_qp ? emu.last_qp->ex.qp_base.qp_num : UINT32_MAX;
+  return true;
+}
+
+/* For ever: a rate, `times=ever`, and by itself what slows a queue pair. */
 static bool add_fault(const struct emu_statement *s, struct emu_fault *f) {
   const char *times = emu_value(s, "times"), *op = emu_value(s, "op");
-  if (emu_faults.n == EMU_FAULTS) return emu_complain(s, "more than 64 emu_faults.all");
+  unsigned long number = 1;
+  int none;
+  if (emu_faults.n == EMU_FAULTS) return emu_complain(s, "there may be %d faults", EMU_FAULTS);
+  bool ever = times ? strcmp(times, "ever") == 0 : f->kind == EMU_FAULT_SLOW;
+  if (times && !ever && !read_number(s, times, 10, &number)) return false;
+  if (!qp_of(s, &f->qp) || !emu_choose(s, op, ops, &none)) return false;
   f->rate = (uint32_t)emu_number(s, "rate", 0, 10);
   f->from = (long)emu_number(s, "from", 1, 10);
-  /* A rate goes on; without one it is once. */
-  f->times = f->rate || (times && strcmp(times, "ever") == 0) ? LONG_MAX / 2 : (long)emu_number(s, "times", 1, 10);
-  f->qp = qp_of(s);
+  f->times = f->rate || ever ? LONG_MAX / 2 : (long)number;
   snprintf(f->op, sizeof f->op, "%s", op ? op : "any");
   emu_faults.all[emu_faults.n++] = *f;
   emu_faults_changed();
@@ -53,30 +74,23 @@ static bool add_fault(const struct emu_statement *s, struct emu_fault *f) {
 
 static bool do_fail(const struct emu_statement *s) {
   struct emu_fault f = {.kind = EMU_FAULT_CALL, .to = -1};
-  if (s->n < 2) return emu_complain(s, "wants a call");
+  int none;
+  if (s->n < 2) return emu_complain(s, "the call is missing");
+  if (!emu_choose(s, s->words[1], calls, &none)) return false;
   snprintf(f.call, sizeof f.call, "%s", s->words[1]);
   f.err = strcmp(f.call, "modify_qp") == 0 ? ETIMEDOUT : ENOMEM;
-  if (emu_value(s, "errno") && !emu_word(errors, emu_value(s, "errno"), &f.err))
-    return emu_complain(s, "no such errno");
-  if (emu_value(s, "to") && !emu_word(states, emu_value(s, "to"), &f.to)) return emu_complain(s, "no such state");
-  return add_fault(s, &f);
+  return emu_choose(s, emu_value(s, "errno"), errors, &f.err) && emu_choose(s, emu_value(s, "to"), states, &f.to) &&
+         add_fault(s, &f);
 }
 
 static bool do_complete(const struct emu_statement *s) {
   struct emu_fault f = {.kind = EMU_FAULT_COMPLETE, .vendor = (uint32_t)emu_number(s, "vendor", 0x81, 16)};
-  if (s->n < 2 || !emu_word(statuses, s->words[1], &f.status)) return emu_complain(s, "no such status");
-  return add_fault(s, &f);
+  if (s->n < 2) return emu_complain(s, "the status is missing");
+  return emu_choose(s, s->words[1], statuses, &f.status) && add_fault(s, &f);
 }
 
-/* stall, drop, delay, duplicate, tear, slow. */
 static bool do_kind(const struct emu_statement *s, enum emu_fault_kind kind, uint64_t us) {
-  struct emu_fault f = {.kind = kind, .ns = emu_number(s, "us", us, 10) * 1000,
-                    .overtake = emu_number(s, "overtake", 0, 10) != 0};
-  if (kind == EMU_FAULT_SLOW && !emu_value(s, "times")) {
-    bool good = add_fault(s, &f);
-    if (good) emu_faults.all[emu_faults.n - 1].times = LONG_MAX / 2;
-    return good;
-  }
+  struct emu_fault f = {.kind = kind, .ns = emu_number(s, "us", us, 10) * 1000};
   return add_fault(s, &f);
 }
 static bool do_stall(const struct emu_statement *s) { return do_kind(s, EMU_FAULT_STALL, 0); }
@@ -86,65 +100,82 @@ static bool do_duplicate(const struct emu_statement *s) { return do_kind(s, EMU_
 static bool do_tear(const struct emu_statement *s) { return do_kind(s, EMU_FAULT_TEAR, 100); }
 static bool do_slow(const struct emu_statement *s) { return do_kind(s, EMU_FAULT_SLOW, 1000); }
 
+/* `answer` is no fault of an event: how long one is waited for. */
+enum { CM_ANSWER = -1 };
 static const struct emu_word cm_actions[] = {
-  {"lost", RAIL_EMU_CM_LOST}, {"late", RAIL_EMU_CM_LATE}, {"reject", RAIL_EMU_CM_REJECT}, {NULL, 0}};
-static const char *const cm_events[] = {"addr_resolved", "route_resolved", "connect_request", "connect_response",
-                                        "established", "rejected", "disconnected", "any"};
+  {"lost", RAIL_EMU_CM_LOST}, {"late", RAIL_EMU_CM_LATE}, {"reject", RAIL_EMU_CM_REJECT}, {"answer", CM_ANSWER},
+  {NULL, 0}};
+static const struct emu_word cm_events[] = {
+  {"addr_resolved", 0}, {"route_resolved", 0}, {"connect_request", 0}, {"connect_response", 0}, {"established", 0},
+  {"rejected", 0}, {"disconnected", 0}, {"any", 0}, {NULL, 0}};
 
 /* cm lost|late|reject event=…; cm answer ms=N. */
 static bool do_cm(const struct emu_statement *s) {
   const char *event = emu_value(s, "event");
   struct emu_fault f = {.kind = EMU_FAULT_CM, .ns = emu_number(s, "us", 100000, 10) * 1000};
-  if (s->n >= 2 && strcmp(s->words[1], "answer") == 0) {
+  int none;
+  if (s->n < 2) return emu_complain(s, "what is to happen is missing: lost, late, reject or answer");
+  if (!emu_choose(s, s->words[1], cm_actions, &f.status) || !emu_choose(s, event, cm_events, &none)) return false;
+  if (f.status == CM_ANSWER) {
     emu_faults.cm_answer_ms = (long)emu_number(s, "ms", 0, 10);
     return true;
   }
-  if (s->n < 2 || !emu_word(cm_actions, s->words[1], &f.status)) return emu_complain(s, "lost, late, reject or answer");
-  for (size_t i = 0; i < sizeof cm_events / sizeof cm_events[0]; i++)
-    if (strcmp(event ? event : "any", cm_events[i]) == 0) {
-      snprintf(f.call, sizeof f.call, "%s", cm_events[i]);
-      return add_fault(s, &f);
-    }
-  return emu_complain(s, "no such event");
+  snprintf(f.call, sizeof f.call, "%s", event ? event : "any");
+  return add_fault(s, &f);
 }
 
-bool emu_fault_seed(const struct emu_statement *s) {
-  if (s->n < 2) return emu_complain(s, "wants a number");
-  emu_faults.random = strtoull(s->words[1], NULL, 0) * 0x9e3779b97f4a7c15u + 1;
+static bool do_seed(const struct emu_statement *s) {
+  unsigned long seed;
+  if (s->n < 2) return emu_complain(s, "the number is missing");
+  if (!read_number(s, s->words[1], 0, &seed)) return false;
+  emu_faults.random = seed * 0x9e3779b97f4a7c15u + 1;
   return true;
 }
 
+/* All that a network may do and a connection must bear, at random. */
+static bool do_adversary(const struct emu_statement *s) {
+  char text[] = "delay us=300 rate=16; delay us=20 rate=4; tear us=50 rate=4; duplicate rate=64; drop rate=256;"
+                "clock virtual";
+  return (s->n < 2 || do_seed(s)) && emu_script(text, s->file, s->line);
+}
+
 static bool do_clock(const struct emu_statement *s) {
-  if (s->n < 2 || (strcmp(s->words[1], "virtual") != 0 && strcmp(s->words[1], "real") != 0))
-    return emu_complain(s, "virtual or real");
-  emu.virtual_clock = strcmp(s->words[1], "virtual") == 0;
+  static const struct emu_word clocks[] = {{"virtual", true}, {"real", false}, {NULL, 0}};
+  int is_virtual = false;
+  if (s->n < 2) return emu_complain(s, "virtual or real is missing");
+  if (!emu_choose(s, s->words[1], clocks, &is_virtual)) return false;
+  emu.virtual_clock = is_virtual;
   return true;
 }
 
 static bool do_fatal(const struct emu_statement *s) {
   struct emu_device *d = s->n >= 2 ? emu_device_named(s->words[1]) : NULL;
-  if (!d) return emu_complain(s, "no such device");
+  if (!d) return emu_complain(s, "%s: there is no such device", s->n >= 2 ? s->words[1] : "");
   emu_device_fatal(d);
   return true;
 }
 
 static bool do_qp_error(const struct emu_statement *s) {
-  struct emu_qp *qp = emu_qp_find(qp_of(s));
-  if (!qp) return emu_complain(s, "wants qp=NUMBER, or qp=last");
+  uint32_t qpn;
+  if (!qp_of(s, &qpn)) return false;
+  struct emu_qp *qp = emu_qp_find(qpn);
+  if (!qp) return emu_complain(s, "no such queue pair; allowed: qp=NUMBER of one of this process, or qp=last");
   emu_qp_error(qp);
   emu_raise_qp(qp, IBV_EVENT_QP_FATAL);
   return true;
 }
 
 static bool do_event(const struct emu_statement *s) {
-  int type;
-  struct emu_device *d = s->n >= 3 ? emu_device_named(s->words[1]) : NULL;
-  if (!d || !emu_word(events, s->words[2], &type)) return emu_complain(s, "no such device or event");
+  int type = 0;
+  uint32_t qpn;
+  struct emu_device *d = s->n >= 2 ? emu_device_named(s->words[1]) : NULL;
+  if (!d || s->n < 3) return emu_complain(s, "%s", d ? "the event is missing" : "there is no such device");
+  if (!emu_choose(s, s->words[2], events, &type) || !qp_of(s, &qpn)) return false;
   struct ibv_async_event event = {.event_type = (enum ibv_event_type)type};
-  struct emu_qp *qp = emu_value(s, "qp") ? emu_qp_find(qp_of(s)) : emu.last_qp;
+  struct emu_qp *qp = emu_value(s, "qp") ? emu_qp_find(qpn) : emu.last_qp;
   bool of_qp = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
                type == IBV_EVENT_COMM_EST || type == IBV_EVENT_CQ_ERR;
-  if (of_qp && !qp) return emu_complain(s, "there is no such QP");
+  if (of_qp && !qp) return emu_complain(s, "there is no such queue pair");
   if (type == IBV_EVENT_CQ_ERR) event.element.cq = qp->ex.qp_base.send_cq;
   else if (of_qp) event.element.qp = &qp->ex.qp_base;
   else event.element.port_num = (int)emu_number(s, "port", 1, 10);
@@ -154,13 +185,19 @@ static bool do_event(const struct emu_statement *s) {
 
 /* at N STATEMENT: when this process' N-th request begins, counted from here on. */
 static bool do_at(const struct emu_statement *s) {
-  if (s->n < 3 || emu_faults.nlater == sizeof emu_faults.later / sizeof emu_faults.later[0])
-    return emu_complain(s, "wants a number and a statement; there may be 8");
+  enum { MOST = sizeof emu_faults.later / sizeof emu_faults.later[0], ROOM = sizeof emu_faults.later[0].text };
+  unsigned long request;
+  size_t used = 0;
+  if (s->n < 3) return emu_complain(s, "a number and a statement are missing");
+  if (emu_faults.nlater == MOST) return emu_complain(s, "there may be %d", MOST);
+  struct emu_statement later = {.n = s->n - 2, .file = s->file, .line = s->line};
+  memcpy(later.words, s->words + 2, (size_t)later.n * sizeof later.words[0]);
+  if (!read_number(s, s->words[1], 10, &request) || !emu_verb_of(&later)) return false;
   char *text = emu_faults.later[emu_faults.nlater].text;
-  size_t room = sizeof emu_faults.later[0].text, used = 0;
-  for (int i = 2; i < s->n && used < room; i++) used += (size_t)snprintf(text + used, room - used, "%s ", s->words[i]);
-  if (used >= room) return emu_complain(s, "too long");
-  emu_faults.later[emu_faults.nlater++].request = emu_faults.begun + strtol(s->words[1], NULL, 10);
+  for (int i = 0; i < later.n && used < ROOM; i++)
+    used += (size_t)snprintf(text + used, ROOM - used, "%s ", later.words[i]);
+  if (used >= ROOM) return emu_complain(s, "longer than %d bytes", ROOM);
+  emu_faults.later[emu_faults.nlater++].request = emu_faults.begun + (long)request;
   return true;
 }
 
@@ -172,16 +209,14 @@ static bool do_reset(const struct emu_statement *s) {
   return true;
 }
 
-bool emu_fault_statement(const struct emu_statement *s, bool *good) {
-  static const struct { const char *verb; bool (*run)(const struct emu_statement *s); } verbs[] = {
-    {"fail", do_fail}, {"complete", do_complete}, {"stall", do_stall}, {"drop", do_drop}, {"delay", do_delay},
-    {"duplicate", do_duplicate}, {"tear", do_tear}, {"slow", do_slow}, {"seed", emu_fault_seed}, {"clock", do_clock},
-    {"fatal", do_fatal}, {"qp_error", do_qp_error}, {"event", do_event}, {"at", do_at},
-    {"reset", do_reset}, {"cm", do_cm}};
-  for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
-    if (strcmp(verbs[i].verb, s->words[0]) == 0) {
-      *good = verbs[i].run(s);
-      return true;
-    }
-  return false;
-}
+#define HOW_OFTEN "from# times rate#"
+#define WHICH HOW_OFTEN " op qp"
+
+const struct emu_verb emu_fault_verbs[] = {
+  {"fail", do_fail, 1, "errno to " HOW_OFTEN}, {"complete", do_complete, 1, "vendor% " WHICH},
+  {"stall", do_stall, 0, WHICH}, {"drop", do_drop, 0, WHICH}, {"delay", do_delay, 0, "us# " WHICH},
+  {"duplicate", do_duplicate, 0, WHICH}, {"tear", do_tear, 0, "us# " WHICH},
+  {"slow", do_slow, 0, "us# qp " HOW_OFTEN}, {"seed", do_seed, 1, ""}, {"adversary", do_adversary, 1, ""},
+  {"clock", do_clock, 1, ""}, {"fatal", do_fatal, 1, ""}, {"qp_error", do_qp_error, 0, "qp"},
+  {"event", do_event, 2, "port# qp"}, {"at", do_at, EMU_WORDS, NULL}, {"reset", do_reset, 0, ""},
+  {"cm", do_cm, 1, "event us# ms# " HOW_OFTEN}, {NULL, NULL, 0, ""}};

@@ -22,7 +22,7 @@ static int check_init(const struct emu_device *d, const struct ibv_qp_init_attr 
     return EINVAL;
   if (!a->srq && (a->cap.max_recv_wr > (uint32_t)d->max_qp_wr || a->cap.max_recv_sge > (uint32_t)d->max_sge))
     return EINVAL;
-  return d->fatal ? EIO : 0;
+  return 0;
 }
 
 static void free_memory(struct emu_qp *qp) {
@@ -80,6 +80,7 @@ static struct emu_qp *create(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
   if (!err) err = emu_engine_start();
   pthread_mutex_lock(&emu.lock);
   if (!err) err = emu_fault_call("create_qp", -1);
+  if (!err && d->fatal) err = EIO;
   if (!err && d->nqp >= d->max_qp) err = ENOMEM;
   if (!err) err = take_number(qp);
   if (!err) {

@@ -119,6 +119,7 @@ static enum sent send_packet(struct emu_qp *qp, uint64_t place, uint32_t number)
   if (qp->throttled) return NO_ROOM;
   if (emu_is_lost(qp, payload)) return SENT;
   struct emu_packet *p = emu_link_reserve(qp->link, EMU_HEADER, payload);
+  if (!p && qp->ex.qp_base.qp_type == IBV_QPT_UC && !emu_link_is_alive(qp->link)) return SENT; /* to nobody */
   if (!p) { /* the peer is slow, or dead: that shows when it has had time for all that is in the ring */
     qp->sent_at = emu_link_position(qp->link);
     qp->wants_room = true;
@@ -158,8 +159,15 @@ static enum sent send_datagram(struct emu_qp *qp, uint64_t place) {
     qp->link = emu_link_get(slot);
     qp->attr.dest_qp_num = e->qpn;
   }
+  qp->throttled = emu_is_throttled(qp, e->length);
+  if (qp->throttled) return NO_ROOM;
   if (emu_is_lost(qp, e->length)) return SENT;
   struct emu_packet *p = emu_link_reserve(qp->link, sizeof *p, e->length);
+  if (!p && !emu_link_is_alive(qp->link)) { /* what it is sent is lost; another one may come to its place */
+    emu_link_put(qp->link);
+    qp->link = NULL;
+    return SENT;
+  }
   if (!p) return NO_ROOM;
   uint32_t size = p->size;
   memset(p, 0, sizeof *p);
@@ -252,8 +260,9 @@ bool emu_req_run(struct emu_qp *qp) {
       all = false;
       break;
     }
-    uint64_t slow = emu_fault_slow(qp);
+    uint64_t slow = qp->slowed ? 0 : emu_fault_slow(qp);
     if (slow) {
+      qp->slowed = true;
       emu_timer_set(qp, EMU_TIMER_SLOW, emu_now() + slow);
       break;
     }
@@ -273,6 +282,7 @@ bool emu_req_run(struct emu_qp *qp) {
       emu_req_fail(qp, IBV_WC_LOC_PROT_ERR, VENDOR_LOCAL);
       return true;
     }
+    qp->slowed = false;
     advance(qp);
   }
   if (qp->timer == EMU_TIMER_OFF) restart_timer(qp);
@@ -284,7 +294,7 @@ void emu_req_reset(struct emu_qp *qp) {
   emu_run_remove(qp);
   emu_fault_forget(qp);
   qp->next_packet = qp->reads_outstanding = 0;
-  qp->wants_room = false;
+  qp->wants_room = qp->slowed = false;
   qp->sq_next = qp->sq_una = qp->sq_posted;
 }
 

@@ -11,43 +11,57 @@
 #include "emu/emu_fault.h"
 #include "emu/rail_emu.h"
 
-/* All that a network may do and a connection must bear, at random. */
-static bool do_adversary(const struct emu_statement *s) {
-  char text[] = "delay us=300 rate=16; delay us=20 rate=4; tear us=50 rate=4; duplicate rate=64; drop rate=256;"
-                "clock virtual";
-  return (s->n < 2 || emu_fault_seed(s)) && emu_script(text);
+/* ---- one statement, or many ------------------------------------------------------ */
+
+const struct emu_verb *emu_verb_of(const struct emu_statement *s) {
+  const struct emu_verb *const tables[] = {emu_config_verbs, emu_fault_verbs};
+  for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+    for (const struct emu_verb *verb = tables[i]; verb->name; verb++)
+      if (strcmp(verb->name, s->words[0]) == 0) return emu_statement_fits(s, verb) ? verb : NULL;
+  emu_complain(s, "there is no such statement; docs/emu.md has them all");
+  return NULL;
 }
 
-static bool run(char *text) {
-  struct emu_statement s = {0};
+static bool run(char *text, const char *file, int line) {
+  struct emu_statement s = {.file = file, .line = line};
   char *rest = NULL;
-  for (char *word = strtok_r(text, " \t\r", &rest); word && s.n < EMU_WORDS; word = strtok_r(NULL, " \t\r", &rest))
+  for (char *word = strtok_r(text, " \t\r", &rest); word; word = strtok_r(NULL, " \t\r", &rest)) {
+    if (s.n == EMU_WORDS) return emu_complain(&s, "more than %d words", EMU_WORDS);
     s.words[s.n++] = word;
-  if (s.n == 0) return true;
-  bool good = false;
-  if (strcmp(s.words[0], "adversary") == 0) return do_adversary(&s);
-  if (emu_config_statement(&s, &good) || emu_fault_statement(&s, &good)) return good;
-  return emu_complain(&s, "no such statement");
+  }
+  const struct emu_verb *verb = s.n ? emu_verb_of(&s) : NULL;
+  return s.n == 0 || (verb && verb->run(&s));
 }
 
 /* Statements end at ';' or a line's end; '#' begins a comment. */
-bool emu_script(char *text) {
-  bool good = true, comment = false;
-  char *rest = NULL;
-  for (char *c = text; *c; c++) {
-    comment = *c == '#' || (comment && *c != '\n');
-    if (comment) *c = ' ';
+bool emu_script(char *text, const char *file, int line) {
+  bool good = true;
+  while (*text) {
+    size_t len = strcspn(text, ";\n#");
+    char end = text[len], *next = text + len;
+    text[len] = 0;
+    good &= run(text, file, line);
+    if (end == '#') { /* to the end of its line */
+      size_t comment = strcspn(next + 1, "\n");
+      next += 1 + comment;
+      end = *next;
+    }
+    if (end == '\n') line++;
+    text = end ? next + 1 : next;
   }
-  for (char *line = strtok_r(text, ";\n", &rest); line; line = strtok_r(NULL, ";\n", &rest)) good &= run(line);
   return good;
 }
 
+/* ---- RAIL_EMU ---------------------------------------------------------------------- */
+
 /* The text of RAIL_EMU, or of the file that it names: RAIL_EMU=@FILE. */
-static char *read_text(void) {
+static char *read_text(const char **file) {
   const char *text = getenv("RAIL_EMU");
   char *copy = NULL;
   size_t cap = 0;
+  *file = "RAIL_EMU";
   if (!text || text[0] != '@') return strdup(text ? text : "");
+  *file = text + 1;
   FILE *in = fopen(text + 1, "re");
   if (!in || getdelim(&copy, &cap, 0, in) < 0) {
     fprintf(stderr, "rail-emu: RAIL_EMU=%s: the file cannot be read: %s\n", text, strerror(errno));
@@ -58,23 +72,14 @@ static char *read_text(void) {
 }
 
 static void load(void) {
-  char usual[] = "device emu0; device emu1", *text = read_text();
+  const char *file;
+  char usual[] = "device emu0; device emu1", *text = read_text(&file);
   pthread_mutex_lock(&emu.lock);
-  if (text && !emu_script(text)) fprintf(stderr, "rail-emu: RAIL_EMU has wrong statements; they are ignored\n");
-  if (emu.ndevices == 0 && !emu.no_devices) (void)emu_script(usual);
+  if (text && !emu_script(text, file, 1))
+    fprintf(stderr, "rail-emu: the statements that are wrong are ignored; the others hold\n");
+  if (emu.ndevices == 0 && !emu.no_devices) (void)emu_script(usual, "the usual devices", 1);
   pthread_mutex_unlock(&emu.lock);
   free(text);
-}
-
-int rail_emu_command(const char *text) {
-  emu_load();
-  char *copy = strdup(text);
-  if (!copy) return -1;
-  pthread_mutex_lock(&emu.lock);
-  bool good = emu_script(copy);
-  pthread_mutex_unlock(&emu.lock);
-  free(copy);
-  return good ? 0 : -1;
 }
 
 void emu_load(void) {
@@ -84,12 +89,23 @@ void emu_load(void) {
 
 /* ---- while it runs ---------------------------------------------------------------------- */
 
+int rail_emu_command(const char *text) {
+  emu_load();
+  char *copy = strdup(text);
+  if (!copy) return -1;
+  pthread_mutex_lock(&emu.lock);
+  bool good = emu_script(copy, "rail_emu_command", 1);
+  pthread_mutex_unlock(&emu.lock);
+  free(copy);
+  return good ? 0 : -1;
+}
+
 void emu_script_pending(void) {
   char text[EMU_DUE_BYTES];
   if (!emu_faults.due_text[0]) return;
   memcpy(text, emu_faults.due_text, sizeof text);
   emu_faults.due_text[0] = 0;
-  (void)emu_script(text);
+  (void)emu_script(text, "of a statement 'at'", 1);
 }
 
 enum { LOOK_NS = 5000000 };
@@ -98,8 +114,9 @@ static struct {
   bool looked;
   const char *path;
   off_t read;
+  int line;
   uint64_t next;
-} control;
+} control = {.line = 1};
 
 /* Whole lines that were appended to the file RAIL_EMU_CONTROL since the last look. */
 void emu_commands(void) {
@@ -116,7 +133,9 @@ void emu_commands(void) {
   if (n <= 0) return;
   control.read += n;
   text[n] = 0;
-  (void)emu_script(text);
+  int line = control.line;
+  for (ssize_t i = 0; i < n; i++) control.line += text[i] == '\n';
+  (void)emu_script(text, control.path, line);
 }
 
 uint64_t emu_commands_next(void) { return control.path ? control.next : UINT64_MAX; }

@@ -104,11 +104,16 @@ int emu_segment_open(void) {
   return err;
 }
 
-void emu_segment_close(bool remove) {
+void emu_segment_unlink(void) {
   char path[PATH_MAX];
   if (!emu_own.segment) return;
   name_of(path, emu_own.slot);
-  if (remove) unlink(path);
+  if (is_named(emu_own.fd, path)) unlink(path); /* else it was unlinked before, and is another process' now */
+}
+
+void emu_segment_close(bool remove) {
+  if (!emu_own.segment) return;
+  if (remove) emu_segment_unlink();
   munmap(emu_own.segment, EMU_RINGS_AT);
   emu_own.segment = NULL;
   close(emu_own.fd);

@@ -40,6 +40,7 @@ extern struct emu_own {
 } emu_own;
 
 int emu_segment_open(void); /* 0 or errno */
+void emu_segment_unlink(void); /* the name goes, the memory stays */
 void emu_segment_close(bool remove);
 /* Of the process that lives in a slot: page 0 may be written, the rest read. NULL: there is none. fd, unless NULL,
  * becomes its descriptor, which the caller closes. Not for the own slot: closing it would give up the lock. */

@@ -137,7 +137,7 @@ static struct emu_segment *map_peer(const struct emu_link *l, int *fd) {
   return NULL;
 }
 
-static bool is_alive(const struct emu_link *l) {
+bool emu_link_is_alive(const struct emu_link *l) {
   if (l->is_self) return true;
   struct emu_segment *peer = map_peer(l, NULL);
   if (peer) emu_segment_unmap(peer);
@@ -187,7 +187,7 @@ static void remove_unused(void) {
   for (l = LIST_FIRST(&links); l; l = next) {
     next = LIST_NEXT(l, link);
     bool unread = l->in && !l->is_self && atomic_load(&l->in->consumed) != l->tail;
-    if (l->users || ((unread || l->is_senders) && is_alive(l))) continue;
+    if (l->users || ((unread || l->is_senders) && emu_link_is_alive(l))) continue;
     if (l->slot < EMU_SLOTS) atomic_store(&emu_own.segment->rings[l->slot].incarnation, 0);
     (void)fallocate(emu_own.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)l->out_at,
                     (off_t)ring_bytes(emu.ring_bytes));
@@ -227,7 +227,7 @@ static void let_peers_read(void) {
     LIST_FOREACH(l, &links, link) {
       if (l->is_self || l->broken || !ring_from(l)) continue;
       if (ring_from(l) != l->in_at) map_in(l, ring_from(l));
-      unread |= l->in && atomic_load(&l->in->consumed) != l->tail && is_alive(l);
+      unread |= l->in && atomic_load(&l->in->consumed) != l->tail && emu_link_is_alive(l);
     }
     if (!unread) return;
     nanosleep(&tick, NULL);
@@ -242,10 +242,17 @@ void emu_wire_close(void) {
   emu_segment_close(true);
 }
 
+void emu_wire_exit(void) {
+  if (!emu_own.segment) return;
+  emu_wire_flush();
+  let_peers_read();
+  emu_segment_unlink();
+}
+
 struct emu_link *emu_link_get(uint32_t slot) {
   if (!emu_own.segment || slot >= EMU_SLOTS) return NULL;
   struct emu_link *l = find_link(slot);
-  if (l && !is_alive(l)) { /* another process is there now; QPs of the old one keep what they have */
+  if (l && !emu_link_is_alive(l)) { /* another process is there now; QPs of the old one keep what they have */
     l->slot = UINT32_MAX;
     l = NULL;
   }
@@ -310,7 +317,7 @@ void emu_wire_flush(void) {
 }
 
 bool emu_link_is_silent(struct emu_link *l, uint64_t position) {
-  if (!l || !is_alive(l)) return true;
+  if (!l || !emu_link_is_alive(l)) return true;
   if (!l->is_self && (!l->in || ring_from(l) != l->in_at)) return true; /* it has no QP that expects anything */
   /* The answers were published before that was: none of them may be unread. */
   bool answered = atomic_load(&l->in->answered) >= position && l->published == l->tail;

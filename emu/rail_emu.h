@@ -6,6 +6,8 @@
 #ifndef RAIL_EMU_H
 #define RAIL_EMU_H
 
+#include <stdint.h>
+
 struct ibv_qp;
 
 /* Statements of docs/emu.md; 0, or -1 after a line on stderr. Any thread. */
@@ -14,6 +16,8 @@ int rail_emu_command(const char *text);
 long rail_emu_live(const char *kind);
 /* How often a call that faults can name was made, post_send …; and poll_cq. */
 long rail_emu_calls(const char *call);
+/* The devices' clock in ns: what timers have waited for has passed there, too, where it is virtual. */
+uint64_t rail_emu_now(void);
 /* What was posted and has not arrived does so now, as far as it stays within this process. */
 void rail_emu_settle(void);
 

@@ -105,13 +105,120 @@ TEST(order_between_queue_pairs_is_free) {
   connect_ends(&c, &d, &s);
   receive(&b, 1, 0, 64);
   receive(&d, 2, 0, 64);
-  command_for("delay us=100000 op=send", &b);
+  command_for("delay us=600000000 op=send", &b);
   send_work(&a, &b, IBV_WR_SEND, 1, 0, 8);
   send_work(&c, &d, IBV_WR_SEND, 2, 0, 8);
   CHECK_COMPLETION(&d, 2, IBV_WC_SUCCESS);
+  CHECK(is_quiet(&b));
+  CHECK(emu_command("clock virtual")); /* and the ten minutes are over */
   CHECK_COMPLETION(&b, 1, IBV_WC_SUCCESS);
   end_close(&c);
   end_close(&d);
+  close_pair();
+}
+
+/* Each of its packets waits, and is sent then; another queue pair of the same device is as fast as ever. */
+TEST(a_slow_queue_pair) {
+  struct shape s = USUAL_SHAPE;
+  struct end c = {0}, d = {0};
+  open_pair(&s);
+  end_open(&c, 0);
+  end_open(&d, 1);
+  end_make_qp(&c, &s);
+  end_make_qp(&d, &s);
+  connect_ends(&c, &d, &s);
+  command_for("slow us=20000", &a);
+  long began = now_ms();
+  fill(a.data, 3000, 1);
+  for (unsigned int i = 0; i < 3; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 3000); /* 3 packets each */
+  for (unsigned int i = 0; i < 3; i++) {
+    for (unsigned int j = 0; j < 5; j++) {
+      send_work(&c, &d, IBV_WR_RDMA_WRITE, j, 0, 3000);
+      CHECK_COMPLETION(&c, j, IBV_WC_SUCCESS);
+    }
+    CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+    CHECK(now_ms() - began >= 60 * (i + 1) - 1);
+  }
+  CHECK(memcmp(a.data, b.data, 3000) == 0);
+  CHECK(emu_command("reset; slow us=20000 times=1 qp=1")); /* of a queue pair that is none of these */
+  command_for("slow us=20000 times=2", &a);
+  began = now_ms();
+  for (unsigned int i = 0; i < 50; i++) {
+    send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
+    CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+  }
+  CHECK(now_ms() - began >= 39);
+  end_close(&c);
+  end_close(&d);
+  close_pair();
+}
+
+/* Datagrams leave no faster than the port lets anything leave. */
+TEST(a_slow_port) {
+  struct shape s = USUAL_SHAPE;
+  char text[96];
+  s.type = IBV_QPT_UD;
+  open_pair(&s);
+  struct ibv_ah *ah = path_to(&a, &b);
+  snprintf(text, sizeof text, "port %s 1 bandwidth=1", ibv_get_device_name(a.context->device)); /* MB/s */
+  CHECK(emu_command(text));
+  long began = now_ms();
+  for (unsigned int i = 0; i < 26; i++) receive(&b, i, 0, 4096);
+  for (unsigned int i = 0; i < 26; i++) send_datagram(&a, ah, b.qp->qp_num, i, 4000);
+  for (unsigned int i = 0; i < 26; i++) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+  CHECK(now_ms() - began >= 99); /* 25 of them had to wait for the one before: 4 ms each */
+  for (unsigned int i = 0; i < 26; i++) CHECK_COMPLETION(&b, i, IBV_WC_SUCCESS);
+  snprintf(text, sizeof text, "port %s 1 bandwidth=0", ibv_get_device_name(a.context->device));
+  CHECK(emu_command(text));
+  CHECK_OK(ibv_destroy_ah(ah));
+  close_pair();
+}
+
+/* ---- statements ------------------------------------------------------------------------- */
+
+/* What a wrong statement is answered with on stderr; -1 is its result. */
+static void check_refused(const char *statement, const char *wanted) {
+  int (*command)(const char *);
+  void *symbol = dlsym(RTLD_DEFAULT, "rail_emu_command");
+  char said[1024] = "";
+  FILE *file = tmpfile();
+  CHECK(symbol && file);
+  memcpy(&command, &symbol, sizeof command);
+  fflush(stderr);
+  int old = dup(STDERR_FILENO);
+  CHECK(old >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+  int result = command(statement);
+  CHECK(dup2(old, STDERR_FILENO) >= 0);
+  close(old);
+  rewind(file);
+  (void)!fread(said, 1, sizeof said - 1, file);
+  fclose(file);
+  CHECK_MSG(result == -1, "%s: taken", statement);
+  CHECK_MSG(strstr(said, wanted), "%s: \"%s\" has no \"%s\"", statement, said, wanted);
+}
+
+/* With the line, the key, and what is allowed. */
+TEST(wrong_statements_are_refused) {
+  struct shape s = USUAL_SHAPE;
+  open_pair(&s);
+  check_refused("nonsense 1", "rail_emu_command:1: 'nonsense 1': there is no such statement");
+  check_refused("reset\n# nothing\ndelay overtake=1", "rail_emu_command:3: 'delay overtake=1': overtake: there is no "
+                                                      "such key; allowed: us from times rate op qp");
+  check_refused("port emu0 1 mtu=x", "mtu=x: allowed: a decimal number");
+  check_refused("device more guid=g", "guid=g: allowed: a hexadecimal number");
+  check_refused("device more max_qps=3", "max_qps: there is no such key; allowed: profile ports guid");
+  check_refused("device more link=token_ring", "token_ring: allowed: eth ib");
+  check_refused("port emu0 2 state=down", "2: allowed: a port from 1 to 1");
+  check_refused("port emu0 1 gids=all", "all: allowed: none");
+  check_refused("drop op=writes", "writes: allowed: any send write");
+  check_refused("drop qp=first", "first: allowed: a number");
+  check_refused("drop times=often", "often: allowed: a number");
+  check_refused("fail ibv_reg_mr", "ibv_reg_mr: allowed: open_device");
+  check_refused("fail reg_mr errno=ENOSUCH", "ENOSUCH: allowed: ENOMEM");
+  check_refused("at 3 port emu0 1 state=gone extra", "extra: no key=value");
+  check_refused("clock", "virtual or real is missing");
+  check_refused("cm late event=resolved", "resolved: allowed: addr_resolved");
+  exchange(3); /* none of them did anything */
   close_pair();
 }
 
@@ -257,6 +364,15 @@ TEST(an_iwarp_device) {
 
 /* ---- the clock --------------------------------------------------------------------------------- */
 
+/* Seconds of the devices' clock. */
+static double device_s(void) {
+  uint64_t (*now)(void);
+  void *symbol = dlsym(RTLD_DEFAULT, "rail_emu_now");
+  CHECK(symbol);
+  memcpy(&now, &symbol, sizeof now);
+  return (double)now() / 1e9;
+}
+
 /* 8 times more than two hours each, at least. */
 TEST(hours_of_timeouts_take_no_time) {
   struct shape s = USUAL_SHAPE;
@@ -265,8 +381,11 @@ TEST(hours_of_timeouts_take_no_time) {
   open_pair(&s);
   CHECK(emu_command("clock virtual"));
   end_drop_qp(&b);
+  double began = device_s();
   send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
   CHECK_COMPLETION(&a, 1, IBV_WC_RETRY_EXC_ERR);
+  double took = device_s() - began, timeout = 4.096e-6 * (1ll << 31);
+  CHECK_MSG(took >= 8 * timeout && took < 9 * timeout, "8 timeouts of %.0f s took %.0f s", timeout, took);
   close_pair();
 }
 
@@ -276,8 +395,11 @@ TEST(receivers_that_are_not_ready_take_no_time) {
   s.rnr_retry = 6;
   open_pair(&s);
   CHECK(emu_command("clock virtual"));
+  double began = device_s();
   send_work(&a, &b, IBV_WR_SEND, 1, 0, 8);
   CHECK_COMPLETION(&a, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+  double took = device_s() - began;
+  CHECK_MSG(took >= 6 * 0.655 && took < 6 * 0.655 + 60, "6 times 655 ms took %.3f s", took);
   close_pair();
 }
 
@@ -298,7 +420,8 @@ TEST(a_device_that_fails) {
 
 static const struct tap_case cases[] = {
   TEST_CASE(lost_packets_are_sent_again), TEST_CASE(packets_that_come_twice_count_once), TEST_CASE(everything_at_once),
-  TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free), TEST_CASE(a_request_fails_on_command),
+  TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free), TEST_CASE(a_slow_queue_pair),
+  TEST_CASE(a_slow_port), TEST_CASE(wrong_statements_are_refused), TEST_CASE(a_request_fails_on_command),
   TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
   TEST_CASE(commands_while_it_runs), TEST_CASE(a_wrong_key_and_no_bytes), TEST_CASE(an_iwarp_device),
   TEST_CASE(hours_of_timeouts_take_no_time),

@@ -191,6 +191,26 @@ TEST(a_killed_peer_is_silence) {
   CHECK_INT(files(), 0);
 }
 
+/* What needs no answer is done when it has left, wherever it goes: more of it than a ring has room for. */
+static void check_unreliable(enum ibv_qp_type type) {
+  struct shape s = USUAL_SHAPE;
+  s.type = type;
+  struct other o = start(until_told, &s);
+  struct end e, peer;
+  connect_over(o.fd, &e, &peer, &s);
+  struct ibv_ah *ah = type == IBV_QPT_UD ? path_to(&e, &peer) : NULL;
+  kill_other(&o);
+  for (unsigned int i = 0; i < 500; i++) {
+    if (ah) send_datagram(&e, ah, peer.qp->qp_num, i, 4000);
+    else send_work(&e, &peer, IBV_WR_RDMA_WRITE, i, 0, 4000);
+    CHECK_COMPLETION(&e, i, IBV_WC_SUCCESS);
+  }
+  if (ah) CHECK_OK(ibv_destroy_ah(ah));
+  end_close(&e);
+}
+TEST(unreliable_writes_to_a_killed_peer) { check_unreliable(IBV_QPT_UC); }
+TEST(datagrams_to_a_killed_peer) { check_unreliable(IBV_QPT_UD); }
+
 /* Hours of silence are none if the other process could not run. */
 TEST(a_stopped_peer_is_waited_for) {
   struct shape s = short_shape();
@@ -307,7 +327,9 @@ TEST(many_come_and_go) {
 }
 
 static const struct tap_case cases[] = {
-  TEST_CASE(bytes_between_processes), TEST_CASE(a_killed_peer_is_silence), TEST_CASE(a_stopped_peer_is_waited_for),
+  TEST_CASE(bytes_between_processes), TEST_CASE(a_killed_peer_is_silence),
+  TEST_CASE(unreliable_writes_to_a_killed_peer), TEST_CASE(datagrams_to_a_killed_peer),
+  TEST_CASE(a_stopped_peer_is_waited_for),
   TEST_CASE(a_fork_leaves_connections_alone), TEST_CASE(nonsense_from_a_peer_hurts_nobody),
   TEST_CASE(many_come_and_go)};
 

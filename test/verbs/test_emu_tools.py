@@ -137,9 +137,11 @@ def ucmatose():
 def udaddy():
     with tempfile.TemporaryDirectory(prefix="rail-emu.", dir="/dev/shm") as own:  # its port is always the same
         os.environ["RAIL_EMU_DIR"] = own
-        meet_over_cm("udaddy", 7174, ["-c", "3", "-C", "10", "-b", "10.77.0.1"],
-                     ["-c", "3", "-C", "10", "-s", "10.77.0.1"])
-        del os.environ["RAIL_EMU_DIR"]
+        try:
+            meet_over_cm("udaddy", 7174, ["-c", "3", "-C", "10", "-b", "10.77.0.1"],
+                         ["-c", "3", "-C", "10", "-s", "10.77.0.1"])
+        finally:
+            del os.environ["RAIL_EMU_DIR"]
 
 
 def perftest_over_cm():

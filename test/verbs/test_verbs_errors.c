@@ -10,6 +10,17 @@ static void check_fails(struct end *a, struct ibv_send_wr *wr, enum ibv_wc_statu
   CHECK_INT(state_of(a), IBV_QPS_ERR);
 }
 
+/* Bytes that a refused request must not change, at neither end. */
+static void mark(struct end *a, struct end *b) {
+  memset(a->data, 0x22, BYTES);
+  memset(b->data, 0x11, BYTES);
+}
+static bool is_all(const char *data, char byte) { return data[0] == byte && memcmp(data, data + 1, BYTES - 1) == 0; }
+static void check_marks(const struct end *a, const struct end *b) {
+  CHECK_MSG(is_all(a->data, 0x22), "the requester's memory has changed");
+  CHECK_MSG(is_all(b->data, 0x11), "the responder's memory has changed");
+}
+
 /* Each with a pair of its own, for it ends there. */
 #define REFUSED(name, op, wanted, change)                                          \
   TEST(name) {                                                                     \
@@ -18,11 +29,10 @@ static void check_fails(struct end *a, struct ibv_send_wr *wr, enum ibv_wc_statu
     struct work w;                                                                 \
     pair_open(&a, &b, &s);                                                         \
     work(&w, &a, &b, op, 1, 4096, 64);                                             \
-    memset(b.data, 0x11, BYTES);                                                   \
-    memset(a.data, 0x22, BYTES);                                                   \
+    mark(&a, &b);                                                                  \
     change;                                                                        \
     check_fails(&a, &w.wr, wanted);                                                \
-    for (int i = 0; i < BYTES; i += 32) CHECK(b.data[i] == 0x11);                  \
+    check_marks(&a, &b);                                                           \
     pair_close(&a, &b);                                                            \
   }
 
@@ -52,7 +62,9 @@ static void check_access(enum ibv_wr_opcode op, int access) {
   work(&w, &a, &b, op, 1, 0, 8);
   if (op == IBV_WR_ATOMIC_FETCH_AND_ADD) w.wr.wr.atomic.rkey = mr->rkey;
   else w.wr.wr.rdma.rkey = mr->rkey;
+  mark(&a, &b);
   check_fails(&a, &w.wr, IBV_WC_REM_ACCESS_ERR);
+  check_marks(&a, &b);
   CHECK_OK(ibv_dereg_mr(mr));
   pair_close(&a, &b);
 }
@@ -79,7 +91,9 @@ TEST(a_region_of_another_domain) {
   CHECK(mr);
   work(&w, &a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
   w.wr.wr.rdma.rkey = mr->rkey;
+  mark(&a, &b);
   check_fails(&a, &w.wr, IBV_WC_REM_ACCESS_ERR);
+  check_marks(&a, &b);
   CHECK_OK(ibv_dereg_mr(mr));
   CHECK_OK(ibv_dealloc_pd(pd));
   pair_close(&a, &b);
@@ -91,7 +105,9 @@ TEST(a_queue_pair_without_remote_access) {
   struct work w;
   s.access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ;
   pair_open(&a, &b, &s);
+  mark(&a, &b);
   check_fails(&a, work(&w, &a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8), IBV_WC_REM_INV_REQ_ERR);
+  check_marks(&a, &b);
   pair_close(&a, &b);
 }
 
@@ -104,7 +120,9 @@ TEST(an_atomic_off_its_boundary) {
   work(&w, &a, &b, IBV_WR_ATOMIC_FETCH_AND_ADD, 1, 0, 8);
   w.wr.wr.atomic.remote_addr += 4;
   DEVIATES(&a, SOFT_ROCE, "its library refuses to post such a request");
+  mark(&a, &b);
   check_fails(&a, &w.wr, IBV_WC_REM_INV_REQ_ERR);
+  check_marks(&a, &b);
   pair_close(&a, &b);
 }
 

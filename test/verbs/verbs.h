@@ -160,12 +160,14 @@ __attribute__((unused)) static void end_close(struct end *e) {
 #define RTS_MASK \
   (IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)
 #define UC_RTR_MASK (IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)
+#define UD_INIT_MASK (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY)
 
 /* PSNs begin near their end, so that every case goes over it. */
-enum { FIRST_PSN = 0xfffff0 };
+enum { FIRST_PSN = 0xfffff0, QKEY = 0x1234 };
 
 __attribute__((unused)) static struct ibv_qp_attr init_attr(const struct shape *s) {
-  return (struct ibv_qp_attr){.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = (unsigned int)s->access};
+  return (struct ibv_qp_attr){.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY,
+                              .qp_access_flags = (unsigned int)s->access};
 }
 
 __attribute__((unused)) static struct ibv_qp_attr rtr_attr(const struct end *e, const struct end *peer,
@@ -190,17 +192,18 @@ __attribute__((unused)) static struct ibv_qp_attr rts_attr(const struct shape *s
 
 __attribute__((unused)) static void to_init(struct end *e, const struct shape *s) {
   struct ibv_qp_attr a = init_attr(s);
-  CHECK_OK(ibv_modify_qp(e->qp, &a, INIT_MASK));
+  CHECK_OK(ibv_modify_qp(e->qp, &a, s->type == IBV_QPT_UD ? UD_INIT_MASK : INIT_MASK));
 }
 
 __attribute__((unused)) static void to_rtr(struct end *e, const struct end *peer, const struct shape *s) {
   struct ibv_qp_attr a = rtr_attr(e, peer, s);
-  CHECK_OK(ibv_modify_qp(e->qp, &a, s->type == IBV_QPT_UC ? UC_RTR_MASK : RTR_MASK));
+  int mask = s->type == IBV_QPT_RC ? RTR_MASK : s->type == IBV_QPT_UC ? UC_RTR_MASK : IBV_QP_STATE;
+  CHECK_OK(ibv_modify_qp(e->qp, &a, mask));
 }
 
 __attribute__((unused)) static void to_rts(struct end *e, const struct shape *s) {
   struct ibv_qp_attr a = rts_attr(s);
-  CHECK_OK(ibv_modify_qp(e->qp, &a, s->type == IBV_QPT_UC ? IBV_QP_STATE | IBV_QP_SQ_PSN : RTS_MASK));
+  CHECK_OK(ibv_modify_qp(e->qp, &a, s->type == IBV_QPT_RC ? RTS_MASK : IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
 __attribute__((unused)) static void to_state(struct end *e, enum ibv_qp_state state) {
@@ -274,6 +277,25 @@ __attribute__((unused)) static void send_work(struct end *a, const struct end *b
                                               uint32_t at, uint32_t length) {
   struct work w;
   CHECK_OK(post(a, work(&w, a, b, op, id, at, length)));
+}
+
+/* Where datagrams to `peer` go. */
+__attribute__((unused)) static struct ibv_ah *path_to(const struct end *e, const struct end *peer) {
+  const struct shape any = {.type = IBV_QPT_UD};
+  struct ibv_qp_attr a = rtr_attr(e, peer, &any);
+  struct ibv_ah *ah = ibv_create_ah(e->pd, &a.ah_attr);
+  CHECK(ah);
+  return ah;
+}
+
+__attribute__((unused)) static void send_datagram(struct end *e, struct ibv_ah *ah, uint32_t qpn, uint64_t id,
+                                                  uint32_t length) {
+  struct work w;
+  work(&w, e, e, IBV_WR_SEND, id, 0, length);
+  w.wr.wr.ud.ah = ah;
+  w.wr.wr.ud.remote_qpn = qpn;
+  w.wr.wr.ud.remote_qkey = QKEY;
+  CHECK_OK(post(e, &w.wr));
 }
 
 __attribute__((unused)) static int try_receive(struct end *e, uint64_t id, uint32_t at, uint32_t length) {
