@@ -9,7 +9,7 @@ import time
 
 TICK = 0.2
 LEAST = 3.0  # seconds; a machine that is merely busy lets a thread that sleeps run sooner
-STOLEN = 0.5, 0.05  # seconds, and share of the time that passed: what the host withheld of all processors
+STOLEN = 1.0, 0.2  # seconds, and share of the time that passed: what the host withheld of all processors
 
 
 class Watch:
