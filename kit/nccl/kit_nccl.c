@@ -2,6 +2,7 @@
  * What is run, in which environment, and what NCCL's own log must say about it. */
 #include "kit/nccl/kit_nccl.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -112,10 +113,16 @@ static void make_env(struct env *e, const struct kit_nccl *how, const struct tri
 
 /* ---- NCCL's log ---- */
 
-/* A file without a name that ranks inherit, beyond the descriptors that the kit gives its processes. */
+/* A file without a name that ranks inherit, beyond the descriptors that the kit gives its processes. Without it nothing
+ * could be shown, so the program ends. */
 static int make_log(void) {
   int fd = memfd_create("nccl-log", 0), high = fd < 0 ? -1 : fcntl(fd, F_DUPFD, 64);
-  if (fd >= 0) close(fd);
+  if (high < 0) {
+    fprintf(stderr, "rail-kit nccl: no file for NCCL's log (%s): %s\n", fd < 0 ? "memfd_create" : "fcntl F_DUPFD",
+            strerror(errno));
+    exit(3);
+  }
+  close(fd);
   return high;
 }
 
@@ -193,6 +200,20 @@ static void judge(struct run *run, struct kit_result *r, const int *logs) {
   if (all.warning[0]) kit_result_message(r, &warn);
 }
 
+/* The command line that repeats the trial as it was. */
+static void say_again(struct kit_result *r, const struct kit_nccl *how, const struct trial *t, const char *sizes) {
+  size_t room = sizeof r->again;
+  snprintf(r->again, room, "rail-kit nccl ");
+  kit_append_quoted(r->again, room, how->plugin);
+  strncat(r->again, " --nccl ", room - strlen(r->again) - 1);
+  kit_append_quoted(r->again, room, how->library);
+  size_t at = strlen(r->again);
+  snprintf(r->again + at, room - at, " --ranks %d --channels %d --limit %g --sizes %s%s%s%s%s --only %s%s",
+           how->ranks, how->channels, (double)how->limit_ms / 1000, sizes, how->types ? " --types " : "",
+           how->types ? how->types : "", how->redops ? " --redops " : "", how->redops ? how->redops : "", t->name,
+           how->oob ? " --oob" : "");
+}
+
 static void try_trial(struct run *run, const struct trial *t) {
   const struct kit_nccl *how = run->how;
   struct kit_result r = {.id = t->id, .name = t->name, .what = WHAT, .source = SOURCE, .level = KIT_MUST,
@@ -226,31 +247,32 @@ static void try_trial(struct run *run, const struct trial *t) {
   kit_result_outcome(&r, &outcome, how->ranks);
   judge(run, &r, logs);
   for (int i = 0; i < how->ranks; i++) {
-    if (logs[i] >= 0) close(logs[i]);
+    close(logs[i]);
     free_env(&env[i]);
   }
-  snprintf(r.again, sizeof r.again, "rail-kit nccl ");
-  kit_append_quoted(r.again, sizeof r.again, how->plugin);
-  strncat(r.again, " --nccl ", sizeof r.again - strlen(r.again) - 1);
-  kit_append_quoted(r.again, sizeof r.again, how->library);
-  size_t at = strlen(r.again);
-  snprintf(r.again + at, sizeof r.again - at, " --ranks %d --channels %d --only %s%s", how->ranks, how->channels,
-           t->name, how->oob ? " --oob" : "");
+  say_again(&r, how, t, sizes);
   kit_report_add(&run->report, &r);
 }
 
 /* ---- all ---- */
 
+/* `path`: lib/ghost beside the folder of this program, where a build has it. */
 static bool find_ghost(char path[PATH_MAX]) {
-  static const char *const folders[] = {"railyard/ghost", "ghost"};
-  for (int i = 0; i < 2; i++) {
-    char file[PATH_MAX], driver[PATH_MAX + 16];
-    snprintf(file, sizeof file, "%s/%s", rail_lib_from_bin, folders[i]);
-    if (!rail_path_from_bin(path, file)) continue;
-    snprintf(driver, sizeof driver, "%s/libcuda.so.1", path);
-    if (access(driver, R_OK) == 0) return true;
+  static const char *const libraries[] = {"libcuda.so.1", "libcudart.so.12", "libcudart.so.13", "libnvidia-ml.so.1"};
+  char folder[PATH_MAX], file[PATH_MAX + 32];
+  snprintf(folder, sizeof folder, "%s/ghost", rail_lib_from_bin);
+  if (!rail_path_from_bin(path, folder)) {
+    fprintf(stderr, "rail-kit nccl: this program's own path is not known, so neither is the folder lib/ghost beside it\n");
+    return false;
   }
-  return false;
+  for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
+    snprintf(file, sizeof file, "%s/%s", path, libraries[i]);
+    if (access(file, R_OK) == 0) continue;
+    fprintf(stderr, "rail-kit nccl: the emulated CUDA is not there: %s: %s; run build/bin/rail-kit of a source tree, "
+            "where make builds it\n", file, strerror(errno));
+    return false;
+  }
+  return true;
 }
 
 static bool wanted(const struct kit_filter *filter, const struct trial *t) {
@@ -300,8 +322,7 @@ int kit_nccl_run(const struct kit_nccl *how) {
   if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
   if (!kit_nccl_file(resolved.library, why, sizeof why))
     fprintf(stderr, "rail-kit nccl: %s\n", why);
-  else if (!find_ghost(run.ghost))
-    fprintf(stderr, "rail-kit nccl: libcuda.so.1 of ghost is not beside this program's libraries\n");
+  else if (!find_ghost(run.ghost)) result = 3; /* that was said */
   else if (!kit_probe(resolved.plugin, &here, &run.probe, why, sizeof why)) {
     printf("%s: %s\n", resolved.plugin, why);
     result = 1;

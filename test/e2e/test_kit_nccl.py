@@ -6,6 +6,7 @@
 """rail-kit nccl: which files it refuses; with RAIL_TEST_NCCL=libnccl.so.2, what it finds in plugins under NCCL."""
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,14 +19,15 @@ KIT = str(BUILD / "bin" / "rail-kit")
 NCCL = os.environ.get("RAIL_TEST_NCCL")
 
 
-def library(folder, soname):
-    """A shared library of that soname."""
+def library(folder, soname, *linked):
+    """A shared library of that soname, linked with those."""
     path = f"{folder}/lib.so"
     source = f"{folder}/x.c"
     with open(source, "w") as f:
         f.write("int ncclGetVersion(int *v);\nint ncclGetVersion(int *v) { *v = 1; return 0; }\n")
     compiler = os.environ.get("CC", "gcc").split()[0]
-    subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{soname}", source, "-o", path], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{soname}", source, *linked, "-o", path],
+                   check=True)
     return path
 
 
@@ -49,6 +51,27 @@ def what_is_no_nccl_is_refused():
 def a_static_runtime_is_refused():
     with tempfile.TemporaryDirectory() as folder:
         refuses(library(folder, "libnccl.so.2"), "linked in statically", "CUDARTLIB=cudart")
+
+
+def the_line_that_repeats_a_case_repeats_it():
+    """Over a library that is NCCL by its name only: what fails says how it is run again, and that does the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        nccl = library(folder, "libnccl.so.2", "-Wl,--no-as-needed", str(BUILD / "lib/ghost/libcudart.so.13"))
+        chosen = ["--ranks", "3", "--channels", "1", "--limit", "20", "--sizes", "8,2K", "--types", "float,int8",
+                  "--redops", "sum,max", "--only", "all_reduce.ring.LL", "--oob"]
+        done = run([KIT, "nccl", SOCKET, "--nccl", nccl, *chosen, "--json", "-"])
+        if "without libelf" in done.stderr:
+            raise Skip("this rail-kit was built without libelf")
+        assert done.returncode == 1, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+        first = json.loads(done.stdout)["results"]
+        words = shlex.split(first[0]["again"])
+        for option in ("--ranks 3", "--channels 1", "--limit 20", "--sizes 8,2048", "--types float,int8",
+                       "--redops sum,max", "--only all_reduce.ring.LL", "--oob"):
+            assert option in " ".join(words), (option, words)
+        done = run([KIT, *words[1:], "--json", "-"])
+        again = json.loads(done.stdout)["results"]
+        assert [(r["name"], r["status"], r["again"]) for r in again] == \
+            [(r["name"], r["status"], r["again"]) for r in first], (first, again)
 
 
 def arguments_are_checked():
@@ -99,5 +122,6 @@ def another_network_is_noticed():
 
 if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
-        what_is_no_nccl_is_refused, a_static_runtime_is_refused, arguments_are_checked,
+        what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
+        arguments_are_checked,
         our_plugin_carries_every_collective, four_ranks_and_the_bootstrap, another_network_is_noticed)])
