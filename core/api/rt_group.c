@@ -192,6 +192,7 @@ ncclResult_t rt_group_note(ncclResult_t result) {
 }
 
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
+  if (group.depth == 0 && n == 1 && rt_task_run_small(tasks)) return ncclSuccess;
   for (int i = 0; i < n; i++) {
     ncclResult_t r = rt_group_note(rt_task_check(&tasks[i]));
     if (r != ncclSuccess) return r;

@@ -279,6 +279,7 @@ static void free_connectors(struct ncclComm *comm) {
 static void free_parts(struct ncclComm *comm) {
   rt_queue_destroy(&comm->queue);
   rt_reg_free_all(comm);
+  rt_small_close(&comm->small);
   free_connectors(comm);
   rt_export_wait();
   rt_device_plan_close(comm);

@@ -21,6 +21,7 @@
 #include "core/gpu/rt_gpu.h"
 #include "core/host/rt_reduce.h"
 #include "core/plan/rt_queue.h"
+#include "core/plan/rt_small.h"
 #include "core/plan/rt_tree.h"
 #include "core/plan/rt_tune.h"
 #include "core/transport/rt_net_devices.h"
@@ -70,6 +71,7 @@ struct ncclComm {
   struct rt_fd_receiver fd_receiver;
   bool shares_process; /* with another of its ranks: rt_gate.h */
   uint64_t collectives; /* plans with one: their number is the same on all ranks */
+  uint64_t calls;       /* collectives with data: the same on all ranks */
   struct rt_peer *peers; /* nranks */
   struct rt_bootstrap *bootstrap;
   struct rt_channel channels[RT_MAX_CHANNELS * RT_TREES]; /* nchannels of them, then as many for second trees */
@@ -79,6 +81,7 @@ struct ncclComm {
   struct rt_net net;
   struct rt_proxy proxy;
   struct rt_queue queue;
+  struct rt_small small;
   struct rt_gpu gpu;
   ncclConfig_t config;
   char requested_net[64], name[64];

@@ -52,6 +52,9 @@ static const struct rail_param rows[] = {
    .doc = "Largest all-reduce that three or more ranks of one host do by trees instead of a ring."},
   {.name = "RAIL_TREE_MAX_NET", .type = RAIL_PARAM_BYTES, .def = "4K", .lo = 0, .hi = 1024 * M, AT(tree_max_net),
    .doc = "The same where ranks reach each other through a plugin."},
+  {.name = "RAIL_SMALL_MAX", .type = RAIL_PARAM_BYTES, .def = "4K", .lo = 0, .hi = 64 * K, AT(small_max),
+   .doc = "The most bytes that a rank publishes for a small collective on host memory, where all ranks of the host "
+          "read them; never more than 64K of all ranks. 0: none is small."},
   {.name = "RAIL_SIMD", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|base|avx2|avx512", AT(simd),
    .doc = "Instruction set of the host reductions; auto takes the best that the processor has."},
   {.name = "RAIL_PROXY", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|thread|inline", AT(proxy),

@@ -106,7 +106,7 @@ bool rt_run_over(const struct rt_run *run) {
 
 static bool has_departed(const struct rt_connector *c) { return c && c->end->peer_left && c->end->peer_left(c); }
 
-const struct rt_connector *rt_run_departed_peer(const struct rt_run *run) {
+int rt_run_departed_peer(const struct rt_run *run) {
   for (int j = 0; j < run->plan->njobs; j++) {
     const struct rt_job *job = &run->plan->jobs[j];
     const struct rt_target *target = &run->targets[j];
@@ -114,11 +114,11 @@ const struct rt_connector *rt_run_departed_peer(const struct rt_run *run) {
     /* A kernel that has not begun may still find all that it needs. */
     for (int p = 0; p < RT_PEERS; p++) {
       const struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
-      if (has_departed(recv) && rt_observe(recv->conn.tail) < target->recv[p]) return recv;
-      if (has_departed(send) && rt_observe(send->conn.credit) < target->send[p]) return send;
+      if (has_departed(recv) && rt_observe(recv->conn.tail) < target->recv[p]) return recv->peer;
+      if (has_departed(send) && rt_observe(send->conn.credit) < target->send[p]) return send->peer;
     }
   }
-  return NULL;
+  return -1;
 }
 
 /* A plan of a graph that is gone may be freed by another thread as soon as it has no runs. */

@@ -38,8 +38,8 @@ void rt_run_check_job(const struct rt_plan *plan, int j);
 bool rt_run_over(const struct rt_run *run);
 /* When it is over. */
 void rt_run_retire(const struct rt_run *run);
-/* A peer that the run waits for although it has closed its end of the connection; NULL: none. */
-const struct rt_connector *rt_run_departed_peer(const struct rt_run *run);
+/* A rank that the run waits for although it has closed its end of the connection; -1: none. */
+int rt_run_departed_peer(const struct rt_run *run);
 void rt_run_free(struct rt_run *run);
 
 #endif

@@ -30,10 +30,13 @@ static bool is_reduction(enum rt_coll coll) {
 
 /* ---- operators ---------------------------------------------------------------------- */
 
+/* What the call reduces with, enum rt_redop. */
+static int operator_of(const struct rt_task *t) { return t->op < ncclNumOps ? (int)t->op : RT_PREMULSUM; }
+
 static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
   struct ncclComm *comm = t->comm;
   struct rt_program *prog = &job->program;
-  job->op = t->op < ncclNumOps ? (int)t->op : RT_PREMULSUM;
+  job->op = operator_of(t);
   if (t->op < ncclNumOps) {
     prog->fns = rt_reduce_lookup((int)t->type, (int)t->op);
     if (t->op == ncclAvg) rt_scalar_avg(&prog->scalar, (int)t->type, comm->nranks);
@@ -148,6 +151,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
   prog->proto = protocol(b, t, choice.proto);
   job->type = (int)t->type;
   job->op = -1;
+  job->number = RT_NO_NUMBER;
   prog->sched = (struct rt_sched){
       .coll = choice.schedule,
       .rank = t->comm->ring.index,
@@ -174,6 +178,28 @@ static rail_result_t add_single_job(struct builder *b, const struct rt_task *t) 
   return add_job(b, t, choose(t), 0, 0, 0, t->count);
 }
 
+static bool describe_small(struct rt_small_call *call, const struct rt_task *t) {
+  return rt_small_describe(call, t->coll, (int)t->type, operator_of(t), t->count, t->root, t->comm->rank,
+                           t->comm->nranks);
+}
+
+/* The first collective also makes the connections of its ring: their records show if ranks differ in kind of memory. */
+static rail_result_t add_small_job(struct builder *b, const struct rt_task *t, uint64_t number) {
+  struct rt_job *job = &b->plan->jobs[b->plan->njobs], ring;
+  const struct rt_premul *m = &t->premul;
+  if (number == 0) RAIL_TRY(add_connectors(b, t, 0, &ring));
+  if (!describe_small(&job->small.call, t)) return RAIL_BAD_ARGUMENT;
+  job->is_small = true;
+  job->type = (int)t->type;
+  job->number = number;
+  job->small.send = t->send;
+  job->small.recv = t->recv;
+  if (t->op >= ncclNumOps && m->deferred) job->scalar = m->scalar;
+  if (t->op >= ncclNumOps && !m->deferred) rt_scalar_premul(&job->small.call.scalar, (int)t->type, m->value);
+  b->plan->njobs++;
+  return RAIL_OK;
+}
+
 /* All blocks of a launch must be on the GPU at once: on a device the calls of a group share the channels. */
 static int channels_of(const struct rt_task *t, const struct rt_choice *c, int ncollectives) {
   int blocks = t->comm->tuning.blocks;
@@ -186,12 +212,16 @@ static int channels_of(const struct rt_task *t, const struct rt_choice *c, int n
 static rail_result_t add_collective(struct builder *b, const struct rt_task *t) {
   size_t esize = rt_type_size((int)t->type);
   if (esize == 0) return RAIL_BAD_ARGUMENT; /* checked when the call was made */
-  uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1);
+  if (t->count == 0) return RAIL_OK;
+  uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1), number = b->comm->calls++;
   const struct rt_choice choice = choose(t);
+  if (choice.small && !b->plan->on_device) return add_small_job(b, t, number);
+  const int first = b->plan->njobs;
   uint64_t trees = (uint64_t)choice.ntrees, n = (uint64_t)channels_of(t, &choice, b->ncollectives) * trees;
   uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
   for (uint64_t i = 0, lo = 0; i < n && lo < t->count; i++, lo += part)
     RAIL_TRY(add_job(b, t, choice, (int)(i / trees), (int)(i % trees), lo, RAIL_MIN(part, t->count - lo)));
+  for (int j = first; j < b->plan->njobs; j++) b->plan->jobs[j].number = number;
   return RAIL_OK;
 }
 
@@ -236,6 +266,10 @@ static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, i
 /* Gives a job of the host its connections, and registers the user's buffers with them. */
 static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   struct rt_program *prog = &job->program;
+  if (job->is_small) {
+    rt_small_init(&comm->small, &job->small, job->small.send, job->small.recv, job->number);
+    return;
+  }
   for (int p = 0; p < RT_PEERS; p++) {
     prog->recv[p] = job->recv[p].connector ? &job->recv[p].connector->conn : NULL;
     prog->send[p] = job->send[p].connector ? &job->send[p].connector->conn : NULL;
@@ -310,6 +344,9 @@ static rail_result_t make_ready(struct builder *b) {
     RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
   }
   RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
+  if (comm->calls > 0 && comm->memory == RT_HOST_MEMORY && !comm->small.segment &&
+      rt_tune_small_max(&comm->tuning, comm->nranks) > 0)
+    RAIL_TRY(rt_small_open(comm));
   return bind_plan(comm, b->plan);
 }
 
@@ -350,4 +387,49 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
   else if (b.plan)
     rt_plan_free(comm, b.plan);
   return r;
+}
+
+/* ---- a small call in the caller's thread ---------------------------------------------------- */
+
+/* Polls before the call is left to the work queue: ranks that call at the same time need fewer. */
+#define SMALL_POLLS 200
+
+/* What the call does, from the last one with the same arguments. NULL: it is not small. */
+static const struct rt_small_call *find_small(struct rt_small *s, const struct rt_task *t) {
+  const unsigned hash = ((unsigned)t->count * 31u + (unsigned)t->coll) * 31u + (unsigned)t->type + (unsigned)t->op;
+  struct rt_small_call *c = &s->cached[hash % RT_SMALL_CACHED];
+  if (rail_likely(c->esize && c->count == t->count && c->coll == t->coll && c->type == (int)t->type &&
+                  c->op == (int)t->op && c->root == t->root))
+    return c;
+  if (t->count == 0 || t->op >= ncclNumOps || !choose(t).small || !describe_small(c, t)) return NULL;
+  return c;
+}
+
+/* Leaves an operation that has taken its number, and may have begun, to the work queue. */
+static rail_result_t enqueue_small(struct ncclComm *comm, const struct rt_small_op *op) {
+  struct rt_plan *plan = calloc(1, sizeof *plan + sizeof plan->jobs[0]);
+  if (!plan) return RAIL_SYSTEM_ERROR;
+  plan->comm = comm;
+  plan->njobs = 1;
+  plan->jobs[0] = (struct rt_job){.is_small = true, .small = *op, .number = op->number};
+  rt_queue_enqueue(&comm->queue, plan, false);
+  return RAIL_OK;
+}
+
+bool rt_task_run_small(const struct rt_task *t) {
+  struct ncclComm *comm = t->comm;
+  if (!comm->small.segment || comm->memory != RT_HOST_MEMORY || !rt_queue_empty(&comm->queue)) return false;
+  const struct rt_small_call *call = find_small(&comm->small, t);
+  if (!call) return false;
+  atomic_fetch_add(&comm->users, 1);
+  struct rt_small_op op;
+  op.call = *call;
+  rt_small_init(&comm->small, &op, t->send, t->recv, comm->calls++);
+  int polls = 0;
+  enum rt_program_state state;
+  while ((state = rt_small_poll(&comm->small, &op)) != RT_PROGRAM_DONE && polls++ < SMALL_POLLS) rail_cpu_relax();
+  if (state != RT_PROGRAM_DONE && enqueue_small(comm, &op) != RAIL_OK)
+    rt_comm_fail(comm, RAIL_SYSTEM_ERROR, "out of memory for a call");
+  atomic_fetch_sub(&comm->users, 1);
+  return true;
 }

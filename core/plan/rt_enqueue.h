@@ -23,6 +23,9 @@ struct rt_task {
 
 /* An error, as with NCCL, when NCCL_ALGO and NCCL_PROTO leave no algorithm or protocol for the call. */
 ncclResult_t rt_task_check(const struct rt_task *t);
+/* Runs a small call in this thread when its communicator has nothing else to do: it is over when this returns, or in
+ * the work queue. False: the call has to be planned. For a call outside of a group. */
+bool rt_task_run_small(const struct rt_task *t);
 /* Builds the plan of one communicator's tasks and connects what it needs. *plan is NULL when there is nothing to do. */
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan);
 

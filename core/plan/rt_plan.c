@@ -34,7 +34,10 @@ void rt_plan_begin(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
     bool proxied = false;
-    if (job->scalar) rt_scalar_premul(&job->program.scalar, job->type, job->scalar);
+    union rt_scalar *scalar = job->is_small ? &job->small.call.scalar : &job->program.scalar;
+    if (job->scalar) rt_scalar_premul(scalar, job->type, job->scalar);
+    if (job->is_small) continue;
+    if (job->number != RT_NO_NUMBER) rt_small_announce(&comm->small, job->number, job->program.call);
     for (int p = 0; p < RT_PEERS; p++) {
       atomic_store_explicit(&job->send[p].op.finished, true, memory_order_relaxed);
       atomic_store_explicit(&job->recv[p].op.finished, true, memory_order_relaxed);
@@ -64,16 +67,33 @@ static int peer_of(const struct rt_job *job, const struct rt_conn *c) {
   return -1;
 }
 
+static enum rt_program_state poll_program(struct ncclComm *comm, struct rt_job *job) {
+  enum rt_program_state state = rt_program_poll(&job->program);
+  if (state == RT_PROGRAM_MISMATCH)
+    rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->program.got,
+                 peer_of(job, job->program.blocked), (unsigned long long)job->program.expected);
+  return state == RT_PROGRAM_DONE && !ops_finished(job) ? RT_PROGRAM_WAIT : state;
+}
+
+/* `got`, `expected`: rt_sched_call. */
+static void calls_differ(struct ncclComm *comm, int peer, uint64_t got, uint64_t expected) {
+  rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)got >> 4, peer,
+               (unsigned long long)expected >> 4);
+}
+
+static enum rt_program_state poll_small(struct ncclComm *comm, struct rt_small_op *op) {
+  enum rt_program_state state = rt_small_poll(&comm->small, op);
+  if (state == RT_PROGRAM_MISMATCH) calls_differ(comm, op->peer, op->got, op->call.id);
+  return state;
+}
+
 int rt_plan_poll(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
   int left = 0;
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
     if (job->done) continue;
-    enum rt_program_state state = rt_program_poll(&job->program);
-    if (state == RT_PROGRAM_MISMATCH)
-      rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->program.got,
-                   peer_of(job, job->program.blocked), (unsigned long long)job->program.expected);
-    job->done = state == RT_PROGRAM_DONE && ops_finished(job);
+    enum rt_program_state state = job->is_small ? poll_small(comm, &job->small) : poll_program(comm, job);
+    job->done = state == RT_PROGRAM_DONE;
     *moved |= state == RT_PROGRAM_PROGRESS || job->done;
     if (!job->done) left++;
     if (rt_comm_failed(comm)) break;
@@ -81,17 +101,31 @@ int rt_plan_poll(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
   return left;
 }
 
-const struct rt_connector *rt_plan_departed_peer(struct rt_plan *plan) {
+void rt_plan_compare(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
+    if (job->done || job->number == RT_NO_NUMBER) continue;
+    struct rt_small_op *op = &job->small;
+    uint64_t id = 0;
+    int peer = job->is_small ? -1 : rt_small_find(&comm->small, job->number, &id);
+    if (peer >= 0) calls_differ(comm, peer, id, job->program.call);
+    if (job->is_small && rt_small_finds_large(&comm->small, op)) calls_differ(comm, op->peer, op->got, op->call.id);
+  }
+}
+
+int rt_plan_departed_peer(struct ncclComm *comm, struct rt_plan *plan) {
+  for (int i = 0; i < plan->njobs; i++) {
+    struct rt_job *job = &plan->jobs[i];
+    int departed = job->is_small && !job->done ? rt_small_departed(&comm->small, &job->small) : -1;
+    if (departed >= 0) return departed;
     for (int e = 0; e < 2 * RT_PEERS; e++) {
       const struct rt_connector *c = e < RT_PEERS ? job->send[e].connector : job->recv[e - RT_PEERS].connector;
       if (job->done || !c || !c->end->peer_left || !c->end->peer_left(c)) continue;
       /* The peer's last steps are visible by now: poll for them once more. */
-      if (rt_program_poll(&job->program) == RT_PROGRAM_WAIT && job->program.blocked == &c->conn) return c;
+      if (rt_program_poll(&job->program) == RT_PROGRAM_WAIT && job->program.blocked == &c->conn) return c->peer;
     }
   }
-  return NULL;
+  return -1;
 }
 
 /* ---- ending ---- */

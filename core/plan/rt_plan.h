@@ -12,6 +12,7 @@
 #include <sys/queue.h>
 
 #include "core/host/rt_program.h"
+#include "core/plan/rt_small.h"
 #include "core/transport/rt_proxy.h"
 
 struct ncclComm;
@@ -23,6 +24,8 @@ struct rt_graph_ref;
   "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in count, " \
   "type or order"
 
+#define RT_NO_NUMBER UINT64_MAX
+
 /* One connection of a job. */
 struct rt_job_end {
   struct rt_connector *connector; /* NULL: none */
@@ -30,8 +33,12 @@ struct rt_job_end {
   uint64_t steps; /* that the job sends or receives on it, once they are counted */
 };
 
-/* `send` and `recv` have the indices of the program's. */
+/* `send` and `recv` have the indices of the program's. A small job, on the host only, has `small` instead of all
+ * three. */
 struct rt_job {
+  bool is_small;
+  struct rt_small_op small;
+  uint64_t number; /* of the communicator's collectives; RT_NO_NUMBER: a send or receive */
   struct rt_program program;
   struct rt_job_end send[RT_PEERS], recv[RT_PEERS];
   int type, op;       /* enum rt_type, enum rt_redop; op -1: nothing is reduced */
@@ -69,8 +76,10 @@ void rt_plan_begin(struct ncclComm *comm, struct rt_plan *plan);
 /* Polls each unfinished job once; returns how many are left. *moved is set when one made progress. A mismatch fails the
  * communicator. */
 int rt_plan_poll(struct ncclComm *comm, struct rt_plan *plan, bool *moved);
-/* A peer that a job waits for although it has closed its end of the connection; NULL: none. */
-const struct rt_connector *rt_plan_departed_peer(struct rt_plan *plan);
+/* A rank that a job waits for although it has closed its end of the connection; -1: none. */
+int rt_plan_departed_peer(struct ncclComm *comm, struct rt_plan *plan);
+/* Fails the communicator when another rank's call of the number of one that waits is of another kind: small, or not. */
+void rt_plan_compare(struct ncclComm *comm, struct rt_plan *plan);
 
 /* ---- anywhere ---- */
 

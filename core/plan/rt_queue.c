@@ -42,16 +42,16 @@ static void idle_wait(int idle_polls) {
     nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
 }
 
-/* `c`: the connection whose peer has departed, or NULL. Fails the communicator when it stays so. */
-static void check_departed(struct ncclComm *comm, const struct rt_connector *c, uint64_t *departed_ns) {
+/* `peer`: the rank that has departed, or -1. Fails the communicator when it stays so. */
+static void check_departed(struct ncclComm *comm, int peer, uint64_t *departed_ns) {
   uint64_t now = rail_now_ns();
-  if (!c)
+  if (peer < 0)
     *departed_ns = 0;
   else if (*departed_ns == 0)
     *departed_ns = now;
   else if (now - *departed_ns > DEPARTED_GRACE_NS)
     rt_comm_fail(comm, RAIL_REMOTE_ERROR, "rank %d ended its communicator while rank %d waits for it in an operation",
-                 c->peer, comm->rank);
+                 peer, comm->rank);
 }
 
 /* True when the plan finished; false when the communicator failed first. */
@@ -66,8 +66,9 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
       moved |= rt_proxy_pass(&comm->proxy);
     idle = moved ? 0 : idle + 1;
     if (idle) idle_wait(idle);
-    if (idle % DEPARTED_CHECK_POLLS == DEPARTED_CHECK_POLLS - 1)
-      check_departed(comm, rt_plan_departed_peer(plan), &departed_ns);
+    if (idle % DEPARTED_CHECK_POLLS != DEPARTED_CHECK_POLLS - 1) continue;
+    rt_plan_compare(comm, plan);
+    check_departed(comm, rt_plan_departed_peer(comm, plan), &departed_ns);
   }
   return false;
 }
@@ -267,6 +268,7 @@ void rt_queue_add_run(struct rt_queue *q, struct rt_run *run) {
 }
 
 void rt_queue_wait(struct rt_queue *q) {
+  if (rt_queue_empty(q)) return;
   pthread_mutex_lock(&q->lock);
   while (q->pending > 0) {
     if (has_work(q) && !q->running)
@@ -278,7 +280,7 @@ void rt_queue_wait(struct rt_queue *q) {
 }
 
 bool rt_queue_idle(struct rt_queue *q) {
-  if (atomic_load_explicit(&q->pending_hint, memory_order_acquire) == 0) return true;
+  if (rt_queue_empty(q)) return true;
   pthread_mutex_lock(&q->lock);
   bool idle = q->pending == 0;
   if (!idle && !q->running && !q->urgent) {

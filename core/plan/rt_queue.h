@@ -51,6 +51,10 @@ void rt_queue_enqueue(struct rt_queue *q, struct rt_plan *plan, bool urgent);
 void rt_queue_wait(struct rt_queue *q);
 /* Before a kernel is launched. Callable from the driver's threads: it makes no call of the driver. */
 void rt_queue_add_run(struct rt_queue *q, struct rt_run *run);
+/* Is there nothing to run or to wait for? Then what other threads have run is visible to this one. */
+static inline bool rt_queue_empty(struct rt_queue *q) {
+  return atomic_load_explicit(&q->pending_hint, memory_order_acquire) == 0;
+}
 /* If not, the executor begins at once: the caller polls instead of waiting. */
 bool rt_queue_idle(struct rt_queue *q);
 

@@ -12,6 +12,7 @@
 
 #define HOST_TUNING "2026-11-22-host-tuning.md"
 #define HOST_TREE "2026-11-22-host-tree.md"
+#define HOST_SMALL "2026-11-25-runtime-on-hosts.md"
 
 const char *const rt_algo_names[RT_NALGO] = {"Ring", "Exchange", "Tree"};
 const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
@@ -47,6 +48,16 @@ static const struct rule proto_rules[] = {
     {.pick = RT_SIMPLE},
 };
 
+/* The functions whose masks are those of parameters that are not set. */
+static uint32_t unrestricted(uint32_t algos, uint32_t protos) {
+  const uint32_t all_algos = rt_algo_masks(NULL), all_protos = rt_proto_masks(NULL);
+  uint32_t funcs = 0;
+  for (enum rt_func f = 0; f < RT_NFUNC; f++)
+    if (rt_func_mask(algos, f) == rt_func_mask(all_algos, f) && rt_func_mask(protos, f) == rt_func_mask(all_protos, f))
+      funcs |= 1u << f;
+  return funcs;
+}
+
 struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_t protos) {
   return (struct rt_tuning){
       .algos = algos,
@@ -58,6 +69,8 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
       .exchange_max = (uint64_t)p->exchange_max,
       .tree_max = (uint64_t)p->tree_max,
       .tree_max_net = (uint64_t)p->tree_max_net,
+      .small_max = (uint64_t)p->small_max,
+      .small_funcs = unrestricted(algos, protos),
   };
 }
 
@@ -118,6 +131,19 @@ static int channels_for(const struct rt_tuning *t, enum rt_coll coll, uint64_t b
   return (int)RAIL_MAX(1u, RAIL_MIN(n, (uint64_t)t->nchannels));
 }
 
+/* What all ranks publish for one operation, which each of them may read, stays in a core's second-level cache. */
+#define SMALL_TOTAL (64u * 1024)
+
+uint64_t rt_tune_small_max(const struct rt_tuning *t, int nranks) {
+  if (!t->all_shm || nranks < 2) return 0;
+  return RAIL_MIN(t->small_max, SMALL_TOTAL / (uint64_t)nranks);
+}
+
+static bool is_small(const struct rt_tuning *t, enum rt_func f, uint64_t bytes, int nranks) {
+  const uint64_t blocks = f == RT_F_REDUCESCATTER ? (uint64_t)nranks : 1;
+  return f != RT_F_SENDRECV && t->small_funcs & 1u << f && bytes <= rt_tune_small_max(t, nranks) / blocks;
+}
+
 struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks) {
   struct rt_choice c = {.func = func_of(coll), .schedule = coll, .ntrees = 1};
   c.nchannels = channels_for(t, coll, bytes, nranks);
@@ -129,6 +155,7 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
   if (f == RT_F_SENDRECV) c.nchannels = 1;
   c.none = !proto || (!algo && f != RT_F_SENDRECV);
   if (c.none) return c;
+  c.small = is_small(t, f, bytes, nranks);
   if (algo) c.algo = (enum rt_algo)algo->pick;
   c.proto = (enum rt_proto)proto->pick;
   if (c.algo == RT_ALGO_EXCHANGE) c.schedule = RT_EXCHANGE;
@@ -198,7 +225,8 @@ double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_sh
 /* ---- the table as text: what rt_tune returns with this environment, one row a range of sizes ---- */
 
 static bool same_choice(const struct rt_choice *a, const struct rt_choice *b) {
-  return a->none == b->none && a->algo == b->algo && a->proto == b->proto && a->nchannels == b->nchannels;
+  if (a->none != b->none || a->small != b->small || a->nchannels != b->nchannels) return false;
+  return a->small || (a->algo == b->algo && a->proto == b->proto);
 }
 
 static void print_row(enum rt_func f, const char *ranks, bool shm, uint64_t up_to, const struct rt_choice *c) {
@@ -207,15 +235,24 @@ static void print_row(enum rt_func f, const char *ranks, bool shm, uint64_t up_t
   const char *algo = c->algo_measured, *proto = c->proto_measured;
   bool both = algo && proto && strcmp(algo, proto) != 0;
   const char *algo_name = c->none ? "none" : (f == RT_F_SENDRECV ? "-" : rt_algo_names[c->algo]);
+  const char *proto_name = c->none ? "none" : rt_proto_names[c->proto];
+  if (c->small) {
+    algo_name = "Small";
+    proto_name = "-";
+    algo = HOST_SMALL;
+    both = false;
+  }
   printf("%-13s  %-5s  %-9s  %12s  %-9s  %-8s  %8d  %s%s%s\n", rt_func_names[f], ranks, shm ? "SHM" : "NET", size,
-         algo_name, c->none ? "none" : rt_proto_names[c->proto], c->nchannels,
+         algo_name, proto_name, c->nchannels,
          algo ? algo : (proto ? proto : "-"), both ? ", " : "", both ? proto : "");
 }
 
 /* The next threshold above `bytes`. */
-static uint64_t next_threshold(const struct rt_tuning *t, uint64_t bytes) {
+static uint64_t next_threshold(const struct rt_tuning *t, uint64_t bytes, int nranks) {
   uint64_t next = UINT64_MAX;
-  const uint64_t thresholds[] = {t->ll_max, t->exchange_max, t->tree_max, t->tree_max_net};
+  const uint64_t small = rt_tune_small_max(t, nranks);
+  const uint64_t thresholds[] = {t->ll_max,       t->exchange_max, t->tree_max,
+                                 t->tree_max_net, small,           small / (uint64_t)nranks};
   for (size_t i = 0; i < RAIL_COUNT_OF(thresholds); i++)
     if (thresholds[i] >= bytes) next = RAIL_MIN(next, thresholds[i]);
   return next;
@@ -229,7 +266,7 @@ static void print_function(const struct rt_tuning *t, enum rt_func f, int nranks
     struct rt_choice c = rt_tune(t, colls[f], from, nranks), beyond = c;
     uint64_t up_to;
     do {
-      up_to = next_threshold(t, from);
+      up_to = next_threshold(t, from, nranks);
       from = up_to + 1;
       if (up_to != UINT64_MAX) beyond = rt_tune(t, colls[f], from, nranks);
     } while (up_to != UINT64_MAX && same_choice(&c, &beyond));

@@ -52,6 +52,8 @@ struct rt_tuning {
   uint64_t slot_size[RT_NPROTO];
   uint64_t ll_max, chunk, exchange_max;   /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
   uint64_t tree_max, tree_max_net;        /* RAIL_TREE_MAX, RAIL_TREE_MAX_NET */
+  uint64_t small_max;                     /* RAIL_SMALL_MAX */
+  uint32_t small_funcs; /* 1 << enum rt_func: NCCL_ALGO and NCCL_PROTO leave the choice */
 };
 
 struct rt_choice {
@@ -62,6 +64,7 @@ struct rt_choice {
   enum rt_proto proto;
   int nchannels;
   int ntrees; /* that share a channel's data; 1 where there are none */
+  bool small; /* on the host none of these: each rank publishes its input, and all read it (rt_small.h) */
   const char *algo_measured, *proto_measured; /* a file of docs/results, or NULL: there was no other choice */
 };
 
@@ -70,6 +73,8 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
 
 /* `bytes`: of the call's count, so of one rank's block in an all-gather or reduce-scatter. */
 struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t bytes, int nranks);
+/* Bytes that a rank may publish for a small operation; 0: there are none. */
+uint64_t rt_tune_small_max(const struct rt_tuning *t, int nranks);
 /* The protocol of a GPU's kernels: LL128 where NCCL_PROTO names it and the choice is Simple. */
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto);
 /* The most elements of one step. */

@@ -84,15 +84,17 @@ def tuning(**env):
 
 def the_tuning_table_is_printed():
     found, said = tuning()
-    where = found["AllReduce", "2", "SHM"][0][4]
-    assert (ROOT / "docs" / "results" / where).is_file(), where
-    assert found["AllReduce", "2", "SHM"] == [("32768", "Exchange", "Simple", "1", where),
+    small, where = found["AllReduce", "2", "SHM"][0][4], found["AllReduce", "2", "SHM"][1][4]
+    assert (ROOT / "docs" / "results" / small).is_file() and (ROOT / "docs" / "results" / where).is_file(), found
+    assert found["AllReduce", "2", "SHM"] == [("4096", "Small", "-", "1", small),
+                                              ("32768", "Exchange", "Simple", "1", where),
                                               ("any", "Ring", "Simple", "1", where)], found
     trees = found["AllReduce", "more", "NET"][0][4]
     assert (ROOT / "docs" / "results" / trees).is_file(), trees
     assert found["AllReduce", "more", "NET"] == [("4096", "Tree", "Simple", "1", trees),
                                                  ("any", "Ring", "Simple", "1", trees)], found
-    assert [row[:2] for row in found["AllReduce", "more", "SHM"]] == [("2048", "Tree"), ("any", "Ring")], found
+    assert [row[:2] for row in found["AllReduce", "more", "SHM"]] == [("4096", "Small"), ("any", "Ring")], found
+    assert [row[:2] for row in found["ReduceScatter", "more", "SHM"]] == [("1365", "Small"), ("any", "Ring")], found
     assert found["SendRecv", "2", "NET"] == [("any", "-", "Simple", "1", "-")] and not said, (found, said)
     found, said = tuning(NCCL_ALGO="tree;allreduce:^ring", NCCL_PROTO="^LL", RAIL_NCHANNELS="2")
     assert found["AllReduce", "2", "NET"] == [("any", "Exchange", "Simple", "2", where)], found
@@ -102,7 +104,10 @@ def the_tuning_table_is_printed():
     for ranks in ("2", "more"):
         assert found["AllReduce", ranks, "SHM"] == [("any", "Tree", "Simple", "1", where)], found
     assert found["Reduce", "more", "NET"] == [("any", "Ring", "Simple", "1", "-")] and not said, (found, said)
-    found, _ = tuning(RAIL_LL_MAX="1K", RAIL_EXCHANGE_MAX="64")
+    found, _ = tuning(RAIL_SMALL_MAX="64")
+    assert [row[:2] for row in found["AllReduce", "more", "SHM"]] == [
+        ("64", "Small"), ("2048", "Tree"), ("any", "Ring")], found
+    found, _ = tuning(RAIL_SMALL_MAX="0", RAIL_LL_MAX="1K", RAIL_EXCHANGE_MAX="64")
     assert [row[:3] for row in found["AllReduce", "2", "SHM"]] == [
         ("64", "Exchange", "LL"), ("1024", "Ring", "LL"), ("any", "Ring", "Simple")], found
     assert [row[:3] for row in found["AllGather", "more", "SHM"]] == [

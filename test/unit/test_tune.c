@@ -231,6 +231,26 @@ TEST(choice_of_algorithm) {
 }
 
 /* More over a network, where a step takes longer. */
+TEST(small_calls) {
+  struct rt_tuning t = {.algos = rt_algo_masks(NULL), .protos = rt_proto_masks(NULL), .all_shm = true, .nchannels = 1,
+                        .small_max = 4096, .small_funcs = ~0u};
+  CHECK(rt_tune(&t, RT_ALLREDUCE, 4096, 16).small && !rt_tune(&t, RT_ALLREDUCE, 4097, 2).small);
+  CHECK(rt_tune(&t, RT_ALLREDUCE, 1024, 64).small && !rt_tune(&t, RT_ALLREDUCE, 1025, 64).small);
+  /* A rank publishes its inputs for all blocks, or one block. */
+  CHECK(rt_tune(&t, RT_REDUCE_SCATTER, 1024, 4).small && !rt_tune(&t, RT_REDUCE_SCATTER, 1025, 4).small);
+  CHECK(rt_tune(&t, RT_ALLGATHER, 4096, 4).small && rt_tune(&t, RT_BROADCAST, 4096, 4).small);
+  CHECK(!rt_tune(&t, RT_SEND, 8, 2).small && !rt_tune(&t, RT_ALLREDUCE, 8, 1).small);
+  t.small_funcs = 1u << RT_F_REDUCE;
+  CHECK(rt_tune(&t, RT_REDUCE, 8, 2).small && !rt_tune(&t, RT_ALLREDUCE, 8, 2).small);
+  t.all_shm = false;
+  CHECK(!rt_tune(&t, RT_REDUCE, 8, 2).small);
+  /* Which functions NCCL_ALGO and NCCL_PROTO leave alone. */
+  const struct rt_params p = {.small_max = 4096};
+  CHECK_INT((int)rt_tuning_of(&p, rt_algo_masks(NULL), rt_proto_masks(NULL)).small_funcs, (1 << RT_NFUNC) - 1);
+  CHECK_INT((int)rt_tuning_of(&p, rt_algo_masks("AllReduce:Ring"), rt_proto_masks("Reduce:LL")).small_funcs,
+            (1 << RT_NFUNC) - 1 - (1 << RT_F_ALLREDUCE) - (1 << RT_F_REDUCE));
+}
+
 TEST(trees_go_further_over_a_network) {
   struct rt_tuning t = tuning();
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4096, 4).algo, RT_ALGO_TREE);
@@ -365,8 +385,8 @@ TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_l
           TEST_CASE(wrong_words_are_named),
           TEST_CASE(nothing_may_be_left), TEST_CASE(choice_of_protocol),
           TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm),
-          TEST_CASE(trees_go_further_over_a_network), TEST_CASE(both_trees_share_what_is_worth_it),
-          TEST_CASE(calls_that_must_fail), TEST_CASE(where_it_was_measured),
-          TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree),
+          TEST_CASE(small_calls), TEST_CASE(trees_go_further_over_a_network),
+          TEST_CASE(both_trees_share_what_is_worth_it), TEST_CASE(calls_that_must_fail),
+          TEST_CASE(where_it_was_measured), TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree),
           TEST_CASE(channels_of_gpus), TEST_CASE(estimates_go_by_what_a_rank_sends),
           TEST_CASE(kernels_of_a_gpu))
