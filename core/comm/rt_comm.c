@@ -154,6 +154,9 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
     }
   }
   if (comm->device < 0) comm->device = comm->local_rank;
+  cpu_set_t set;
+  comm->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  comm->crowded = comm->local_size > comm->cores;
   return RAIL_OK;
 }
 
@@ -225,9 +228,7 @@ static bool proxy_threaded(struct ncclComm *comm) {
     case RT_PROXY_INLINE: return false;
     default: break;
   }
-  cpu_set_t set;
-  int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  return cores >= 2 * comm->local_size;
+  return comm->cores >= 2 * comm->local_size;
 }
 
 rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args) {

@@ -2,6 +2,7 @@
  * From tasks to plans: algorithm and protocol, jobs, connectors, registrations. */
 #include "core/plan/rt_enqueue.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -393,6 +394,7 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
 
 /* Polls before the call is left to the work queue: ranks that call at the same time need fewer. */
 #define SMALL_POLLS 200
+#define SMALL_YIELDS 4
 
 /* What the call does, from the last one with the same arguments. NULL: it is not small. */
 static const struct rt_small_call *find_small(struct rt_small *s, const struct rt_task *t) {
@@ -427,7 +429,12 @@ bool rt_task_run_small(const struct rt_task *t) {
   rt_small_init(&comm->small, &op, t->send, t->recv, comm->calls++);
   int polls = 0;
   enum rt_program_state state;
-  while ((state = rt_small_poll(&comm->small, &op)) != RT_PROGRAM_DONE && polls++ < SMALL_POLLS) rail_cpu_relax();
+  const int most = comm->crowded ? SMALL_YIELDS : SMALL_POLLS;
+  while ((state = rt_small_poll(&comm->small, &op)) != RT_PROGRAM_DONE && polls++ < most)
+    if (comm->crowded)
+      sched_yield();
+    else
+      rail_cpu_relax();
   if (state != RT_PROGRAM_DONE && enqueue_small(comm, &op) != RAIL_OK)
     rt_comm_fail(comm, RAIL_SYSTEM_ERROR, "out of memory for a call");
   atomic_fetch_sub(&comm->users, 1);

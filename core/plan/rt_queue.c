@@ -12,9 +12,11 @@
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_gate.h"
 
-/* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. */
+/* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. Where a
+ * host's ranks share cores, spinning keeps the rank that is waited for from running, and each yield runs many others. */
 #define SPIN_POLLS 64
 #define YIELD_POLLS 50000
+#define CROWDED_YIELD_POLLS 2000
 #define SLEEP_NS 50000
 /* Polls between two checks for departed peers, which cost a cache miss a connection. */
 #define DEPARTED_CHECK_POLLS 4096
@@ -33,10 +35,10 @@
 
 /* ---- running one plan ------------------------------------------------------ */
 
-static void idle_wait(int idle_polls) {
-  if (idle_polls < SPIN_POLLS)
+static void idle_wait(const struct ncclComm *comm, int idle_polls) {
+  if (idle_polls < SPIN_POLLS && !comm->crowded)
     rail_cpu_relax();
-  else if (idle_polls < YIELD_POLLS)
+  else if (idle_polls < (comm->crowded ? CROWDED_YIELD_POLLS : YIELD_POLLS))
     sched_yield();
   else
     nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
@@ -65,7 +67,7 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
     if (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0)
       moved |= rt_proxy_pass(&comm->proxy);
     idle = moved ? 0 : idle + 1;
-    if (idle) idle_wait(idle);
+    if (idle) idle_wait(comm, idle);
     if (idle % DEPARTED_CHECK_POLLS != DEPARTED_CHECK_POLLS - 1) continue;
     rt_plan_compare(comm, plan);
     check_departed(comm, rt_plan_departed_peer(comm, plan), &departed_ns);
@@ -83,7 +85,7 @@ static void watch_run(struct ncclComm *comm, struct rt_run *run) {
     bool drives = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
     if (drives && rt_proxy_pass(&comm->proxy)) idle = 0;
     if (drives || idle < RUN_YIELD_POLLS)
-      idle_wait(idle);
+      idle_wait(comm, idle);
     else
       nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
     uint64_t now = rail_now_ns();
