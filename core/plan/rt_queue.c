@@ -12,8 +12,8 @@
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_gate.h"
 
-/* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. Where a
- * host's ranks share cores, spinning keeps the rank that is waited for from running, and each yield runs many others. */
+/* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. Where the
+ * ranks of a host share cores, spinning keeps the rank that is waited for from running, and each yield runs others. */
 #define SPIN_POLLS 64
 #define YIELD_POLLS 50000
 #define CROWDED_YIELD_POLLS 2000

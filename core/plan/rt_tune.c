@@ -12,7 +12,7 @@
 
 #define HOST_TUNING "2026-11-22-host-tuning.md"
 #define HOST_TREE "2026-11-22-host-tree.md"
-#define HOST_SMALL "2026-11-25-runtime-on-hosts.md"
+#define HOST_RUNTIME "2026-11-25-runtime-on-hosts.md"
 
 const char *const rt_algo_names[RT_NALGO] = {"Ring", "Exchange", "Tree"};
 const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
@@ -178,15 +178,23 @@ enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum 
 /* Small enough that a slot is still in the cache when it is read, large enough that counters do not matter. */
 #define CHUNK_TARGET (128u * 1024)
 
+/* Over TCP twice as much is faster with cubic, and no slower with bbr (HOST_RUNTIME). Not where each chunk goes through
+ * all ranks one after the other: the last rank waits for the first chunk. */
+static uint64_t chunk_scale(const struct rt_tuning *t, enum rt_coll schedule, int nranks) {
+  bool chain = nranks > 2 && (schedule == RT_BROADCAST || schedule == RT_REDUCE || schedule == RT_TREE);
+  return t->all_shm || chain ? 1 : 2;
+}
+
 uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll schedule, uint64_t bytes,
                        int nranks, uint64_t esize) {
   /* A slot of LL128 is as large as one of Simple. */
   uint64_t cap = rt_proto_payload(proto, t->slot_size[(int)proto == RD_LL128 ? RT_SIMPLE : proto]);
-  uint64_t want = t->chunk ? t->chunk : CHUNK_TARGET;
+  const uint64_t scale = chunk_scale(t, schedule, nranks), least = chunk_min(t) * scale;
+  uint64_t want = t->chunk ? t->chunk : CHUNK_TARGET * scale;
   if (!t->chunk) {
     uint64_t per_step = step_bytes(schedule, bytes, nranks);
     /* At least two loops per collective, so that receiving, reducing and sending overlap. */
-    while (want > chunk_min(t) && want * 2 > per_step) want /= 2;
+    while (want > least && want * 2 > per_step) want /= 2;
   }
   uint64_t n = RAIL_MIN(want, cap) / esize;
   return RAIL_MAX(n, 1u);
@@ -239,7 +247,7 @@ static void print_row(enum rt_func f, const char *ranks, bool shm, uint64_t up_t
   if (c->small) {
     algo_name = "Small";
     proto_name = "-";
-    algo = HOST_SMALL;
+    algo = HOST_RUNTIME;
     both = false;
   }
   printf("%-13s  %-5s  %-9s  %12s  %-9s  %-8s  %8d  %s%s%s\n", rt_func_names[f], ranks, shm ? "SHM" : "NET", size,

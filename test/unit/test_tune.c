@@ -323,6 +323,17 @@ TEST(chunks_fit_their_slots) {
 }
 
 /* A channel for each 32 KiB of a step, as far as there is room. */
+TEST(chunks_over_a_network_are_larger) {
+  struct rt_tuning t = tuning();
+  t.slot_size[RT_SIMPLE] = 512 << 10;
+  CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_ALLREDUCE, 64 << 20, 2, 1), 128 << 10);
+  t.all_shm = false;
+  CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_ALLREDUCE, 64 << 20, 2, 1), 256 << 10);
+  CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_ALLREDUCE, 256 << 10, 2, 1), 128 << 10);
+  CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_BROADCAST, 64 << 20, 2, 1), 256 << 10);
+  CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_BROADCAST, 64 << 20, 3, 1), 128 << 10);
+}
+
 TEST(channels_of_gpus) {
   struct rt_tuning t = tuning();
   t.blocks = t.nchannels = 8;
@@ -387,6 +398,7 @@ TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_l
           TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm),
           TEST_CASE(small_calls), TEST_CASE(trees_go_further_over_a_network),
           TEST_CASE(both_trees_share_what_is_worth_it), TEST_CASE(calls_that_must_fail),
-          TEST_CASE(where_it_was_measured), TEST_CASE(chunks_fit_their_slots), TEST_CASE(payload_and_bytes_agree),
+          TEST_CASE(where_it_was_measured), TEST_CASE(chunks_fit_their_slots),
+          TEST_CASE(chunks_over_a_network_are_larger), TEST_CASE(payload_and_bytes_agree),
           TEST_CASE(channels_of_gpus), TEST_CASE(estimates_go_by_what_a_rank_sends),
           TEST_CASE(kernels_of_a_gpu))
