@@ -25,8 +25,10 @@ static _Atomic uint32_t count;
 bool rail_linger_any(void) { return count != 0; }
 
 static void free_linger(struct rail_linger *l) {
-  for (uint32_t i = 0; i < l->nfds; i++) rail_sock_close(&l->fds[i]);
-  free(l->tail);
+  for (uint32_t i = 0; i < l->nfds; i++) {
+    rail_sock_close(&l->fds[i]);
+    free(l->tails[i].bytes);
+  }
   free(l);
 }
 
@@ -45,9 +47,10 @@ static bool drain(int fd) {
 
 /* Bytes that the peer's kernel does not have. */
 static size_t undelivered_bytes(const struct rail_linger *l) {
-  size_t bytes = l->tail_size - l->tail_done;
+  size_t bytes = 0;
   for (uint32_t i = 0; i < l->nfds; i++) {
     int unsent = 0; /* the end of the stream counts as one */
+    bytes += l->tails[i].size - l->tails[i].done;
     if (l->fds[i] >= 0 && ioctl(l->fds[i], SIOCOUTQ, &unsent) == 0 && unsent > 1) bytes += (size_t)unsent - 1;
   }
   return bytes;
@@ -64,15 +67,18 @@ static void end_linger(struct rail_linger *l) {
   free_linger(l);
 }
 
+static void send_tail(int fd, struct rail_linger_tail *tail) {
+  if (tail->done == tail->size) return;
+  rail_result_t result = rail_sock_send_some(fd, tail->bytes, tail->size, &tail->done);
+  if (result == RAIL_OK) shutdown(fd, SHUT_WR);
+  else if (result != RAIL_IN_PROGRESS) tail->done = tail->size;
+}
+
 /* One step for one comm's sockets; true when there is nothing more to do for it. */
 static bool step(struct rail_linger *l, uint64_t now) {
   bool ended = true;
-  if (l->tail_done < l->tail_size) {
-    rail_result_t result = rail_sock_send_some(l->fds[l->tail_fd], l->tail, l->tail_size, &l->tail_done);
-    if (result == RAIL_OK) shutdown(l->fds[l->tail_fd], SHUT_WR);
-    else if (result != RAIL_IN_PROGRESS) l->tail_done = l->tail_size;
-  }
   for (uint32_t i = 0; i < l->nfds; i++) {
+    send_tail(l->fds[i], &l->tails[i]);
     if (l->fds[i] >= 0 && drain(l->fds[i])) rail_sock_close(&l->fds[i]);
     ended &= l->fds[i] < 0;
   }

@@ -9,7 +9,8 @@
  * and what lay in our kernel is lost.
  *
  * One list per plugin. Use:
- *   close         a struct rail_linger with the comm's sockets, each shut down for writing, to rail_linger_add
+ *   close         a struct rail_linger with the comm's sockets, each shut down for writing unless it has a tail, to
+ *                 rail_linger_add
  *   in passing    rail_linger_reap: from close, listen, accept and connect, or a thread of the plugin's
  *   last finalize rail_linger_wait: waits within a limit for what was reported as sent, then closes all
  *   fork          rail_linger_before_fork, rail_linger_after_fork, from pthread_atfork of a plugin with a thread;
@@ -28,6 +29,12 @@
 
 #define RAIL_LINGER_FDS 16
 
+/* Bytes that a socket did not take at once. */
+struct rail_linger_tail {
+  uint8_t *bytes; /* malloc'd; NULL: none */
+  size_t size, done;
+};
+
 /* One comm's sockets. */
 struct rail_linger {
   STAILQ_ENTRY(rail_linger) next;
@@ -39,9 +46,7 @@ struct rail_linger {
   union rail_addr peer;
   uint32_t nfds;
   int fds[RAIL_LINGER_FDS];
-  uint32_t tail_fd; /* index of the socket that did not take these bytes at once; it is not shut down yet: */
-  size_t tail_size, tail_done;
-  uint8_t *tail; /* malloc'd; NULL: none */
+  struct rail_linger_tail tails[RAIL_LINGER_FDS]; /* of each socket; one with a tail is not shut down yet */
 };
 
 /* calloc'd and filled in, but for `next` and `born`; the list's from here on. */

@@ -183,7 +183,7 @@ static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
 }
 
 /* What is still queued, as bytes. */
-static void collect_tail(const struct sk_stream *s, struct rail_linger *l) {
+static void collect_tail(const struct sk_stream *s, struct rail_linger_tail *tail) {
   size_t size = 0, at = 0;
   uint32_t staged = s->stage_head;
   for (uint32_t i = 0; i < s->out_count; i++) {
@@ -191,18 +191,18 @@ static void collect_tail(const struct sk_stream *s, struct rail_linger *l) {
     size += (size_t)out->staged + out->len;
   }
   if (!size || s->out_errno) return;
-  l->tail = malloc(size);
-  if (!l->tail) return;
+  tail->bytes = malloc(size);
+  if (!tail->bytes) return;
   for (uint32_t i = 0; i < s->out_count; i++) {
     const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    memcpy(l->tail + at, s->stage + staged, out->staged);
+    memcpy(tail->bytes + at, s->stage + staged, out->staged);
     staged += out->staged;
     at += out->staged;
-    if (out->len) memcpy(l->tail + at, out->data, out->len);
+    if (out->len) memcpy(tail->bytes + at, out->data, out->len);
     at += out->len;
   }
-  l->tail_size = size;
-  l->tail_done = s->out_done;
+  tail->size = size;
+  tail->done = s->out_done;
 }
 
 /* Takes the sockets from a comm and leaves them to common/conn/linger. Waits only for an owner, who does not block. */
@@ -220,18 +220,17 @@ static void detach_sockets(struct sk_comm *comm) {
 
   struct rail_linger *l = calloc(1, sizeof *l);
   if (!l) return; /* then the sockets just close */
-  const struct sk_stream *main_stream = sk_main_stream(comm);
   l->plugin = "RailSocket";
   l->close_param = "RAIL_SOCKET_CLOSE_TIMEOUT";
   l->peer_ms = sk_params.peer_timeout_ms;
   l->peer = comm->peer;
   l->reported_sent = comm->side == SK_SENDER && sk_comm_error(comm) == RAIL_OK && sk_comm_in_use(comm) == 0;
-  collect_tail(main_stream, l);
-  l->tail_fd = main_stream->index;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
-    l->fds[l->nfds++] = comm->streams[i].fd;
-    comm->streams[i].fd = -1;
-    if (i != l->tail_fd || !l->tail) shutdown(l->fds[i], SHUT_WR);
+    struct sk_stream *s = &comm->streams[i];
+    if (s->fd >= 0) collect_tail(s, &l->tails[i]);
+    l->fds[l->nfds++] = s->fd;
+    s->fd = -1;
+    if (!l->tails[i].bytes) shutdown(l->fds[i], SHUT_WR);
   }
   rail_linger_add(l);
 }
