@@ -6,7 +6,7 @@
 ARM64 := $(BUILD)/arm64
 arm64_sysroot := $(ARM64)/sysroot
 arm64_packages := libc6-dev linux-libc-dev libgcc-12-dev libibverbs-dev librdmacm-dev libfabric-dev libelf-dev \
-  libjansson-dev libssl3
+  libjansson-dev libssl3 libssl-dev
 arm64_make = $(build_with) BUILD='$(ARM64)' SAN= CROSS=aarch64-linux-gnu- \
   CC='aarch64-linux-gnu-gcc --sysroot=$(abspath $(arm64_sysroot))'
 

@@ -25,7 +25,7 @@ san_flags := $(if $(SAN),$(san_$(SAN)))
 
 # _GNU_SOURCE: accept4, pipe2, sched affinity. -fvisibility=hidden: a shared
 # object exports what its version script names and RAIL_EXPORT marks, nothing else.
-have_flags = $(if $(HAVE_LIBELF),-DRAIL_HAVE_LIBELF)
+have_flags = $(if $(HAVE_LIBELF),-DRAIL_HAVE_LIBELF) $(if $(HAVE_OPENSSL),-DRAIL_HAVE_OPENSSL)
 ALL_CPPFLAGS = -D_GNU_SOURCE -Iinclude -I. $(have_flags) $(CPPFLAGS)
 # Lines are what a sanitizer's report needs; all of it takes a tenth of the time.
 debug_info := $(if $(SAN),$(if $(DEBUG),-g,-g1),-g)

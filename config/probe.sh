@@ -10,6 +10,10 @@ probe VERBS '#include <infiniband/verbs.h>'
 probe RDMACM '#include <rdma/rdma_cma.h>'
 probe LIBFABRIC '#include <rdma/fabric.h>'
 probe LIBELF '#include <gelf.h>'
+probe OPENSSL '#include <openssl/ssl.h>
+#if OPENSSL_VERSION_NUMBER < 0x30000000L
+#error too old
+#endif'
 # jansson's archive is made for programs, not for shared objects.
 printf '%s\n' '#include <jansson.h>
 int main(void) { return json_load_file("", 0, NULL) != NULL; }' |

@@ -22,6 +22,7 @@ build  libibverbs-dev  /usr/include/infiniband/verbs.h
 build  librdmacm-dev   /usr/include/rdma/rdma_cma.h
 build  libfabric-dev   /usr/include/rdma/fabric.h
 build  libjansson-dev  /usr/include/jansson.h
+build  libssl-dev      /usr/include/openssl/ssl.h
 check  python3         python3
 check  g++             g++
 test   python3         python3

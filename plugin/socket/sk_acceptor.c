@@ -12,6 +12,7 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_stats.h"
+#include "plugin/socket/sk_tls.h"
 
 #define MAX_HALF_OPEN_COMMS 4096
 
@@ -25,6 +26,7 @@ struct sk_accepted_comm {
   struct {
     uint64_t counter; /* of the latest HELLO; the next must be larger */
     int fd;           /* that has come back and was not taken */
+    struct sk_tls *tls; /* over it, in its handshake; NULL: not welcomed, or in clear */
     struct rail_session session;
   } streams[SK_MAX_STREAMS];
 };
@@ -153,6 +155,12 @@ struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const str
   return c;
 }
 
+static void drop_returned(struct sk_accepted_comm *c, unsigned int stream) {
+  sk_tls_free(c->streams[stream].tls);
+  c->streams[stream].tls = NULL;
+  rail_sock_close(&c->streams[stream].fd);
+}
+
 static unsigned int return_stream(struct sk_acceptor *a, const struct rail_pending *conn,
                                   const struct rail_hello *hello, const struct sk_limits *limits, uint64_t counter) {
   struct sk_accepted_comm *c;
@@ -164,33 +172,50 @@ static unsigned int return_stream(struct sk_acceptor *a, const struct rail_pendi
   if (!sk_limits_equal(&c->limits, limits)) return SK_REASON_LIMITS;
   if (counter <= c->streams[hello->stream].counter) return RAIL_REASON_REPLAY;
   c->streams[hello->stream].counter = counter;
-  rail_sock_close(&c->streams[hello->stream].fd); /* an earlier try, which its sender gave up */
+  drop_returned(c, hello->stream); /* an earlier try, which its sender gave up */
   c->streams[hello->stream].fd = conn->fd;
   rail_session_init(&c->streams[hello->stream].session, &sk_protocol, false, hello);
   return RAIL_REASON_NONE;
 }
 
-/* One that is welcomed; its peer may have gone in the meantime, then the next. */
-static rail_result_t take_one(struct sk_accepted_comm *c, unsigned int *stream, int *fd) {
+/* RAIL_OK: frames may follow. RAIL_IN_PROGRESS: its TLS handshake goes on. Else its peer has gone in the meantime. */
+static rail_result_t set_up_returned(struct sk_accepted_comm *c, unsigned int i) {
+  uint8_t secret[SK_TLS_SECRET];
+  if (!c->streams[i].tls) {
+    RAIL_TRY(welcome(c->acceptor, c->streams[i].fd, &c->streams[i].session, c->limits.features));
+    if (!(c->limits.features & SK_FEATURE_TLS)) return RAIL_OK;
+    c->streams[i].tls = sk_tls_new(false);
+    if (!c->streams[i].tls) return RAIL_SYSTEM_ERROR;
+    RAIL_TRY(sk_tls_secret(&c->streams[i].session, secret));
+    RAIL_TRY(sk_tls_begin(c->streams[i].tls, c->streams[i].fd, secret));
+  }
+  return sk_tls_handshake(c->streams[i].tls);
+}
+
+static rail_result_t take_one(struct sk_accepted_comm *c, unsigned int *stream, int *fd, struct sk_tls **tls) {
   for (unsigned int i = 0; i < c->nstreams; i++) {
-    if (c->streams[i].fd < 0) continue;
-    if (welcome(c->acceptor, c->streams[i].fd, &c->streams[i].session, c->limits.features) != RAIL_OK) {
-      rail_sock_close(&c->streams[i].fd);
+    rail_result_t result = c->streams[i].fd < 0 ? RAIL_IN_PROGRESS : set_up_returned(c, i);
+    if (result == RAIL_IN_PROGRESS) continue;
+    if (result != RAIL_OK) {
+      drop_returned(c, i);
       continue;
     }
     *stream = i;
     *fd = c->streams[i].fd;
+    *tls = c->streams[i].tls;
     c->streams[i].fd = -1;
+    c->streams[i].tls = NULL;
     return RAIL_OK;
   }
   return RAIL_IN_PROGRESS;
 }
 
-rail_result_t sk_accepted_take(struct sk_accepted_comm *c, unsigned int *stream, int *fd) {
+rail_result_t sk_accepted_take(struct sk_accepted_comm *c, unsigned int *stream, int *fd, struct sk_tls **tls) {
   *fd = -1;
+  *tls = NULL;
   pthread_mutex_lock(&c->acceptor->lock);
   (void)sk_acceptor_poll(c->acceptor); /* a failure has logged itself, and may pass */
-  rail_result_t result = take_one(c, stream, fd);
+  rail_result_t result = take_one(c, stream, fd, tls);
   pthread_mutex_unlock(&c->acceptor->lock);
   if (result == RAIL_OK && sk_params.rcvbuf < 0) (void)rail_sock_open_window(*fd, sk_params.window);
   return result;
@@ -247,7 +272,7 @@ void sk_accepted_free(struct sk_accepted_comm *c) {
   if (!c) return;
   pthread_mutex_lock(&c->acceptor->lock);
   LIST_REMOVE(c, next);
-  for (unsigned int i = 0; i < c->nstreams; i++) rail_sock_close(&c->streams[i].fd);
+  for (unsigned int i = 0; i < c->nstreams; i++) drop_returned(c, i);
   pthread_mutex_unlock(&c->acceptor->lock);
   unref(c->acceptor);
   free(c);
@@ -266,7 +291,7 @@ rail_result_t sk_acceptor_open(const struct sk_device *device, int traffic_class
   TAILQ_INIT(&a->half_open);
   rail_result_t result =
     rail_listener_init(&a->listener, &listener_ops, a, device->name, (uint64_t)sk_params.handshake_ms);
-  a->listener.handle.param = (uint8_t)sk_params.streams;
+  a->listener.handle.param = (uint8_t)(sk_params.streams | (sk_params.tls ? SK_HANDLE_TLS : 0));
   for (unsigned int i = 0; i < device->nrails && result == RAIL_OK; i++) {
     result = rail_listener_add(&a->listener, &ports, device->rails[i]->name, &device->rails[i]->addr);
     /* Accepted sockets inherit these; set later, sizes would not count for the TCP window, and the first packets would

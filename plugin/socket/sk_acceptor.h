@@ -25,6 +25,8 @@
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_wire.h"
 
+struct sk_tls;
+
 #define SK_LISTEN_MAGIC 0x4e534c53u
 
 struct sk_half_open_comm {
@@ -82,9 +84,10 @@ void sk_half_open_free(struct sk_half_open_comm *comm); /* closes what it still 
 /* A connection whose streams may come back, from `comm` as accept took it. It holds a reference of the acceptor. NULL
  * when memory is out. Under the lock. */
 struct sk_accepted_comm *sk_accepted_new(struct sk_acceptor *acceptor, const struct sk_half_open_comm *comm);
-/* Which stream has come back, if any: RAIL_OK with *fd, the caller's; else RAIL_IN_PROGRESS. A peer may give a stream
- * up before this side has noticed, and again later: the latest one counts. Takes the lock. */
-rail_result_t sk_accepted_take(struct sk_accepted_comm *accepted, unsigned int *stream, int *fd);
+/* Which stream has come back, if any: RAIL_OK with *fd and, where the connection is encrypted, *tls, the caller's; else
+ * RAIL_IN_PROGRESS. A peer may give a stream up before this side has noticed, and again later: the latest one counts.
+ * Takes the lock. */
+rail_result_t sk_accepted_take(struct sk_accepted_comm *accepted, unsigned int *stream, int *fd, struct sk_tls **tls);
 void sk_accepted_free(struct sk_accepted_comm *accepted); /* NULL is fine */
 
 #endif

@@ -27,6 +27,18 @@
 
 /* ---- open ------------------------------------------------------------------- */
 
+/* Both sides: what comes first of the sender's streams is the answer in clear, of the receiver's TLS. */
+static rail_result_t init_tls(struct sk_comm *comm, struct sk_stream *s) {
+  uint8_t secret[SK_TLS_SECRET];
+  if (!(comm->features & SK_FEATURE_TLS)) return RAIL_OK;
+  s->tls = sk_tls_new(comm->side == SK_SENDER);
+  if (!s->tls) return RAIL_SYSTEM_ERROR;
+  if (comm->side == SK_SENDER) return RAIL_OK;
+  s->welcomed = false;
+  RAIL_TRY(sk_tls_secret(&comm->sessions[s->index], secret));
+  return sk_tls_begin(s->tls, s->fd, secret);
+}
+
 /* All sockets are the comm's from here on, whatever fails. */
 static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args) {
   bool sends = args->side == SK_SENDER;
@@ -56,9 +68,11 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->paths ? buffer : PIECES_BUFFER,
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
-    s->welcomed = !sends;
+    s->answered = s->welcomed = !sends;
     sk_stream_set_options(s);
-    if (sends && !comm->paths) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
+    r = init_tls(comm, s);
+    if (r != RAIL_OK) result = r;
+    if (sends && !comm->paths && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
   }
   sk_stats_attach(comm, args);
   return result;
@@ -163,8 +177,8 @@ void sk_comm_stop(struct sk_comm *comm) {
 /* ---- close ------------------------------------------------------------------- */
 
 /* The caller may have freed its memory: frames with payload are dropped. What does not lie in it (grants, an error)
- * still goes out, if no frame was cut in half. */
-static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
+ * still goes out, if no frame was cut in half. False: one was. */
+static bool drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   uint32_t kept = 0, at = 0, kept_at = 0;
   bool cut = false;
   for (uint32_t i = 0; i < s->out_count; i++) {
@@ -180,17 +194,18 @@ static void drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   }
   if (cut) s->out_done = 0;
   s->out_count = cut ? 0 : kept;
+  return !cut;
 }
 
 /* What is still queued, as bytes. */
-static void collect_tail(const struct sk_stream *s, struct rail_linger_tail *tail) {
+static void collect_queued(const struct sk_stream *s, struct rail_linger_tail *tail) {
   size_t size = 0, at = 0;
   uint32_t staged = s->stage_head;
   for (uint32_t i = 0; i < s->out_count; i++) {
     const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
     size += (size_t)out->staged + out->len;
   }
-  if (!size || s->out_errno) return;
+  if (!size) return;
   tail->bytes = malloc(size);
   if (!tail->bytes) return;
   for (uint32_t i = 0; i < s->out_count; i++) {
@@ -205,6 +220,24 @@ static void collect_tail(const struct sk_stream *s, struct rail_linger_tail *tai
   tail->done = s->out_done;
 }
 
+/* What was encrypted and has not left is a copy, and leaves with the tail. */
+static void count_encrypted(struct sk_stream *s) {
+  if (s->tls && s->out_count) sk_stream_wrote(s, sk_tls_take_held(s->tls));
+}
+
+/* All that a stream's socket still has to send. `whole`: the stream ends between two frames, so it ends properly. */
+static void collect_tail(struct sk_stream *s, bool whole, struct rail_linger_tail *tail) {
+  if (s->out_errno) return;
+  count_encrypted(s);
+  collect_queued(s, tail);
+  if (!s->tls) return;
+  struct rail_linger_tail queued = *tail;
+  const uint8_t *rest = queued.bytes ? queued.bytes + queued.done : NULL;
+  *tail = (struct rail_linger_tail){.bytes = NULL};
+  sk_tls_close(s->tls, rest, queued.size - queued.done, whole, &tail->bytes, &tail->size);
+  free(queued.bytes);
+}
+
 /* Takes the sockets from a comm and leaves them to common/conn/linger. Waits only for an owner, who does not block. */
 static void detach_sockets(struct sk_comm *comm) {
   if (comm->detached) return;
@@ -213,7 +246,11 @@ static void detach_sockets(struct sk_comm *comm) {
   sk_comm_stop(comm);
   sk_zerocopy_end(comm->streams, comm->nstreams, comm->device_name);
   if (was_stopped) return; /* the sockets were shut down by dereg_mr */
-  for (uint32_t i = 0; i < comm->nstreams; i++) drop_user_frames(comm, &comm->streams[i]);
+  bool whole[SK_MAX_STREAMS];
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    count_encrypted(&comm->streams[i]);
+    whole[i] = drop_user_frames(comm, &comm->streams[i]);
+  }
   if (comm->side == SK_RECEIVER && sk_comm_error(comm) == RAIL_OK)
     sk_grant_report_last(rail_container_of(comm, struct sk_recv_comm, base));
   sk_streams_flush(comm->streams, comm->nstreams);
@@ -227,7 +264,7 @@ static void detach_sockets(struct sk_comm *comm) {
   l->reported_sent = comm->side == SK_SENDER && sk_comm_error(comm) == RAIL_OK && sk_comm_in_use(comm) == 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    if (s->fd >= 0) collect_tail(s, &l->tails[i]);
+    if (s->fd >= 0) collect_tail(s, whole[i], &l->tails[i]);
     l->fds[l->nfds++] = s->fd;
     s->fd = -1;
     if (!l->tails[i].bytes) shutdown(l->fds[i], SHUT_WR);

@@ -48,8 +48,8 @@ static void prepare_dials(struct sk_connect *a, int traffic_class) {
   const struct sk_device *d = a->device;
   const struct rail_handle *l = &a->listener;
   unsigned int rails = RAIL_MAX(d->nrails, l->naddrs);
-  a->nstreams = sk_streams_of(l->param, rails);
-  a->limits.features = rails > 1 && a->nstreams > 1 ? SK_FEATURE_FAILOVER : 0;
+  a->nstreams = sk_streams_of(sk_handle_streams(l), rails);
+  a->limits.features = (rails > 1 && a->nstreams > 1 ? SK_FEATURE_FAILOVER : 0) | (sk_params.tls ? SK_FEATURE_TLS : 0);
   for (unsigned int i = 0, here = 0, there = 0; i < a->nstreams; i++) {
     sk_dial_init(&a->dials[i], d->rails[here], &l->addrs[there], i, traffic_class,
                  d->nrails > 1 ? RAIL_BIND_DEVICE_TRY : RAIL_BIND_ADDR);
@@ -70,7 +70,9 @@ static rail_result_t prepare_hellos(struct sk_connect *a) {
 
 static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct sk_device *device,
                                  const struct rail_handle *listener, int traffic_class, struct sk_connect **out) {
-  if (!rail_connector_agree_auth(&sk_protocol, listener, device->name)) {
+  /* Where one side encrypts and the other does not, the acceptor refuses: then both have a line that says so. */
+  bool will_refuse = sk_handle_tls(listener) != (sk_params.tls != SK_TLS_OFF);
+  if (!will_refuse && !rail_connector_agree_auth(&sk_protocol, listener, device->name)) {
     sk_stats_count(device->name, SK_DEVICE_REFUSED);
     return RAIL_BAD_USAGE;
   }
@@ -132,9 +134,10 @@ static void log_connected(const struct sk_connect *a, const struct sk_comm_args 
   union rail_addr local = {0};
   socklen_t len = sizeof local;
   (void)getsockname(args->fds[0], &local.sa, &len);
-  RAIL_INFO(RAIL_SUB_NET, "RailSocket: connected from %s to %s over %s, %u stream%s%s", rail_addr_text(&local, here),
-            rail_addr_text(&args->peers[0], peer), a->device->name, args->nstreams, args->nstreams > 1 ? "s" : "",
-            args->features & SK_FEATURE_FAILOVER ? ", with failover" : "");
+  RAIL_INFO(RAIL_SUB_NET, "RailSocket: connected from %s to %s over %s, %u stream%s%s%s",
+            rail_addr_text(&local, here), rail_addr_text(&args->peers[0], peer), a->device->name, args->nstreams,
+            args->nstreams > 1 ? "s" : "", args->features & SK_FEATURE_FAILOVER ? ", with failover" : "",
+            args->features & SK_FEATURE_TLS ? ", encrypted" : "");
 }
 
 static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {

@@ -9,9 +9,11 @@
 #include "common/base/log.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_sockopt.h"
+#include "plugin/socket/sk_tls.h"
 
 #define PAUSE_MS 100  /* before the next attempt: a lost interface comes back after seconds */
-#define TRY_MS 3000 /* one attempt, from SYN to answer: packets sent into a dead network come back ever more rarely */
+/* One attempt, from SYN to the answer, and TLS: in a dead network packets are repeated ever more rarely. */
+#define TRY_MS 3000
 
 void sk_dial_init(struct sk_dial *d, const struct sk_device *nic, const union rail_addr *peer, unsigned int stream,
                   int traffic_class, enum rail_dial_bind bind) {
@@ -50,6 +52,7 @@ struct stream {
   struct rail_session session;
   uint8_t answer[RAIL_ANSWER_MAX];
   size_t have; /* bytes of it */
+  struct sk_tls *tls; /* in its handshake; NULL: the answer is not here, or the connection is in clear */
 };
 
 struct sk_reconnect {
@@ -77,7 +80,10 @@ struct sk_reconnect *sk_reconnect_new(const struct rail_handle *listener, const 
 }
 
 void sk_reconnect_free(struct sk_reconnect *r) {
-  for (unsigned int i = 0; r && i < r->nstreams; i++) rail_dial_close(&r->streams[i].dial.dial);
+  for (unsigned int i = 0; r && i < r->nstreams; i++) {
+    sk_tls_free(r->streams[i].tls);
+    rail_dial_close(&r->streams[i].dial.dial);
+  }
   free(r);
 }
 
@@ -94,6 +100,8 @@ static rail_result_t begin(struct sk_reconnect *r, struct stream *s, bool reconn
 }
 
 static void abandon(struct stream *s) {
+  sk_tls_free(s->tls);
+  s->tls = NULL;
   rail_dial_close(&s->dial.dial);
   s->dialling = false;
   s->not_before = rail_deadline_in_ms(PAUSE_MS);
@@ -124,9 +132,23 @@ static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s)
   return RAIL_REMOTE_ERROR;
 }
 
-rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd) {
+/* After the answer: until frames may follow. */
+static rail_result_t run_tls(const struct sk_reconnect *r, struct stream *s) {
+  uint8_t secret[SK_TLS_SECRET];
+  if (!(r->limits.features & SK_FEATURE_TLS)) return RAIL_OK;
+  if (!s->tls) {
+    s->tls = sk_tls_new(true);
+    if (!s->tls) return RAIL_SYSTEM_ERROR;
+    RAIL_TRY(sk_tls_secret(&s->session, secret));
+    RAIL_TRY(sk_tls_begin(s->tls, s->dial.dial.fd, secret));
+  }
+  return sk_tls_handshake(s->tls);
+}
+
+rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd, struct sk_tls **tls) {
   struct stream *s = &r->streams[stream];
   *fd = -1;
+  *tls = NULL;
   if (stream >= r->nstreams || s->refused) return RAIL_REMOTE_ERROR;
   if (!s->dialling) {
     if (s->not_before && !rail_deadline_passed(s->not_before)) return RAIL_IN_PROGRESS;
@@ -136,10 +158,13 @@ rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int
     }
   }
   rail_result_t result = sk_dial_step(&s->dial);
-  if (result == RAIL_OK) result = read_answer(r, s);
+  if (result == RAIL_OK && !s->tls) result = read_answer(r, s);
+  if (result == RAIL_OK) result = run_tls(r, s);
   if (result == RAIL_OK) {
     *fd = s->dial.dial.fd;
+    *tls = s->tls;
     s->dial.dial.fd = -1;
+    s->tls = NULL;
     s->dialling = false;
     return RAIL_OK;
   }

@@ -36,16 +36,17 @@ rail_result_t sk_dial_step(struct sk_dial *dial);
 /* ---- again ---------------------------------------------------------------- */
 
 struct sk_reconnect;
+struct sk_tls;
 
 /* NULL when memory is out. `dials` are those of the connection's streams. */
 struct sk_reconnect *sk_reconnect_new(const struct rail_handle *listener, const struct sk_limits *limits,
                                       const struct sk_dial *dials, unsigned int streams);
 void sk_reconnect_free(struct sk_reconnect *r); /* NULL is fine */
 
-/* One step of reconnecting a lost `stream`. RAIL_OK: *fd is a stream ready for frames, the caller's. RAIL_IN_PROGRESS:
- * later; it keeps trying for as long as it is called. RAIL_REMOTE_ERROR, after one line: the peer will never take it
- * back. */
-rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd);
+/* One step of reconnecting a lost `stream`. RAIL_OK: *fd is a stream ready for frames, with *tls over it where the
+ * connection is encrypted, both the caller's. RAIL_IN_PROGRESS: later; it keeps trying for as long as it is called.
+ * RAIL_REMOTE_ERROR, after one line: the peer will never take it back. */
+rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd, struct sk_tls **tls);
 
 /* The same for a stream whose HELLO was not answered: RAIL_OK when it is sent again, and *session that of the answer to
  * come. RAIL_REMOTE_ERROR, with an errno: no process listens there any more, or RAIL_SOCKET_CONNECT_TIMEOUT has passed

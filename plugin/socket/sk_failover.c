@@ -35,6 +35,7 @@ static bool is_last(const struct sk_comm *comm, const struct sk_stream *s) {
 /* The stream has no socket any more, and nothing that was read or queued. */
 static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
   if (comm->poll) sk_engine_remove(comm->poll, s->fd);
+  if (s->tls) sk_tls_reset(s->tls);
   rail_sock_close(&s->fd);
   s->head = s->tail = 0;
   s->eof = false;
@@ -114,7 +115,8 @@ rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended) {
     struct sk_stream *s = &comm->streams[i];
     if (s->fd < 0) continue;
     int err = s->in_errno ? s->in_errno : s->out_errno;
-    if (rail_unlikely((s->eof && s->in_errno) || s->out_errno)) RAIL_TRY(lose_stream(comm, s, strerror(err)));
+    if (rail_unlikely((s->eof && s->in_errno) || s->out_errno))
+      RAIL_TRY(lose_stream(comm, s, sk_stream_error_text(s, err)));
     *ended &= s->fd < 0 || s->eof;
   }
   return RAIL_OK;
@@ -166,7 +168,11 @@ rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, con
 
 /* ---- return ------------------------------------------------------------------ */
 
-static void bring_up(struct sk_comm *comm, struct sk_stream *s, int fd) {
+/* `tls`, if there is one, is past its handshake. */
+static void bring_up(struct sk_comm *comm, struct sk_stream *s, int fd, struct sk_tls *tls) {
+  sk_tls_free(s->tls);
+  s->tls = tls;
+  s->answered = true;
   set_socket(comm, s, fd);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 1);
   comm->paths[s->index].state = SK_PATH_UP;
@@ -178,10 +184,11 @@ static void bring_up(struct sk_comm *comm, struct sk_stream *s, int fd) {
 static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_path *path = &comm->paths[s->index];
   struct sk_send_comm *sc = sender_of(comm);
+  struct sk_tls *tls;
   int fd;
   if (sc->undelivered_count > JOIN_ROOM || path->count) return; /* pieces of its last generation go first */
-  if (sk_reconnect_lost(comm->reconnect, s->index, &fd) != RAIL_OK) return;
-  bring_up(comm, s, fd);
+  if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
+  bring_up(comm, s, fd, tls);
   sk_send_on_welcome(sc, s);
   path->generation++;
   path->frames = path->first = path->count = 0;
@@ -191,17 +198,20 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
 
 static void join_receiving(struct sk_comm *comm) {
   unsigned int stream;
+  struct sk_tls *tls;
   int fd;
-  while (sk_accepted_take(comm->accepted, &stream, &fd) == RAIL_OK) {
+  while (sk_accepted_take(comm->accepted, &stream, &fd, &tls) == RAIL_OK) {
     struct sk_stream *s = &comm->streams[stream];
     if (comm->paths[stream].state == SK_PATH_UP) {
       if (is_last(comm, s)) { /* it carries what the sender does not know to have arrived: one must stay */
+        sk_tls_free(tls);
         rail_sock_close(&fd);
         continue;
       }
-      if (lose_stream(comm, s, "the peer has connected it again") != RAIL_OK) return;
+      (void)lose_stream(comm, s, "the peer has connected it again");
     }
-    bring_up(comm, s, fd);
+    bring_up(comm, s, fd, tls);
+    s->welcomed = true;
     comm->paths[stream].joining = true;
   }
 }
@@ -240,7 +250,7 @@ rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     int fd;
-    if (s->welcomed || (s->fd >= 0 && !s->eof)) continue;
+    if (s->answered || (s->fd >= 0 && !s->eof)) continue;
     if (s->fd >= 0) drop_socket(comm, s);
     rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
     if (result == RAIL_IN_PROGRESS) continue;

@@ -108,6 +108,7 @@ static bool has_pending_work(const struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     if ((s->out_count && !s->out_errno) || (s->fd < 0 && !s->welcomed)) return true; /* or to be connected again */
+    if (s->tls && !s->eof && s->answered && (!s->welcomed || sk_tls_is_pending(s->tls))) return true;
   }
   if (sk_comm_error(comm) != RAIL_OK) return false;
   if (comm->side == SK_SENDER) return !STAILQ_EMPTY(&sender(comm)->ready) || !STAILQ_EMPTY(&sender(comm)->bulk);

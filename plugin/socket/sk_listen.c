@@ -18,8 +18,9 @@ static void log_listening(const struct sk_device *device, const struct rail_hand
     rail_addr_text(&handle->addrs[i], text);
     at += (size_t)snprintf(addrs + at, sizeof addrs - at, "%s%s", i ? ", " : "", text);
   }
-  RAIL_INFO(RAIL_SUB_NET, "RailSocket: listening on %s at %s, %u stream%s per rail%s", device->name, addrs,
-            handle->param, handle->param > 1 ? "s" : "", handle->auth ? ", authenticated" : "");
+  unsigned int streams = sk_handle_streams(handle);
+  RAIL_INFO(RAIL_SUB_NET, "RailSocket: listening on %s at %s, %u stream%s per rail%s%s", device->name, addrs, streams,
+            streams > 1 ? "s" : "", handle->auth ? ", authenticated" : "", sk_handle_tls(handle) ? ", encrypted" : "");
 }
 
 rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **listen_comm) {
@@ -75,9 +76,10 @@ static void log_accepted(const struct sk_device *device, const struct sk_comm_ar
   union rail_addr local = {0};
   socklen_t len = sizeof local;
   (void)getsockname(args->fds[0], &local.sa, &len);
-  RAIL_INFO(RAIL_SUB_NET, "RailSocket: accepted %s at %s over %s, %u stream%s%s", rail_addr_text(&args->peers[0], peer),
-            rail_addr_text(&local, here), device->name, args->nstreams, args->nstreams > 1 ? "s" : "",
-            args->features & SK_FEATURE_FAILOVER ? ", with failover" : "");
+  RAIL_INFO(RAIL_SUB_NET, "RailSocket: accepted %s at %s over %s, %u stream%s%s%s",
+            rail_addr_text(&args->peers[0], peer), rail_addr_text(&local, here), device->name, args->nstreams,
+            args->nstreams > 1 ? "s" : "", args->features & SK_FEATURE_FAILOVER ? ", with failover" : "",
+            args->features & SK_FEATURE_TLS ? ", encrypted" : "");
 }
 
 /* The next complete comm as arguments. False: there is none. */
@@ -102,6 +104,7 @@ static bool accept_next(struct sk_listen *l, struct sk_comm_args *args, rail_res
   for (unsigned int i = 0; i < p->nstreams; i++) {
     args->nics[i] = a->device->rails[p->streams[i].rail];
     args->peers[i] = p->streams[i].peer;
+    args->sessions[i] = p->streams[i].session;
     args->fds[i] = p->streams[i].fd; /* the comm's from here on */
     p->streams[i].fd = -1;
   }

@@ -13,6 +13,7 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_stats.h"
+#include "plugin/socket/sk_tls.h"
 #include "plugin/socket/sk_watch.h"
 
 static void load_params(void) {
@@ -20,10 +21,10 @@ static void load_params(void) {
   sk_sockopt_load();
 }
 
-/* Without the key that was asked for there are no devices: nothing may connect unauthenticated. */
+/* Without the key or the encryption that was asked for there are no devices: nothing may connect without. */
 static void load_devices(void) {
   sk_ports_load();
-  if (sk_protocol_load()) sk_devices_load();
+  if (sk_protocol_load() && sk_tls_load()) sk_devices_load();
 }
 
 static void end(unsigned int left) {
@@ -31,6 +32,7 @@ static void end(unsigned int left) {
     sk_watch_end();
     sk_close_all();
     sk_engine_stop();
+    sk_tls_unload();
   }
   sk_stats_close();
 }

@@ -31,6 +31,10 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_AUTH_FILE", .type = RAIL_PARAM_STRING, .offset = AT(auth_file),
    .doc = "File with a key of at least 16 bytes that others cannot read. Both sides of a connection then prove that "
           "they have it; a side with and a side without refuse each other. Needs OpenSSL's libcrypto."},
+  {.name = "RAIL_SOCKET_TLS", .type = RAIL_PARAM_ENUM, .def = "off", .words = "off|psk", .offset = AT(tls),
+   .doc = "psk: all streams are encrypted (TLS 1.3, AES-128-GCM) with keys made from that of RAIL_SOCKET_AUTH_FILE. A "
+          "side with and a side without refuse each other. Needs OpenSSL 3's libssl. RAIL_SOCKET_ZEROCOPY does not "
+          "apply then."},
   {.name = "RAIL_SOCKET_TC", .type = RAIL_PARAM_INT, .def = "-1", .lo = -1, .hi = 255, .offset = AT(tc),
    .doc = "Traffic class of all connections: the TOS byte (DSCP x 4) of IPv4, the traffic class of IPv6. -1 takes the "
           "caller's (NCCL's trafficClass), or leaves it to the system."},

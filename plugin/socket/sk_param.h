@@ -5,6 +5,7 @@
 
 #include "common/base/param.h"
 
+enum sk_tls_mode { SK_TLS_OFF, SK_TLS_PSK };
 enum sk_engine_kind { SK_ENGINE_INLINE, SK_ENGINE_EPOLL, SK_ENGINE_AUTO };
 
 struct sk_params {
@@ -16,6 +17,7 @@ struct sk_params {
   const char *ports;   /* NULL: the system chooses */
   const char *bind;    /* NULL: the interface's own address */
   const char *auth_file; /* NULL: no authentication */
+  int64_t tls;         /* enum sk_tls_mode */
   int64_t tc;          /* -1: the caller's */
   const char *zerocopy_text;
   int64_t zerocopy;    /* bytes; 0: never; -1: from SK_ZEROCOPY_AUTO on where there is a real device */

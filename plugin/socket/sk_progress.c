@@ -3,6 +3,7 @@
  * test, and the one progress function: queued frames out, readable streams in, each frame to the function for its
  * type (frame_ops). A stream is read until it is empty or the call has done enough.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "common/base/log.h"
@@ -62,7 +63,7 @@ static const frame_fn frame_ops[][SK_FRAME_TYPES] = {
 
 enum parse_result {
   PARSE_NEEDS_BYTES, /* of the frame that comes next */
-  PARSE_BLOCKED,     /* until another stream has announced the message, or the connection is tried again */
+  PARSE_BLOCKED,     /* until another stream has announced the message, TLS goes on, or the connection is tried again */
   PARSE_FAILED,      /* the comm has failed: sk_comm_error */
 };
 
@@ -79,16 +80,34 @@ RAIL_COLD static enum parse_result bad_type(struct sk_comm *comm, const struct s
   return PARSE_FAILED;
 }
 
+/* What comes before the first frame: the sender reads the acceptor's answer; then TLS has its handshake. True: frames
+ * may follow. A handshake that fails leaves a stream that broke: it counts when something is outstanding. */
+RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum parse_result *parsed) {
+  *parsed = PARSE_NEEDS_BYTES;
+  if (!s->answered) {
+    if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s))) return false;
+    rail_result_t result = sk_send_on_answer(comm, s);
+    *parsed = result == RAIL_IN_PROGRESS ? PARSE_BLOCKED : PARSE_FAILED;
+    if (result != RAIL_OK) return false;
+  }
+  *parsed = PARSE_BLOCKED;
+  rail_result_t result = s->tls ? sk_tls_handshake(s->tls) : RAIL_OK;
+  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) {
+    s->eof = true;
+    s->in_errno = errno;
+  }
+  if (result != RAIL_OK) return false;
+  if (comm->side == SK_SENDER) sk_send_on_welcome(rail_container_of(comm, struct sk_send_comm, base), s);
+  s->welcomed = true;
+  return true;
+}
+
 /* All that is in the buffer. */
 static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
   rail_result_t result;
-  if (rail_unlikely(!s->welcomed)) {
-    if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s)))
-      return PARSE_NEEDS_BYTES;
-    result = sk_send_on_answer(comm, s);
-    if (result != RAIL_OK) return result == RAIL_IN_PROGRESS ? PARSE_BLOCKED : PARSE_FAILED;
-  }
+  enum parse_result parsed;
+  if (rail_unlikely(!s->welcomed) && !set_up(comm, s, &parsed)) return parsed;
   for (;;) {
     if (s->len) {
       if (!sk_stream_take_payload(s)) return PARSE_NEEDS_BYTES;
@@ -178,6 +197,8 @@ RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     if (s->eof && s->len) return sk_comm_fail_lost(comm, s); /* in the middle of a payload */
+    /* What has been cut or changed on its way may have been anything. */
+    if (s->eof && s->tls && s->in_errno && (rc->partial || rc->posted.count)) return sk_comm_fail_lost(comm, s);
     if (!s->eof && first->eof && sk_stream_have(s) >= SK_HEAD)
       return sk_comm_fail_lost(comm, first); /* waits for an announcement that will not come */
     all_ended &= s->eof;

@@ -152,6 +152,17 @@ void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s) {
   }
 }
 
+/* From here on all is TLS: what came in clear behind the answer is not the peer's. */
+static rail_result_t begin_tls(struct sk_comm *comm, struct sk_stream *s) {
+  uint8_t secret[SK_TLS_SECRET];
+  if (sk_stream_have(s))
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: bytes in clear on stream %u, where TLS must begin",
+                        s->index);
+  if (sk_tls_secret(&comm->sessions[s->index], secret) == RAIL_OK && sk_tls_begin(s->tls, s->fd, secret) == RAIL_OK)
+    return RAIL_OK;
+  return sk_comm_fail(comm, RAIL_SYSTEM_ERROR, "stream %u cannot begin TLS: no HMAC, or no memory", s->index);
+}
+
 rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s) {
   unsigned int version;
   const uint8_t *answer = s->buf + s->head;
@@ -169,8 +180,8 @@ rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s) {
   if (reason != RAIL_REASON_NONE)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
                         s->index, rail_reason_text(&sk_protocol, reason), versions);
-  sk_send_on_welcome(rail_container_of(comm, struct sk_send_comm, base), s);
-  return RAIL_OK;
+  s->answered = true;
+  return s->tls ? begin_tls(comm, s) : RAIL_OK;
 }
 
 /* One frame with `len` bytes of the message from `offset`. A frame counts when it is in the kernel, or, if it may have

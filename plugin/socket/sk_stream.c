@@ -36,9 +36,16 @@ void sk_stream_destroy(struct sk_stream *s) {
   free(s->buf);
   free(s->stage);
   free(s->zerocopy);
+  sk_tls_free(s->tls);
   s->buf = s->stage = NULL;
   s->zerocopy = NULL;
+  s->tls = NULL;
   s->out_count = 0;
+}
+
+const char *sk_stream_error_text(const struct sk_stream *s, int err) {
+  const char *why = s->tls ? sk_tls_error(s->tls) : NULL;
+  return why ? why : strerror(err);
 }
 
 void sk_stream_set_options(struct sk_stream *s) {
@@ -113,6 +120,14 @@ static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n) {
 static bool has_large_payload(const struct sk_stream *s);
 static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *result);
 
+static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags) {
+  struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
+  ssize_t n;
+  do n = niov == 1 ? send(fd, iov->iov_base, iov->iov_len, flags) : sendmsg(fd, &msg, flags);
+  while (rail_unlikely(n < 0) && errno == EINTR);
+  return n;
+}
+
 rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   if (!s->out_count) return RAIL_OK;
   if (s->out_errno) return RAIL_REMOTE_ERROR;
@@ -127,12 +142,9 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
 
   struct iovec iov[SK_OUT_IOV];
   size_t asked;
-  ssize_t n;
   int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked, below);
   int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (below != UINT32_MAX && s->out_bytes > asked ? MSG_MORE : 0);
-  struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
-  do n = niov == 1 ? send(s->fd, iov->iov_base, iov->iov_len, flags) : sendmsg(s->fd, &msg, flags);
-  while (rail_unlikely(n < 0) && errno == EINTR);
+  ssize_t n = rail_likely(!s->tls) ? send_iov(s->fd, iov, niov, flags) : sk_tls_writev(s->tls, iov, niov);
   rail_stats_add(&s->traffic->calls, 1);
   if (rail_unlikely(n <= 0)) return wrote_nothing(s, n);
   *bytes += (uint64_t)n;
@@ -311,7 +323,8 @@ rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
   *more = false;
   int n = in_iov(s, iov, &want);
   if (!n) return RAIL_IN_PROGRESS;
-  rail_result_t result = rail_sock_recvv(s->fd, iov, n, &moved);
+  rail_result_t result = rail_likely(!s->tls) ? rail_sock_recvv(s->fd, iov, n, &moved)
+                                              : sk_tls_recvv(s->tls, s->fd, iov, n, &moved);
   rail_stats_add(&s->traffic->calls, 1);
   if (result != RAIL_OK) {
     if (result == RAIL_IN_PROGRESS) return result;

@@ -18,6 +18,7 @@
 #include "common/base/compiler.h"
 #include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_stats.h"
+#include "plugin/socket/sk_tls.h"
 #include "plugin/socket/sk_wire.h"
 
 #define SK_HEAD ((uint32_t)sizeof(struct sk_frame))
@@ -96,7 +97,8 @@ struct sk_host {       /* what this side knows of the kernel at the other end */
 struct sk_stream {
   int fd;
   uint16_t index;
-  bool welcomed; /* by the acceptor, whose answer was read (always true on the receiving side) */
+  bool answered; /* the acceptor has welcomed it (always true on the receiving side) */
+  bool welcomed; /* and with TLS its handshake is over: frames may follow */
   bool eof;      /* nothing more comes in */
   int in_errno;  /* why, if not by a proper end */
   int out_errno; /* nothing more goes out, because of this */
@@ -108,6 +110,7 @@ struct sk_stream {
   uint8_t *stage;
   uint32_t stage_head, stage_tail; /* of the frames that are queued */
   struct sk_zerocopy *zerocopy;    /* NULL: payloads are copied into the kernel */
+  struct sk_tls *tls; /* NULL: bytes go and come as they are. Else nothing is written that is not encrypted */
 
   uint8_t *buf;
   uint32_t cap, head, tail; /* buf[head..tail) is unread */
@@ -124,6 +127,9 @@ struct sk_stream {
 rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer,
                              struct sk_traffic *traffic);
 void sk_stream_destroy(struct sk_stream *s); /* closes; safe on a half-built or destroyed one */
+
+/* Why it broke: TLS' own words, or those of this errno. */
+RAIL_COLD const char *sk_stream_error_text(const struct sk_stream *s, int err);
 
 /* What the kernel does for every stream of both sides: keepalive, how rarely it repeats what is not answered, and
  * RAIL_SOCKET_USER_TIMEOUT. Forgets what was known of the host. */

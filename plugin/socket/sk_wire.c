@@ -3,18 +3,21 @@
 #include "plugin/socket/sk_wire.h"
 
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_tls.h"
 
 static struct rail_key key = {.plugin = "RailSocket", .param = "RAIL_SOCKET_AUTH_FILE"};
 
 static const char *reason_text(unsigned int reason) {
   switch (reason) {
     case RAIL_REASON_GARBAGE: return "not a RailSocket hello";
-    case RAIL_REASON_AUTH: return "RAIL_SOCKET_AUTH_FILE is set on one side only";
+    case RAIL_REASON_AUTH:
+      return "RAIL_SOCKET_AUTH_FILE is set on one side only (RAIL_SOCKET_TLS=psk needs it, too)";
     case RAIL_REASON_MAC:
       return "the other side has another key in RAIL_SOCKET_AUTH_FILE, or its message was changed on the way";
     case SK_REASON_STREAMS: return "stream index or count that the listener did not ask for";
     case SK_REASON_DUPLICATE: return "a stream that is there already";
     case SK_REASON_LIMITS: return "eager limits out of range";
+    case SK_REASON_TLS: return "one side encrypts and the other does not: RAIL_SOCKET_TLS must be the same on both";
     default: return NULL;
   }
 }
@@ -33,7 +36,8 @@ bool sk_protocol_load(void) { return rail_key_load(&key, sk_params.auth_file); }
 
 bool sk_handle_decode(const void *bytes, struct rail_handle *handle, const char **why) {
   if (!rail_handle_decode(&sk_protocol, bytes, handle, why)) return false;
-  if (handle->param < 1 || handle->param > SK_MAX_STREAMS) *why = "its stream count is not 1..16";
+  unsigned int streams = sk_handle_streams(handle);
+  if (streams < 1 || streams > SK_MAX_STREAMS) *why = "its stream count is not 1..16";
   return *why == NULL;
 }
 
@@ -53,7 +57,7 @@ void sk_limits_encode(const struct sk_limits *limits, uint64_t counter, struct r
 /* The listener's streams per rail, times the rails of whichever side has more. */
 static bool streams_fit(const struct rail_hello *hello, const struct rail_handle *listener) {
   for (unsigned int rails = listener->naddrs; rails <= SK_MAX_RAILS; rails++)
-    if (hello->streams == sk_streams_of(listener->param, rails)) return true;
+    if (hello->streams == sk_streams_of(sk_handle_streams(listener), rails)) return true;
   return false;
 }
 
@@ -63,11 +67,12 @@ unsigned int sk_limits_decode(const struct rail_hello *hello, const struct rail_
   memcpy(&wire, hello->payload, sizeof wire);
   *counter = le64toh(wire.counter);
   *limits = (struct sk_limits){
-    .features = le32toh(wire.features) & SK_FEATURE_FAILOVER,
+    .features = le32toh(wire.features) & (SK_FEATURE_FAILOVER | SK_FEATURE_TLS),
     .eager_size = le32toh(wire.eager_size),
     .eager_count = le32toh(wire.eager_count),
     .eager_bytes = le32toh(wire.eager_bytes),
   };
+  if (sk_handle_tls(listener) != ((limits->features & SK_FEATURE_TLS) != 0)) return SK_REASON_TLS;
   if (!streams_fit(hello, listener)) return SK_REASON_STREAMS;
   bool fit = limits->eager_size <= SK_MAX_EAGER && limits->eager_count <= SK_MAX_EAGER_COUNT &&
              limits->eager_bytes <= SK_MAX_EAGER_BYTES && limits->eager_bytes >= SK_MIN_EAGER_BYTES(limits->eager_size);
@@ -93,5 +98,15 @@ unsigned int sk_answer_decode(struct rail_session *session, const void *bytes, u
   if (answer.type != RAIL_MESSAGE_ANSWER) return RAIL_REASON_GARBAGE;
   if (answer.reason != RAIL_REASON_NONE) return answer.reason;
   memcpy(&payload, answer.body, sizeof payload);
+  if ((le32toh(payload) ^ features) & SK_FEATURE_TLS) return SK_REASON_TLS;
   return le32toh(payload) == features ? RAIL_REASON_NONE : RAIL_REASON_GARBAGE;
+}
+
+_Static_assert(SK_TLS_SECRET == RAIL_MAC_SIZE, "a stream's key is a mac");
+
+rail_result_t sk_tls_secret(const struct rail_session *session, uint8_t secret[RAIL_MAC_SIZE]) {
+  static const char label[RAIL_LABEL_SIZE] = "RailSocket 3 tls"; /* the version is SK_WIRE_VERSION */
+  const struct rail_mac_part parts[] = {{session->hello_mac, sizeof session->hello_mac},
+                                        {session->nonce, sizeof session->nonce}};
+  return rail_key_mac_of(session->protocol->key, label, parts, RAIL_COUNT_OF(parts), secret);
 }

@@ -29,6 +29,7 @@
 
 /* What both sides must be able to do; agreed in HELLO and answer. */
 #define SK_FEATURE_FAILOVER 1u /* streams over several devices: a lost one is dialled again and resent */
+#define SK_FEATURE_TLS 2u      /* after HELLO and answer all is TLS (sk_tls.h); both want it, or neither */
 
 extern const struct rail_protocol sk_protocol;
 
@@ -40,10 +41,17 @@ enum sk_reason { /* beside enum rail_reason; on the wire */
   SK_REASON_STREAMS = RAIL_REASON_PLUGIN, /* index or count that the listener did not ask for */
   SK_REASON_DUPLICATE,                    /* a stream that is there already */
   SK_REASON_LIMITS,                       /* eager limits out of range, or not those of the other streams */
+  SK_REASON_TLS,                          /* one side encrypts, the other does not */
 };
 
-/* The handle's `param`: streams that the listener wants per rail, 1..SK_MAX_STREAMS. As rail_handle_decode. */
+/* The handle's `param`: streams that the listener wants per rail, 1..SK_MAX_STREAMS, and whether it encrypts. As
+ * rail_handle_decode. */
 bool sk_handle_decode(const void *bytes, struct rail_handle *handle, const char **why);
+#define SK_HANDLE_TLS 0x80u
+static inline unsigned int sk_handle_streams(const struct rail_handle *handle) {
+  return handle->param & ~SK_HANDLE_TLS;
+}
+static inline bool sk_handle_tls(const struct rail_handle *handle) { return handle->param & SK_HANDLE_TLS; }
 
 /* Streams of a connection whose larger side has `rails` rails. */
 static inline unsigned int sk_streams_of(unsigned int per_rail, unsigned int rails) {
@@ -67,7 +75,8 @@ static inline bool sk_limits_equal(const struct sk_limits *a, const struct sk_li
   return memcmp(a, b, sizeof *a) == 0;
 }
 void sk_limits_encode(const struct sk_limits *limits, uint64_t counter, struct rail_hello *hello);
-/* RAIL_REASON_NONE, or why this HELLO's streams or limits do not suit the listener. Keeps the features that we know. */
+/* RAIL_REASON_NONE, or why this HELLO's streams, limits or encryption do not suit the listener. Keeps the features that
+ * we know. */
 unsigned int sk_limits_decode(const struct rail_hello *hello, const struct rail_handle *listener,
                               struct sk_limits *limits, uint64_t *counter);
 
@@ -77,5 +86,9 @@ rail_result_t sk_welcome_encode(struct rail_session *session, uint32_t features,
  * answer of RailSocket's at all, else why the stream was refused. *version: the acceptor's; 0: not sent. */
 unsigned int sk_answer_decode(struct rail_session *session, const void *bytes, uint32_t features,
                               unsigned int *version);
+
+/* The stream's key for TLS: of the shared key, its HELLO and the nonce of its welcome, which the session holds once the
+ * welcome was sent or received. */
+rail_result_t sk_tls_secret(const struct rail_session *session, uint8_t secret[RAIL_MAC_SIZE]);
 
 #endif

@@ -108,7 +108,7 @@ static void take_back(struct bed *bed, int i) {
   struct sk_comm *c = bed->comms[i];
   if (!c || !c->accepted) return;
   rail_sock_close(&bed->returned);
-  rail_result_t result = sk_accepted_take(c->accepted, &stream, &bed->returned);
+  rail_result_t result = sk_accepted_take(c->accepted, &stream, &bed->returned, &(struct sk_tls *){NULL});
   FUZZ_CHECK(result == RAIL_IN_PROGRESS || result == RAIL_OK);
   FUZZ_CHECK((result == RAIL_OK) == (bed->returned >= 0));
   if (result == RAIL_OK) FUZZ_CHECK(stream < c->nstreams);

@@ -16,7 +16,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
   bool good = sk_handle_decode(bytes + 1, &handle, &why);
   FUZZ_CHECK(good == (why == NULL) && (good || why[0]));
   if (!good) return;
-  FUZZ_CHECK(handle.param >= 1 && handle.param <= SK_MAX_STREAMS);
+  FUZZ_CHECK(sk_handle_streams(&handle) >= 1 && sk_handle_streams(&handle) <= SK_MAX_STREAMS);
   FUZZ_CHECK(handle.naddrs >= 1 && handle.naddrs <= SK_MAX_RAILS);
   for (unsigned int i = 0; i < handle.naddrs; i++) {
     FUZZ_CHECK(rail_addr_port(&handle.addrs[i]) != 0);

@@ -47,6 +47,7 @@ const struct sk_device *sk_device_at(int dev, const char *call) {
 }
 
 static struct sk_comm_args hs_sent, hs_received;
+static struct sk_tls *hs_tls; /* of a stream that came back; NULL: it is in clear */
 
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
   hs_sent = *args;
@@ -194,7 +195,7 @@ __attribute__((unused)) static void hs_take_none(void *unused) {
   unsigned int stream;
   int fd;
   (void)unused;
-  ENSURE_INT(sk_accepted_take(hs_received.accepted, &stream, &fd), RAIL_IN_PROGRESS);
+  ENSURE_INT(sk_accepted_take(hs_received.accepted, &stream, &fd, &hs_tls), RAIL_IN_PROGRESS);
 }
 
 #endif

@@ -125,8 +125,8 @@ static void child_both(struct pipes *io, void *arg) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   unsigned int stream;
   while (hs_sent.fds[1] < 0 || hs_received.fds[1] < 0) {
-    if (hs_sent.fds[1] < 0) sk_reconnect_lost(hs_sent.reconnect, 1, &hs_sent.fds[1]);
-    if (hs_received.fds[1] < 0) sk_accepted_take(hs_received.accepted, &stream, &hs_received.fds[1]);
+    if (hs_sent.fds[1] < 0) sk_reconnect_lost(hs_sent.reconnect, 1, &hs_sent.fds[1], &hs_tls);
+    if (hs_received.fds[1] < 0) sk_accepted_take(hs_received.accepted, &stream, &hs_received.fds[1], &hs_tls);
     ENSURE(!rail_deadline_passed(deadline), "it did not come back: %s", log_lines);
   }
   hs_linked(hs_sent.fds[1], hs_received.fds[1]);

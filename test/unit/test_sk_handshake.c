@@ -204,10 +204,11 @@ static void bring_back(unsigned int i) {
   unsigned int stream = 99;
   while (hs_sent.fds[i] < 0 || hs_received.fds[i] < 0) {
     if (hs_sent.fds[i] < 0) {
-      rail_result_t result = sk_reconnect_lost(hs_sent.reconnect, i, &hs_sent.fds[i]);
+      rail_result_t result = sk_reconnect_lost(hs_sent.reconnect, i, &hs_sent.fds[i], &hs_tls);
       ENSURE(result == RAIL_OK || result == RAIL_IN_PROGRESS, "dial returned %d: %s", result, log_lines);
     }
-    if (hs_received.fds[i] < 0 && sk_accepted_take(hs_received.accepted, &stream, &hs_received.fds[i]) == RAIL_OK)
+    if (hs_received.fds[i] < 0 &&
+        sk_accepted_take(hs_received.accepted, &stream, &hs_received.fds[i], &hs_tls) == RAIL_OK)
       ENSURE_INT(stream, i);
     ENSURE(!rail_deadline_passed(deadline), "stream %u did not come back", i);
     sched_yield();
@@ -373,17 +374,17 @@ TEST(a_connection_that_is_gone) {
   /* The listener is still there and says so. */
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   rail_result_t result;
-  while ((result = sk_reconnect_lost(hs_sent.reconnect, 0, &fd)) == RAIL_IN_PROGRESS) {
+  while ((result = sk_reconnect_lost(hs_sent.reconnect, 0, &fd, &hs_tls)) == RAIL_IN_PROGRESS) {
     hs_accept_none(&h);
     CHECK(!rail_deadline_passed(deadline));
   }
   CHECK_INT(result, RAIL_REMOTE_ERROR);
   CHECK(log_said("is not taken back") && fd < 0);
-  CHECK_INT(sk_reconnect_lost(hs_sent.reconnect, 0, &fd), RAIL_REMOTE_ERROR);
+  CHECK_INT(sk_reconnect_lost(hs_sent.reconnect, 0, &fd, &hs_tls), RAIL_REMOTE_ERROR);
   /* Without it there is nobody, which time may cure. */
   hs_close_listen(&h);
   lose(1);
-  for (int i = 0; i < 50; i++) CHECK_INT(sk_reconnect_lost(hs_sent.reconnect, 1, &fd), RAIL_IN_PROGRESS);
+  for (int i = 0; i < 50; i++) CHECK_INT(sk_reconnect_lost(hs_sent.reconnect, 1, &fd, &hs_tls), RAIL_IN_PROGRESS);
   hs_end(&h);
 }
 
@@ -414,8 +415,9 @@ static void lose_and_reconnect(void *arg) {
     rail_sock_close(&c->sent->fds[i]);
     rail_sock_close(&c->received->fds[i]);
     while (c->sent->fds[i] < 0 || c->received->fds[i] < 0) {
-      if (c->sent->fds[i] < 0) (void)sk_reconnect_lost(c->sent->reconnect, i, &c->sent->fds[i]);
-      if (c->received->fds[i] < 0) (void)sk_accepted_take(c->received->accepted, &stream, &c->received->fds[i]);
+      if (c->sent->fds[i] < 0) (void)sk_reconnect_lost(c->sent->reconnect, i, &c->sent->fds[i], &hs_tls);
+      if (c->received->fds[i] < 0)
+        (void)sk_accepted_take(c->received->accepted, &stream, &c->received->fds[i], &hs_tls);
       ENSURE(!rail_deadline_passed(deadline), "stream %u did not come back", i);
     }
     ENSURE_INT(stream, i);

@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * libssl by dlopen; one stream's TLS between its socket and its frames. Without OpenSSL's headers: sk_tls_none.c. */
+#ifdef RAIL_HAVE_OPENSSL
+#include "plugin/socket/sk_tls.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "common/base/clock.h"
+#include "common/base/compiler.h"
+#include "common/base/log.h"
+#include "common/base/sock.h"
+#include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_wire.h"
+
+/* Room for what the kernel does not take: a record with its head and tag (RFC 8446, 5.2), and what the protocol itself
+ * sends, which is less than a record. */
+#define OUT_ROOM (2 * (SK_TLS_RECORD + 256 + 5))
+#define CUT "it was cut: it ended without TLS' close_notify"
+#define AHEAD 256 /* bytes that are read past a record: the head of the next one, or a few small records */
+
+static const unsigned char identity[] = "RailSocket"; /* of the key; both sides have just one */
+static const unsigned char cipher_id[] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256 (RFC 8446, B.4) */
+
+/* ---- loading ---------------------------------------------------------- */
+
+#define FUNCTIONS(X)                                                                                                   \
+  X(TLS_method) X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_ctrl) X(SSL_CTX_set_options) X(SSL_CTX_set_ciphersuites)      \
+  X(SSL_CTX_set_num_tickets) X(SSL_set_verify) X(SSL_CTX_set_psk_use_session_callback)                                 \
+  X(SSL_CTX_set_psk_find_session_callback) X(SSL_new) X(SSL_free) X(SSL_set_bio) X(SSL_set_ex_data)                    \
+  X(SSL_get_ex_data) X(SSL_set_connect_state) X(SSL_set_accept_state) X(SSL_do_handshake) X(SSL_session_reused)        \
+  X(SSL_read) X(SSL_write) X(SSL_key_update) X(SSL_shutdown) X(SSL_get_error) X(SSL_has_pending) X(SSL_CIPHER_find)    \
+  X(SSL_SESSION_new) X(SSL_SESSION_free) X(SSL_SESSION_set1_master_key) X(SSL_SESSION_set_cipher)                      \
+  X(SSL_SESSION_set_protocol_version) X(BIO_meth_new) X(BIO_meth_free) X(BIO_meth_set_write) X(BIO_meth_set_read)      \
+  X(BIO_meth_set_ctrl) X(BIO_new) X(BIO_set_data) X(BIO_get_data) X(BIO_set_init) X(BIO_set_flags) X(BIO_clear_flags)  \
+  X(ERR_clear_error) X(ERR_peek_error) X(ERR_reason_error_string) X(OpenSSL_version)
+
+static struct {
+#define POINTER(name) __typeof__(name) *name;
+  FUNCTIONS(POINTER)
+#undef POINTER
+} ossl;
+static SSL_CTX *context; /* of both sides; read-only once it is made */
+static BIO_METHOD *bio_method;
+
+/* NULL, or what is wrong. libssl brings libcrypto, whose functions are found by it. */
+static const char *open_library(void) {
+  /* Never closed: it has exit handlers of its own. */
+  void *dl = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!dl) return "OpenSSL's libssl.so.3 is not installed";
+#define FIND(name) if (!(*(void **)&ossl.name = dlsym(dl, #name))) return "libssl.so.3 lacks " #name;
+  FUNCTIONS(FIND)
+#undef FIND
+  return NULL;
+}
+
+static int use_session(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t *id_size, SSL_SESSION **session);
+static int find_session(SSL *ssl, const unsigned char *id, size_t id_size, SSL_SESSION **session);
+static int bio_write(BIO *bio, const char *bytes, int size);
+static int bio_read(BIO *bio, char *bytes, int size);
+static long bio_ctrl(BIO *bio, int command, long number, void *pointer);
+
+/* TLS 1.3 with one cipher, PSK with (EC)DHE (OpenSSL's default is psk_dhe_ke alone), nothing else. */
+static const char *make_context(void) {
+  const uint64_t options = SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET;
+  const long modes = SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_AUTO_RETRY;
+  context = ossl.SSL_CTX_new(ossl.TLS_method());
+  bio_method = ossl.BIO_meth_new(BIO_TYPE_SOURCE_SINK, "RailSocket");
+  if (!context || !bio_method) return "OpenSSL has no memory, or its configuration is broken";
+  bool fits = ossl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, NULL) == 1 &&
+              ossl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MAX_PROTO_VERSION, TLS1_3_VERSION, NULL) == 1 &&
+              ossl.SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") == 1;
+  if (!fits) return "this OpenSSL has no TLS 1.3 with AES-128-GCM (does a policy forbid it?)";
+  (void)ossl.SSL_CTX_set_options(context, options);
+  (void)ossl.SSL_CTX_ctrl(context, SSL_CTRL_MODE, modes, NULL);
+  (void)ossl.SSL_CTX_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, NULL);
+  (void)ossl.SSL_CTX_set_num_tickets(context, 0);
+  ossl.SSL_CTX_set_psk_use_session_callback(context, use_session);
+  ossl.SSL_CTX_set_psk_find_session_callback(context, find_session);
+  (void)ossl.BIO_meth_set_write(bio_method, bio_write);
+  (void)ossl.BIO_meth_set_read(bio_method, bio_read);
+  (void)ossl.BIO_meth_set_ctrl(bio_method, bio_ctrl);
+  return NULL;
+}
+
+bool sk_tls_load(void) {
+  static bool failed;
+  const char *why, *what = "install OpenSSL 3 (Debian: libssl3)";
+  if (!sk_params.tls || context) return !failed;
+  if (failed) return false;
+  if (!rail_key_on(sk_protocol.key)) {
+    why = "it encrypts with the key of RAIL_SOCKET_AUTH_FILE, which is not set";
+    what = "set that";
+  } else {
+    why = open_library();
+    if (!why) why = make_context();
+  }
+  if (!why) {
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: connections are encrypted (TLS 1.3 by %s); "
+              "RAIL_SOCKET_ZEROCOPY does not apply", ossl.OpenSSL_version(OPENSSL_VERSION));
+    return true;
+  }
+  failed = true;
+  sk_tls_unload();
+  RAIL_WARN("RailSocket: RAIL_SOCKET_TLS=psk cannot be used: %s; %s, or set it to off on all sides; no devices", why,
+            what);
+  return false;
+}
+
+void sk_tls_unload(void) {
+  if (context) ossl.SSL_CTX_free(context); /* what is still open holds it */
+  context = NULL;
+}
+
+/* ---- one stream's ------------------------------------------------------- */
+
+struct sk_tls {
+  SSL *ssl; /* NULL: not begun */
+  int fd;
+  bool connector;
+  bool up;      /* the handshake is over */
+  bool ended;   /* the peer's close_notify was read */
+  bool more;    /* what is written now is followed by more in the same call */
+  bool drained; /* the socket was found empty in this call */
+  bool eof;     /* of the socket */
+  bool closing; /* out may grow */
+  int err;      /* failed: no call does anything any more */
+  const char *why;
+  uint64_t deadline; /* of the handshake */
+  uint32_t records, records_per_key;
+  uint8_t secret[SK_TLS_SECRET]; /* until the handshake is over */
+
+  uint8_t ahead[AHEAD]; /* read, and not handed to OpenSSL */
+  uint32_t ahead_at, ahead_size;
+
+  uint8_t *out; /* encrypted, and not in the kernel: out[out_at..out_size) */
+  size_t out_at, out_size, out_cap;
+  size_t held; /* bytes of the caller's that it ends with: they were not reported as written */
+  uint8_t record[SK_TLS_RECORD]; /* small pieces, put together */
+};
+
+struct sk_tls *sk_tls_new(bool connector) {
+  struct sk_tls *t = calloc(1, sizeof *t);
+  if (!t) return NULL;
+  t->connector = connector;
+  t->fd = -1;
+  t->records_per_key = SK_TLS_RECORDS_PER_KEY;
+  t->out_cap = OUT_ROOM;
+  t->out = malloc(t->out_cap);
+  if (t->out) return t;
+  free(t);
+  return NULL;
+}
+
+void sk_tls_reset(struct sk_tls *t) {
+  if (t->ssl) ossl.SSL_free(t->ssl);
+  explicit_bzero(t->secret, sizeof t->secret);
+  *t = (struct sk_tls){.connector = t->connector, .fd = -1, .records_per_key = t->records_per_key, .out = t->out,
+                       .out_cap = t->out_cap};
+}
+
+void sk_tls_free(struct sk_tls *t) {
+  if (!t) return;
+  sk_tls_reset(t);
+  free(t->out);
+  free(t);
+}
+
+const char *sk_tls_error(const struct sk_tls *t) { return t->why; }
+void sk_tls_set_records_per_key(struct sk_tls *t, uint32_t records) { t->records_per_key = records; }
+
+bool sk_tls_is_pending(const struct sk_tls *t) {
+  return t->ssl && !t->err && (t->out_size || t->ahead_size || ossl.SSL_has_pending(t->ssl));
+}
+
+/* The socket is shut down, so that whoever waits for it looks once more, and so that the peer learns of it. */
+RAIL_COLD static rail_result_t fail(struct sk_tls *t, int err, const char *why) {
+  if (!t->err) {
+    t->err = err;
+    t->why = why;
+    (void)shutdown(t->fd, SHUT_RDWR);
+  }
+  errno = t->err;
+  return rail_result_of_errno(t->err);
+}
+
+/* A call of OpenSSL has returned that it did not do what was asked. */
+static rail_result_t not_done(struct sk_tls *t, int returned) {
+  switch (ossl.SSL_get_error(t->ssl, returned)) {
+    case SSL_ERROR_WANT_READ:
+    case SSL_ERROR_WANT_WRITE:
+      errno = EAGAIN;
+      return RAIL_IN_PROGRESS;
+    case SSL_ERROR_ZERO_RETURN:
+      t->ended = true;
+      errno = 0;
+      return RAIL_REMOTE_ERROR;
+    default:
+      if (t->err) return fail(t, t->err, t->why); /* the socket's */
+      if (t->eof) return fail(t, ECONNRESET, CUT);
+      const char *why = ossl.ERR_reason_error_string(ossl.ERR_peek_error());
+      return fail(t, EPROTO, why ? why : "TLS failed");
+  }
+}
+
+/* ---- the key ------------------------------------------------------------- */
+
+/* A session that holds nothing but the key, as OpenSSL wants it; NULL: out of memory. */
+static SSL_SESSION *make_session(SSL *ssl) {
+  const struct sk_tls *t = ossl.SSL_get_ex_data(ssl, 0);
+  SSL_SESSION *session = ossl.SSL_SESSION_new();
+  const SSL_CIPHER *cipher = ossl.SSL_CIPHER_find(ssl, cipher_id);
+  if (session && cipher && ossl.SSL_SESSION_set1_master_key(session, t->secret, sizeof t->secret) &&
+      ossl.SSL_SESSION_set_cipher(session, cipher) && ossl.SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION))
+    return session;
+  if (session) ossl.SSL_SESSION_free(session);
+  return NULL;
+}
+
+static int use_session(SSL *ssl, const EVP_MD *md, const unsigned char **id, size_t *id_size, SSL_SESSION **session) {
+  (void)md; /* there is one cipher, so one hash */
+  *session = make_session(ssl);
+  *id = identity;
+  *id_size = sizeof identity - 1;
+  return *session != NULL;
+}
+
+/* Without a session OpenSSL would go on without the key, and fail because there is no certificate. */
+static int find_session(SSL *ssl, const unsigned char *id, size_t id_size, SSL_SESSION **session) {
+  bool known = id_size == sizeof identity - 1 && memcmp(id, identity, id_size) == 0;
+  *session = known ? make_session(ssl) : NULL;
+  return !known || *session;
+}
+
+/* ---- the socket ----------------------------------------------------------- */
+
+/* OpenSSL's own would raise SIGPIPE, and read each record's head by a call of its own. */
+
+/* Of these bytes those that do not fit into the socket are kept. -1: so many cannot be. */
+static int keep(struct sk_tls *t, const char *bytes, size_t size) {
+  if (t->out_cap - t->out_size < size) {
+    size_t cap = t->out_size + size + OUT_ROOM;
+    uint8_t *out = t->closing ? realloc(t->out, cap) : NULL;
+    if (!out) return -1;
+    t->out = out;
+    t->out_cap = cap;
+  }
+  memcpy(t->out + t->out_size, bytes, size);
+  t->out_size += size;
+  return 0;
+}
+
+/* One send; bytes that the socket took, -1 after a failure. */
+static ssize_t send_once(struct sk_tls *t, const void *bytes, size_t size) {
+  ssize_t n;
+  do n = send(t->fd, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT | (t->more ? MSG_MORE : 0));
+  while (rail_unlikely(n < 0) && errno == EINTR);
+  if (rail_likely(n >= 0)) return n;
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
+  (void)fail(t, errno, NULL);
+  return -1;
+}
+
+static int bio_write(BIO *bio, const char *bytes, int size) {
+  struct sk_tls *t = ossl.BIO_get_data(bio);
+  ossl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
+  ssize_t n = t->out_size || t->closing ? 0 : send_once(t, bytes, (size_t)size);
+  if (n < 0) return -1;
+  if (n == size || keep(t, bytes + n, (size_t)(size - n)) == 0) return size;
+  ossl.BIO_set_flags(bio, BIO_FLAGS_WRITE | BIO_FLAGS_SHOULD_RETRY);
+  return -1;
+}
+
+/* OpenSSL asks for a record's head, then for the rest of it. One call brings the rest and the next head. */
+static int bio_read(BIO *bio, char *bytes, int size) {
+  struct sk_tls *t = ossl.BIO_get_data(bio);
+  ossl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
+  if (t->ahead_size) {
+    uint32_t n = RAIL_MIN(t->ahead_size, (uint32_t)size);
+    memcpy(bytes, t->ahead + t->ahead_at, n);
+    t->ahead_at += n;
+    t->ahead_size -= n;
+    return (int)n;
+  }
+  struct iovec iov[2] = {{.iov_base = bytes, .iov_len = (size_t)size}, {.iov_base = t->ahead, .iov_len = AHEAD}};
+  size_t n = 0;
+  rail_result_t result = t->drained ? RAIL_IN_PROGRESS : rail_sock_recvv(t->fd, iov, 2, &n);
+  if (result == RAIL_IN_PROGRESS) {
+    ossl.BIO_set_flags(bio, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY);
+    return -1;
+  }
+  if (result != RAIL_OK && errno) (void)fail(t, errno, NULL);
+  else if (result != RAIL_OK) t->eof = true;
+  if (result != RAIL_OK) return t->eof ? 0 : -1;
+  t->drained = n < (size_t)size + AHEAD;
+  if (n <= (size_t)size) return (int)n;
+  t->ahead_at = 0;
+  t->ahead_size = (uint32_t)(n - (size_t)size);
+  return size;
+}
+
+static long bio_ctrl(BIO *bio, int command, long number, void *pointer) {
+  (void)number, (void)pointer;
+  if (command == BIO_CTRL_EOF) return ((struct sk_tls *)ossl.BIO_get_data(bio))->eof;
+  return command == BIO_CTRL_FLUSH; /* nothing is buffered here */
+}
+
+/* What waits goes first. RAIL_OK: all of it is in the kernel. */
+static rail_result_t push_out(struct sk_tls *t) {
+  while (t->out_at < t->out_size) {
+    ssize_t n = send_once(t, t->out + t->out_at, t->out_size - t->out_at);
+    if (n < 0) return fail(t, t->err, NULL);
+    if (n == 0) {
+      errno = EAGAIN;
+      return RAIL_IN_PROGRESS;
+    }
+    t->out_at += (size_t)n;
+  }
+  t->out_at = t->out_size = 0;
+  return RAIL_OK;
+}
+
+/* ---- handshake -------------------------------------------------------------- */
+
+rail_result_t sk_tls_begin(struct sk_tls *t, int fd, const uint8_t secret[SK_TLS_SECRET]) {
+  static const char no_memory[] = "OpenSSL has no memory for the connection";
+  t->fd = fd;
+  t->ssl = ossl.SSL_new(context);
+  if (!t->ssl || !ossl.SSL_set_ex_data(t->ssl, 0, t)) return fail(t, ENOMEM, no_memory);
+  BIO *bio = ossl.BIO_new(bio_method);
+  if (!bio) return fail(t, ENOMEM, no_memory);
+  ossl.BIO_set_data(bio, t);
+  ossl.BIO_set_init(bio, 1);
+  ossl.SSL_set_bio(t->ssl, bio, bio); /* its own from here on */
+  memcpy(t->secret, secret, sizeof t->secret);
+  /* An acceptor without the key might show a certificate; none is trusted. sk_tls_handshake asks once more. */
+  if (t->connector) ossl.SSL_set_verify(t->ssl, SSL_VERIFY_PEER, NULL);
+  if (t->connector) ossl.SSL_set_connect_state(t->ssl);
+  else ossl.SSL_set_accept_state(t->ssl);
+  t->deadline = rail_deadline_in_ms((uint64_t)sk_params.handshake_ms);
+  return RAIL_OK;
+}
+
+rail_result_t sk_tls_handshake(struct sk_tls *t) {
+  if (t->up) return RAIL_OK;
+  if (t->err) return fail(t, t->err, t->why);
+  t->drained = false;
+  ossl.ERR_clear_error();
+  int returned = ossl.SSL_do_handshake(t->ssl);
+  if (returned != 1) {
+    rail_result_t result = not_done(t, returned);
+    if (t->ended) return fail(t, ECONNRESET, "the peer ended TLS in its handshake");
+    if (result == RAIL_IN_PROGRESS && t->out_size) (void)push_out(t);
+    if (result != RAIL_IN_PROGRESS || !rail_deadline_passed(t->deadline)) return result;
+    return fail(t, ETIMEDOUT, "it was not finished in time (RAIL_SOCKET_HANDSHAKE_TIMEOUT)");
+  }
+  explicit_bzero(t->secret, sizeof t->secret);
+  if (!ossl.SSL_session_reused(t->ssl)) return fail(t, EPROTO, "the peer has not shown that it has the key");
+  t->up = true;
+  return RAIL_OK;
+}
+
+/* ---- out ---------------------------------------------------------------------- */
+
+/* The next record's bytes: of one piece that fills it, or of several, put together. Moves *i and *at behind them. */
+static const uint8_t *next_record(struct sk_tls *t, const struct iovec *iov, int niov, int *i, size_t *at,
+                                  size_t *size) {
+  size_t have = 0;
+  while (*i < niov && *at == iov[*i].iov_len) {
+    *at = 0;
+    ++*i;
+  }
+  if (*i == niov) return NULL;
+  const uint8_t *from = (const uint8_t *)iov[*i].iov_base + *at;
+  if (iov[*i].iov_len - *at >= SK_TLS_RECORD || *i == niov - 1) {
+    *size = RAIL_MIN(iov[*i].iov_len - *at, (size_t)SK_TLS_RECORD);
+    *at += *size;
+    return from;
+  }
+  for (; *i < niov && have < SK_TLS_RECORD; *at = *at == iov[*i].iov_len ? (++*i, 0) : *at) {
+    size_t n = RAIL_MIN(iov[*i].iov_len - *at, SK_TLS_RECORD - have);
+    if (n) memcpy(t->record + have, (const uint8_t *)iov[*i].iov_base + *at, n);
+    have += n;
+    *at += n;
+  }
+  *size = have;
+  return t->record;
+}
+
+/* Encrypts one record; OpenSSL takes all of it, because `out` has room for what the socket does not. */
+static rail_result_t write_record(struct sk_tls *t, const uint8_t *bytes, size_t size) {
+  if (rail_unlikely(t->records++ == t->records_per_key)) {
+    t->records = 1;
+    if (!ossl.SSL_key_update(t->ssl, SSL_KEY_UPDATE_NOT_REQUESTED)) return fail(t, EPROTO, "no next key to send with");
+  }
+  int n = ossl.SSL_write(t->ssl, bytes, (int)size);
+  if (rail_likely(n == (int)size)) return RAIL_OK;
+  if (n > 0) return fail(t, EPROTO, "OpenSSL has cut a record");
+  return not_done(t, n);
+}
+
+ssize_t sk_tls_writev(struct sk_tls *t, const struct iovec *iov, int niov) {
+  if (t->err || !t->up) {
+    errno = t->err ? t->err : EAGAIN;
+    return -1;
+  }
+  size_t at = t->held, done = 0, size;
+  const uint8_t *bytes, *next;
+  int i = 0;
+  t->more = false;
+  if (t->out_size && push_out(t) != RAIL_OK) return -1;
+  while (i < niov && at >= iov[i].iov_len) at -= iov[i++].iov_len; /* what was encrypted in an earlier call */
+  done = t->held;
+  t->held = 0;
+  ossl.ERR_clear_error();
+  for (bytes = next_record(t, iov, niov, &i, &at, &size); bytes; bytes = next) {
+    /* Is there a next one? The socket's last segment waits for it. */
+    t->more = i < niov - 1 || (i == niov - 1 && at < iov[i].iov_len);
+    size_t now = size;
+    rail_result_t result = write_record(t, bytes, now);
+    if (rail_unlikely(result != RAIL_OK)) break;
+    if (t->out_size) { /* full */
+      t->held = now;
+      break;
+    }
+    done += now;
+    next = next_record(t, iov, niov, &i, &at, &size);
+  }
+  t->more = false;
+  if (done) return (ssize_t)done;
+  if (t->held) errno = EAGAIN;
+  return -1;
+}
+
+size_t sk_tls_take_held(struct sk_tls *t) {
+  size_t held = t->held;
+  t->held = 0;
+  return held;
+}
+
+void sk_tls_close(struct sk_tls *t, const void *bytes, size_t size, bool ended, uint8_t **out, size_t *out_size) {
+  const uint8_t *at = bytes;
+  *out = NULL;
+  *out_size = 0;
+  if (t->err || !t->up) return;
+  t->closing = true; /* nothing is sent from here on */
+  ossl.ERR_clear_error();
+  for (size_t n; size && !t->err; at += n, size -= n) {
+    n = RAIL_MIN(size, (size_t)SK_TLS_RECORD);
+    if (write_record(t, at, n) != RAIL_OK) return;
+  }
+  if (ended) (void)ossl.SSL_shutdown(t->ssl);
+  if (t->out_size > t->out_at) {
+    memmove(t->out, t->out + t->out_at, t->out_size - t->out_at);
+    *out = t->out;
+    *out_size = t->out_size - t->out_at;
+    t->out = NULL;
+  }
+  t->out_at = t->out_size = t->out_cap = 0;
+  t->up = false;
+}
+
+/* ---- in ------------------------------------------------------------------------ */
+
+rail_result_t sk_tls_recvv(struct sk_tls *t, int fd, const struct iovec *iov, int niov, size_t *n) {
+  *n = 0;
+  if (rail_unlikely(!t->ssl && !t->err)) return rail_sock_recvv(fd, iov, niov, n);
+  if (rail_unlikely(t->err)) return fail(t, t->err, t->why);
+  if (rail_unlikely(!t->up)) return RAIL_IN_PROGRESS;
+  if (rail_unlikely(t->ended)) {
+    errno = 0;
+    return RAIL_REMOTE_ERROR;
+  }
+  if (rail_unlikely(t->out_size)) (void)push_out(t); /* an answer of the protocol's own may wait there */
+  t->drained = false;
+  ossl.ERR_clear_error();
+  for (int i = 0; i < niov; i++) {
+    for (size_t at = 0; at < iov[i].iov_len;) {
+      size_t want = RAIL_MIN(iov[i].iov_len - at, (size_t)1 << 30);
+      int got = ossl.SSL_read(t->ssl, (uint8_t *)iov[i].iov_base + at, (int)want);
+      if (got <= 0) {
+        rail_result_t result = not_done(t, got);
+        return *n ? RAIL_OK : result; /* the next call finds out what is wrong */
+      }
+      at += (size_t)got;
+      *n += (size_t)got;
+    }
+  }
+  return RAIL_OK;
+}
+
+#endif
