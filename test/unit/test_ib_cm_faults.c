@@ -203,7 +203,7 @@ TEST(a_peer_that_ends_at_any_time) {
         CHECK(ib_handle_decode(first.handle, &handle, &hints, &why));
         void *attempt = rail_net_ctx_attempt("RailIB", h.ctx, handle.attempt);
         rail_attempts_remove(&h.ctx->attempts, handle.attempt);
-        ib_connect_drop(attempt);
+        rail_net_setup_drop_attempt(attempt);
       }
       if (first.accept == RAIL_OK) CHECK_OK(ib_close_recv(first.received));
       if (!over) {
