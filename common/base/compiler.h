@@ -9,6 +9,12 @@
 #define RAIL_PRINTF(fmt_arg, first_arg) __attribute__((format(printf, fmt_arg, first_arg)))
 #define RAIL_COLD __attribute__((cold, noinline))
 #define RAIL_HOT_INLINE static inline __attribute__((always_inline)) /* for a hot caller, though there are others */
+/* Before a loop of a few steps: no counter, no branches. */
+#ifdef __clang__
+#define RAIL_UNROLL _Pragma("unroll")
+#else
+#define RAIL_UNROLL _Pragma("GCC unroll 8")
+#endif
 #define RAIL_UNUSED __attribute__((unused))
 #define RAIL_CACHELINE 64
 #define RAIL_FALLTHROUGH __attribute__((fallthrough))

@@ -161,7 +161,8 @@ struct ib_send {
   struct ib_cursor at;   /* of `part` */
   uint16_t first_qp;     /* part i goes over QP live[first_qp + i] */
   uint16_t nparts, part; /* `part`: the first that is not all posted */
-  struct ib_cts_buffer buffer;
+  uint16_t number;       /* of the request: its place in `sends` */
+  const struct ib_cts *buffer;
   struct ib_mhandle *mr;
 };
 
@@ -209,7 +210,7 @@ struct ib_send_comm {
   uint64_t separate_above[IB_MAX_RAILS]; /* larger messages end with a write of their own: adaptive routing */
   unsigned int next_qp;                  /* in live */
   unsigned int nlive, most_parts;        /* of a message */
-  uint8_t live[IB_MAX_QPS];              /* QPs that are in use */
+  struct ib_qp *live[IB_MAX_QPS];        /* QPs that are in use */
   uint16_t *posted;                      /* what was posted, of all QPs (ib_qp.posted) */
   struct ib_cursor resend;               /* of the part that is being resent */
   uint16_t resend_of;                     /* the lost QP whose it was */

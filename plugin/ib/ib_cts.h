@@ -18,8 +18,10 @@
 #define IB_CTS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
+#include "common/base/compiler.h"
 #include "plugin/ib/ib_plan.h"
 
 /* On the wire: little-endian, 64 bytes, 64-byte aligned. */
@@ -39,12 +41,20 @@ struct ib_cts_ring { /* in registered memory of the sender */
   struct ib_cts_wire slots[IB_MAX_RECVS][IB_MAX_GROUP];
 };
 
+/* In host order, with the wire's layout: an entry is copied once. */
 struct ib_cts {
-  uint64_t addr, size;
-  uint32_t rkeys[IB_MAX_RAILS];
-  uint32_t tag;
-  unsigned int count, index;
+  union {
+    struct {
+      uint64_t addr, size;
+      uint32_t rkeys[IB_MAX_RAILS];
+      uint32_t tag;
+      uint8_t count, index;
+      uint8_t slot, unused; /* slot: for the immediate; zero on the wire */
+    };
+    uint64_t words[7];
+  };
 };
+_Static_assert(sizeof(struct ib_cts) == offsetof(struct ib_cts_wire, seq), "all words but the last");
 
 void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire);
 enum ib_cts_entry_state {
@@ -58,33 +68,27 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
 
 /* ---- matching: which buffer the next send of a tag goes into ------------ */
 
-struct ib_cts_buffer { /* a buffer that a send may take */
-  uint64_t addr, size;
-  uint32_t rkeys[IB_MAX_RAILS];
-  unsigned int slot, index; /* for the immediate */
-};
-
 /* A send takes the oldest buffer of its tag that no send has taken. Entries are read from the ring once, checked and
- * kept here. */
+ * kept here, until the receiver uses the slot again: that is when the receive is done, and nothing of its messages is
+ * to be posted any more. A receiver that breaks that rule has its own memory written, and that alone. */
 struct ib_cts_match {
   const struct ib_cts_ring *ring;
   uint32_t tail, head; /* receives with buffers left begin at `tail`; `head` is the first that was not read yet */
   uint32_t takes;      /* buffers taken: a change shows that a send matched */
-  uint8_t count[IB_MAX_RECVS];
   uint8_t left[IB_MAX_RECVS]; /* one bit per buffer that no send has taken */
   uint32_t tags[IB_MAX_RECVS][IB_MAX_GROUP];
-  struct ib_cts_buffer buffers[IB_MAX_RECVS][IB_MAX_GROUP];
+  struct ib_cts buffers[IB_MAX_RECVS][IB_MAX_GROUP];
 };
 
 void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring);
 enum ib_cts_found {
-  IB_CTS_TAKEN,      /* *buffer is the caller's */
+  IB_CTS_TAKEN,      /* *buffer, in the table, is the caller's */
   IB_CTS_EMPTY,      /* the receiver has posted nothing more */
   IB_CTS_OTHER_TAGS, /* there are buffers, of other tags */
   IB_CTS_INCOMPLETE, /* the oldest receive that was not read yet is there in part; there may be buffers of other tags */
   IB_CTS_INVALID,    /* an entry with a right checksum and invalid values */
 };
-enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, struct ib_cts_buffer *buffer);
+enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct ib_cts **buffer);
 /* For log lines: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);
 
@@ -105,18 +109,35 @@ struct ib_imm {
   uint64_t body;                  /* bytes before the tail */
   unsigned int error;             /* enum ib_imm_error; 0: none */
 };
-/* Host byte order; `all` is the plan's qps_per_message. */
-uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all);
-void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm);
 #define IB_IMM_MANTISSA_MAX 0xffffu
+#define IB_IMM_EXPONENT_ERROR 31u
+#define IB_IMM_CODE_ALL 7u
 #define IB_ALIGN_LOG2 7
 _Static_assert(1 << IB_ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");
 
 /* log2 of the unit in which an immediate counts so many bytes: the least that does. */
 static inline unsigned int ib_imm_unit_log2(uint64_t bytes) {
   unsigned int log2 = IB_ALIGN_LOG2;
+  if (rail_likely(bytes <= (uint64_t)IB_IMM_MANTISSA_MAX << IB_ALIGN_LOG2)) return log2;
   while (bytes >> log2 > IB_IMM_MANTISSA_MAX) log2++;
   return log2;
+}
+
+/* Host byte order; `all` is the plan's qps_per_message. */
+static inline uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all) {
+  unsigned int code = imm->parts == all ? IB_IMM_CODE_ALL : (unsigned int)__builtin_ctz(imm->parts);
+  uint32_t at = imm->slot << 27 | imm->index << 24 | code << 21;
+  if (rail_unlikely(imm->error)) return at | IB_IMM_EXPONENT_ERROR << 16 | imm->error;
+  unsigned int log2 = ib_imm_unit_log2(imm->body);
+  return at | (log2 - IB_ALIGN_LOG2) << 16 | (uint32_t)(imm->body >> log2);
+}
+static inline void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm *imm) {
+  unsigned int code = bits >> 21 & 7, exponent = bits >> 16 & 31, mantissa = bits & IB_IMM_MANTISSA_MAX;
+  imm->slot = bits >> 27;
+  imm->index = bits >> 24 & 7;
+  imm->parts = code == IB_IMM_CODE_ALL ? all : 1u << code;
+  imm->error = exponent == IB_IMM_EXPONENT_ERROR ? mantissa : 0;
+  imm->body = exponent == IB_IMM_EXPONENT_ERROR ? 0 : (uint64_t)mantissa << (IB_ALIGN_LOG2 + exponent);
 }
 
 #endif

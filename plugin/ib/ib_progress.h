@@ -28,6 +28,10 @@ enum ib_wr_kind {
 static inline uint64_t ib_wr_id(enum ib_wr_kind kind, unsigned int qp, unsigned int count, unsigned int arg) {
   return (uint64_t)kind << 56 | (uint64_t)qp << 40 | (uint64_t)(count & 0xffff) << 24 | (arg & 0xffffff);
 }
+/* The same, from ib_qp.wr_id. */
+static inline uint64_t ib_wr_id_of(const struct ib_qp *qp, unsigned int count, unsigned int arg) {
+  return qp->wr_id | (uint64_t)count << 24 | arg;
+}
 static inline enum ib_wr_kind ib_wr_kind(uint64_t id) { return (enum ib_wr_kind)(id >> 56); }
 static inline unsigned int ib_wr_qp(uint64_t id) { return (unsigned int)(id >> 40) & 0xffff; }
 static inline unsigned int ib_wr_count(uint64_t id) { return (unsigned int)(id >> 24) & 0xffff; }

@@ -43,6 +43,7 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   rc->remote_ring = *ring;
   rc->cts = &comm->qps[0];
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
   comm->progress = progress;
   ib_comm_limit_inline(comm);
 }
@@ -105,13 +106,15 @@ RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp
   uint32_t bytes = n * (uint32_t)sizeof *entries;
   struct ibv_sge sge = {
     .addr = (uintptr_t)entries, .length = bytes, .lkey = rc->base.rails[qp->rail].ctrl_mr->lkey};
-  struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
-                           .sg_list = &sge,
-                           .num_sge = 1,
-                           .send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0,
-                           .wr.rdma = {.remote_addr = rc->remote_ring.addr + slot * IB_MAX_GROUP * sizeof *entries,
-                                       .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
-  wr.wr_id = ib_wr_id(IB_WR_CTS, qp->index, ++rc->cts_unsignaled, slot);
+  struct ibv_send_wr wr; /* what a provider reads of a write is set, and nothing else */
+  wr.wr_id = ib_wr_id_of(qp, ++rc->cts_unsignaled, slot);
+  wr.next = NULL;
+  wr.sg_list = &sge;
+  wr.num_sge = 1;
+  wr.opcode = IBV_WR_RDMA_WRITE;
+  wr.send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0;
+  wr.wr.rdma.remote_addr = rc->remote_ring.addr + slot * IB_MAX_GROUP * sizeof *entries;
+  wr.wr.rdma.rkey = rc->remote_ring.rkeys[qp->remote_rail];
   if (rc->cts_unsignaled == CTS_SIGNALED || qp->sq_avail == 1) {
     wr.send_flags |= IBV_SEND_SIGNALED;
     rc->cts_unsignaled = 0;
@@ -225,8 +228,8 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   recv->n = (uint32_t)n;
   for (unsigned int i = 0; i < recv->n; i++) {
     struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;
-    struct ib_cts cts = {.addr = (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i], .count = recv->n,
-                         .index = i};
+    struct ib_cts cts = {.addr = (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i],
+                         .count = (uint8_t)n, .index = (uint8_t)i};
     recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = (uint32_t)tags[i], .mr = mr};
     ib_mr_hold(mr);
     if (mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);

@@ -35,6 +35,7 @@ struct ib_comm *ib_send_comm_alloc(void) {
     return NULL;
   }
   ib_request_pool_init(&sc->free, sc->sends, sizeof sc->sends[0], IB_MAX_SENDS, &sc->base);
+  for (unsigned int i = 0; i < IB_MAX_SENDS; i++) sc->sends[i].number = (uint16_t)i;
   STAILQ_INIT(&sc->unposted);
   ib_cts_match_init(&sc->match, &sc->base.ctrl_buf->ring);
   return &sc->base;
@@ -53,7 +54,8 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
   if (!sc->posted) return false;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     comm->qps[i].posted = &sc->posted[i * IB_SEND_DEPTH];
-    sc->live[i] = (uint8_t)i;
+    comm->qps[i].wr_id = ib_wr_id(IB_WR_SEND, i, 0, 0);
+    sc->live[i] = &comm->qps[i];
   }
   sc->nlive = comm->plan.nqps;
   sc->most_parts = comm->plan.qps_per_message;
@@ -147,13 +149,14 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
 _Static_assert(IB_MAX_SENDS <= 256 && IB_MAX_QPS <= 128, "a request, a part and a flag are 16 bits: ib_qp.posted");
 
 unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part) {
+  if (all == 1 || size < 2 * IB_ALIGN || size < min_part) return 1;
   uint64_t most = size / RAIL_MAX(min_part, (uint64_t)IB_ALIGN);
   if (most >= all) return all;
   return most < 2 ? 1 : 1u << (31 - (unsigned int)__builtin_clz((unsigned int)most));
 }
 
-struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
-                             bool separate) {
+RAIL_HOT_INLINE struct ib_part split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
+                                          bool separate) {
   struct ib_part part = {.size = size};
   if (n > 1) {
     uint64_t lines = (size + IB_ALIGN - 1) / IB_ALIGN, each = lines / n, more = lines % n;
@@ -167,29 +170,36 @@ struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsi
   return part;
 }
 
+struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
+                             bool separate) {
+  return split_part(size, i, n, max_write_log2, separate);
+}
+
 /* ---- post ------------------------------------------------------------------ */
 
-static struct ib_imm immediate_of(const struct ib_send *send, uint64_t body) {
-  return (struct ib_imm){.slot = send->buffer.slot,
-                         .index = send->buffer.index,
+static inline struct ib_imm immediate_of(const struct ib_send *send, uint64_t body) {
+  return (struct ib_imm){.slot = send->buffer->slot,
+                         .index = send->buffer->index,
                          .parts = send->nparts,
                          .body = body,
                          .error = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
 }
 
-/* The write of `len` bytes at `at` of the message. */
-static void make_write(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
-                       struct ibv_send_wr *wr, struct ibv_sge *sge) {
-  *wr = (struct ibv_send_wr){.opcode = IBV_WR_RDMA_WRITE,
-                             .wr.rdma = {.remote_addr = send->buffer.addr + at,
-                                         .rkey = send->buffer.rkeys[qp->remote_rail]}};
+/* The write of `len` bytes at `at` of the message: what a provider reads of one is set, and nothing else. */
+RAIL_HOT_INLINE void make_write(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
+                                struct ibv_send_wr *wr, struct ibv_sge *sge) {
+  wr->next = NULL;
+  wr->sg_list = sge;
+  wr->num_sge = len != 0;
+  wr->opcode = IBV_WR_RDMA_WRITE;
+  wr->send_flags = 0;
+  wr->wr.rdma.remote_addr = send->buffer->addr + at;
+  wr->wr.rdma.rkey = send->buffer->rkeys[qp->remote_rail];
   if (!len) return;
   assert(send->mr); /* isend refuses bytes without a registration */
-  *sge = (struct ibv_sge){.addr = (uintptr_t)send->data + at,
-                          .length = (uint32_t)len,
-                          .lkey = send->mr->lkeys[qp->rail]};
-  wr->sg_list = sge;
-  wr->num_sge = 1;
+  sge->addr = (uintptr_t)send->data + at;
+  sge->length = (uint32_t)len;
+  sge->lkey = send->mr->lkeys[qp->rail];
   if (len <= qp->max_inline && send->mr->type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;
 }
 
@@ -216,11 +226,11 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   struct ibv_send_wr wrs[BATCH], *bad;
   struct ibv_sge sges[BATCH];
   struct ib_notice_wire notice;
-  struct ib_part part = ib_split_part(send->length, number, send->nparts, sc->base.plan.max_write_log2,
-                                      send->length > sc->separate_above[qp->rail]);
+  struct ib_part part = split_part(send->length, number, send->nparts, sc->base.plan.max_write_log2,
+                                   send->length > sc->separate_above[qp->rail]);
   const bool notices = sc->base.plan.notices;
   if (rail_unlikely(notices)) part.body = part.size; /* the tail is a SEND that reports it */
-  unsigned int n = 0, most = RAIL_MIN(qp->sq_avail, BATCH), index = (unsigned int)(send - sc->sends);
+  unsigned int n = 0, most = RAIL_MIN(qp->sq_avail, BATCH);
   const uint64_t before = at->posted;
   uint64_t posted = before;
   bool tail;
@@ -228,7 +238,7 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
     tail = posted == part.body;
     uint64_t len = tail ? part.size - part.body : RAIL_MIN(part.write, part.body - posted);
     make_write(send, qp, part.offset + posted, len, &wrs[n], &sges[n]);
-    wrs[n].wr_id = ib_wr_id(IB_WR_SEND, qp->index, n + 1, index);
+    wrs[n].wr_id = ib_wr_id_of(qp, n + 1, send->number);
     if (n) wrs[n - 1].next = &wrs[n];
     posted += len;
     n++;
@@ -245,7 +255,7 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   if (rail_unlikely(err)) return post_failed(sc, at, before, n, qp, err);
   at->posted = tail ? 0 : posted;
   at->qp = qp->index;
-  qp->posted[qp->posted_tail++ % IB_SEND_DEPTH] = posted_entry(index, number, tail);
+  qp->posted[qp->posted_tail++ % IB_SEND_DEPTH] = posted_entry(send->number, number, tail);
   if (tail) ib_qp_count_tail(qp);
   send->base.pending++;
   qp->sq_avail -= n;
@@ -263,14 +273,17 @@ RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
 /* The QP over which a part begins, or goes on. NULL: its send queue is full, or what was begun over it waits until the
  * QP is DOWN, and begins anew. */
 static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_cursor *at, unsigned int turn) {
-  bool begun = at->posted != 0;
-  struct ib_qp *qp = &sc->base.qps[rail_unlikely(begun) ? at->qp : sc->live[turn % sc->nlive]];
-  if (rail_unlikely(begun && !may_go_on(&sc->base, at->qp))) return NULL;
+  if (rail_unlikely(turn >= sc->nlive)) turn %= sc->nlive;
+  struct ib_qp *qp = sc->live[turn];
+  if (rail_unlikely(at->posted != 0)) {
+    if (!may_go_on(&sc->base, at->qp)) return NULL;
+    qp = &sc->base.qps[at->qp];
+  }
   return rail_likely(qp->sq_avail) ? qp : NULL;
 }
 
 /* RAIL_IN_PROGRESS: a send queue is full, or the QP of a part that was begun is lost. */
-static rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
+RAIL_HOT_INLINE rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->part < send->nparts) {
     struct ib_qp *qp = qp_of_part(sc, &send->at, send->first_qp + send->part);
     if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
@@ -295,7 +308,7 @@ RAIL_COLD static rail_result_t bad_send(const struct ib_comm *comm, const void *
 RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag) {
   RAIL_WARN("RailIB: isend to %s over %s: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
             "send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
-            (unsigned long long)send->size, tag, (unsigned long long)send->buffer.size);
+            (unsigned long long)send->size, tag, (unsigned long long)send->buffer->size);
   send->base.result = RAIL_BAD_USAGE;
   send->length = 0;
 }
@@ -329,12 +342,13 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   send->part = 0;
   send->mr = size ? mhandle : NULL;
   ib_mr_hold(send->mr);
-  if (rail_unlikely(size > send->buffer.size)) refuse_size(sc, send, (uint32_t)tag);
+  if (rail_unlikely(size > send->buffer->size)) refuse_size(sc, send, (uint32_t)tag);
 
   /* Split: over how many QPs, and from which on. Messages take the QPs in turn. */
   send->nparts = (uint16_t)ib_split_parts(send->length, sc->most_parts, sc->min_part);
   send->first_qp = (uint16_t)sc->next_qp;
-  sc->next_qp = (sc->next_qp + send->nparts) % sc->nlive;
+  sc->next_qp += send->nparts; /* at most nlive */
+  if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
   *request = send;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(r, &phandle);
 
@@ -380,7 +394,7 @@ void ib_send_use_paths(struct ib_send_comm *sc) {
   const struct ib_plan *plan = &sc->base.plan;
   unsigned int n = 0;
   for (unsigned int i = 0; i < plan->nqps; i++)
-    if (sc->base.failover->paths[i].state == IB_PATH_UP) sc->live[n++] = (uint8_t)i;
+    if (sc->base.failover->paths[i].state == IB_PATH_UP) sc->live[n++] = &sc->base.qps[i];
   sc->nlive = n;
   sc->next_qp %= n;
   sc->most_parts = plan->qps_per_message;
@@ -432,7 +446,7 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
     sc->resend_of = lost->index;
     RAIL_TRY(post_batch(sc, send, entry >> 1 & 0x7f, &sc->resend, qp));
     if (sc->resend.posted) continue;
-    sc->next_qp = (sc->next_qp + 1) % sc->nlive;
+    if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;
     lost->posted_head++;
     send->base.pending--; /* the write that was lost; the new one counts */
     rail_stats_add(&sc->base.stats[IB_COMM_RESENT], 1);
