@@ -141,7 +141,7 @@ static bool add_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_fil
               attr.state != IBV_PORT_ACTIVE ? "not active" : "neither InfiniBand nor Ethernet");
     return false;
   }
-  bool rdmacm = hca->iwarp || (ethernet && ib_params.cm == IB_CM_RDMACM);
+  bool rdmacm = hca->iwarp || (ethernet && ib_params.cm == IB_CM_KIND_RDMACM);
   if (rdmacm && !ib_rdmacm_open()) return false;
   if (nports == IB_MAX_PORTS) {
     RAIL_WARN("RailIB: more than %d active ports; %s:%u is left out. NCCL_IB_HCA chooses", IB_MAX_PORTS, hca->name,

@@ -80,7 +80,7 @@ struct ib_device {
   int members[IB_MAX_RAILS]; /* indices in this table; itself unless makeVDevice made it */
 };
 
-enum ib_cm_kind { IB_CM_TCP, IB_CM_RDMACM }; /* RAIL_IB_CM */
+enum ib_cm_kind { IB_CM_KIND_TCP, IB_CM_KIND_RDMACM }; /* RAIL_IB_CM */
 
 /* Builds the table at the first call. Without libibverbs, device or interface for oob connections there are no
  * devices, after one line. Call under the plugin's lock. */

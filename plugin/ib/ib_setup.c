@@ -58,8 +58,8 @@ rail_result_t ib_setup_recv_refusal(struct ib_setup *s) {
     return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
   }
   if (result == RAIL_IN_PROGRESS) return result;
-  return rail_setup_fail(&s->base, RAIL_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection while waiting for %s",
-                         s->base.ops->rows[s->base.state].waits_for);
+  return rail_setup_fail(&s->base, RAIL_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection, while this side "
+                         "waited for %s", s->base.ops->rows[s->base.state].waits_for);
 }
 
 rail_result_t ib_setup_send_qps(struct rail_setup *base) {

@@ -102,13 +102,15 @@ static int fused(int first) {
 }
 
 static void open_connection(const struct scenario *s) {
-  static char plugin[4096], emu[4096];
+  static char plugin[4096], emu[4096], cm[4096];
   char qps[16], devices[256];
   size_t used = 0;
   ENSURE(rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so"), "no path");
   ENSURE(rail_path_from_bin(emu, "../../lib/emu/libibverbs.so.1"), "no path");
+  ENSURE(rail_path_from_bin(cm, "../../lib/emu/librdmacm.so.1"), "no path");
   snprintf(qps, sizeof qps, "%d", s->qps_per_rail);
   setenv("NCCL_IBVERBS_LIB", emu, 1);
+  setenv("RAIL_IB_RDMACM_LIB", cm, 1);
   /* With short send queues a part is posted piece by piece, and losses come between the pieces. */
   for (int i = 0; i < 2 * RAILS; i++)
     used += (size_t)snprintf(devices + used, sizeof devices - used, "device emu%d %s;", i,
@@ -301,6 +303,15 @@ TEST(a_device_fails) { fail_at_each(DEVICE, 1, 29); }
 TEST(a_queue_pair_breaks) { fail_at_each(QUEUE_PAIR, 2, 29); }
 TEST(acknowledgements_are_lost) { fail_at_each(ANSWERS, 1, 37); }
 
+/* Queue pairs that the RDMA CM has set up are lost as others are. */
+TEST(by_the_rdma_cm) {
+  setenv("RAIL_IB_CM", "rdmacm", 1);
+  fail_at_each(PORT, 1, 83);
+  fail_at_each(DEVICE, 1, 83);
+  fail_at_each(QUEUE_PAIR, 2, 83);
+  unsetenv("RAIL_IB_CM");
+}
+
 /* The second one fails while what the first one carried is written again. */
 TEST(two_fail_one_after_the_other) {
   long last = requests_of_a_run(1);
@@ -417,7 +428,7 @@ int main(int argc, char **argv) {
     TEST_CASE(acknowledgements_are_lost), TEST_CASE(two_fail_one_after_the_other),
     TEST_CASE(a_port_comes_back_in_time), TEST_CASE(a_lost_port_returns), TEST_CASE(it_is_lost_again),
     TEST_CASE(another_is_lost_during_a_return), TEST_CASE(a_broken_queue_pair_returns),
-    TEST_CASE(a_return_fails_at_first), TEST_CASE(all_fail),
+    TEST_CASE(a_return_fails_at_first), TEST_CASE(all_fail), TEST_CASE(by_the_rdma_cm),
     TEST_CASE(these_faults)};
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
