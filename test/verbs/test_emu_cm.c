@@ -168,6 +168,58 @@ TEST(without_a_queue_pair_of_the_id) {
   close_all(&listener, &client, &server);
 }
 
+/* In INIT, as a program that keeps its queue pairs from its ids makes it. */
+static struct ibv_qp *loose_qp(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq) {
+  struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .cap = {8, 8, 1, 1, 0}, .qp_type = IBV_QPT_RC};
+  struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+  CHECK(pd->context == context);
+  struct ibv_qp *qp = ibv_create_qp(pd, &init);
+  CHECK(qp);
+  CHECK_OK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+  return qp;
+}
+
+static void check_is_connected(struct ibv_qp *qp, const struct ibv_qp *peer, uint8_t traffic_class) {
+  struct ibv_qp_attr attr;
+  struct ibv_qp_init_attr init;
+  CHECK_OK(ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV, &init));
+  CHECK(attr.qp_state == IBV_QPS_RTS && attr.dest_qp_num == peer->qp_num);
+  CHECK_INT(attr.ah_attr.grh.traffic_class, traffic_class);
+}
+
+/* An iWARP device moves the queue pairs that both sides name, and there is no response to answer. */
+TEST(iwarp_moves_queue_pairs_by_number) {
+  struct side listener, client, server;
+  uint8_t tos = 104;
+  side_open(&listener, RDMA_PS_TCP);
+  side_open(&client, RDMA_PS_TCP);
+  CHECK_OK(rdma_set_option(listener.id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1));
+  uint16_t port = side_listen(&listener, "10.77.2.1", 4);
+  side_resolve(&client, "10.77.2.1", port);
+  struct ibv_pd *pd = ibv_alloc_pd(client.id->verbs);
+  struct ibv_cq *cq = ibv_create_cq(client.id->verbs, 32, NULL, NULL, 0);
+  CHECK(pd && cq);
+  struct ibv_qp *a = loose_qp(client.id->verbs, pd, cq), *b = loose_qp(client.id->verbs, pd, cq);
+  struct rdma_conn_param p = param_with("hello");
+  p.qp_num = a->qp_num;
+  CHECK_OK(rdma_connect(client.id, &p));
+  side_take(&server, &listener);
+  p.qp_num = b->qp_num;
+  CHECK_OK(rdma_accept(server.id, &p));
+  struct rdma_cm_event *event = next_event(client.channel, RDMA_CM_EVENT_ESTABLISHED);
+  CHECK(event->param.conn.private_data_len == 6 && memcmp(event->param.conn.private_data, "hello", 6) == 0);
+  CHECK_OK(rdma_ack_cm_event(event));
+  expect(listener.channel, RDMA_CM_EVENT_ESTABLISHED, 0);
+  CHECK_INT(rdma_establish(client.id), -1);
+  check_is_connected(a, b, 0);
+  check_is_connected(b, a, 104);
+  CHECK_OK(ibv_destroy_qp(a));
+  CHECK_OK(ibv_destroy_qp(b));
+  CHECK_OK(ibv_destroy_cq(cq));
+  CHECK_OK(ibv_dealloc_pd(pd));
+  close_all(&listener, &client, &server);
+}
+
 TEST(datagrams) {
   struct side listener, client, server;
   side_open(&listener, RDMA_PS_UDP);
@@ -455,6 +507,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(a_port_is_taken_once),
   TEST_CASE(listening_on_all_addresses),
   TEST_CASE(without_a_queue_pair_of_the_id),
+  TEST_CASE(iwarp_moves_queue_pairs_by_number),
   TEST_CASE(datagrams),
   TEST_CASE(a_channel_that_does_not_wait),
   TEST_CASE(an_id_moves_to_another_channel_with_its_events),
@@ -467,4 +520,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(a_thousand_connect_at_once),
   TEST_CASE(endpoints)};
 
-int main(int argc, char **argv) { return cm_test_main(argc, argv, cases, sizeof cases / sizeof cases[0]); }
+int main(int argc, char **argv) {
+  setenv("RAIL_EMU", "device emu0; device emu1; device rnic transport=iwarp", 1);
+  return cm_test_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
+}
