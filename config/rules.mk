@@ -327,7 +327,7 @@ $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
 	  $(test_libs) -ldl -lm -lrt -o $@
 
 # Opened, not linked.
-$(BUILD)/test/unit/test_ghost: | $(ghost_libs) $(BUILD)/test/libghostnccl.so
+$(BUILD)/test/unit/test_ghost $(BUILD)/test/unit/test_ghost_driver: | $(ghost_libs) $(BUILD)/test/libghostnccl.so
 
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))

@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { GH_MAX_DEVICES = 8 };
+
 enum {
   GH_MULTIPROCESSORS = 16, /* attributes of a device */
   GH_COMPUTE_MAJOR = 75,
@@ -71,103 +73,101 @@ enum { GH_LAUNCH_COMPLETION_EVENT = 12 };
 #define GH_PARAM_BUFFER ((void *)1)
 #define GH_PARAM_SIZE ((void *)2)
 
-/* X(symbol, arguments): all return a result. */
-#define GH_CALLS(X)                                                                                                   \
-  X(cuInit, (unsigned flags))                                                                                         \
-  X(cuGetErrorName, (int error, const char **text))                                                                   \
-  X(cuGetErrorString, (int error, const char **text))                                                                 \
-  X(cuDriverGetVersion, (int *version))                                                                               \
-  X(cuDeviceGetCount, (int *count))                                                                                   \
-  X(cuDeviceGet, (int *device, int ordinal))                                                                          \
-  X(cuDeviceGetName, (char *text, int size, int device))                                                              \
-  X(cuDeviceGetUuid, (struct gh_uuid *uuid, int device))                                                              \
-  X(cuDeviceGetUuid_v2, (struct gh_uuid *uuid, int device))                                                           \
-  X(cuDeviceTotalMem_v2, (size_t *bytes, int device))                                                                 \
-  X(cuDeviceGetAttribute, (int *value, int attribute, int device))                                                    \
-  X(cuDeviceGetPCIBusId, (char *text, int size, int device))                                                          \
-  X(cuDeviceGetByPCIBusId, (int *device, const char *text))                                                           \
-  X(cuDeviceCanAccessPeer, (int *can, int device, int peer))                                                          \
-  X(cuDeviceGetP2PAttribute, (int *value, int attribute, int device, int peer))                                       \
-  X(cuDevicePrimaryCtxRetain, (void **context, int device))                                                           \
-  X(cuDevicePrimaryCtxRelease_v2, (int device))                                                                       \
-  X(cuCtxGetCurrent, (void **context))                                                                                \
-  X(cuCtxSetCurrent, (void *context))                                                                                 \
-  X(cuCtxPushCurrent_v2, (void *context))                                                                             \
-  X(cuCtxPopCurrent_v2, (void **context))                                                                             \
-  X(cuCtxGetDevice, (int *device))                                                                                    \
-  X(cuCtxSynchronize, (void))                                                                                         \
-  X(cuCtxEnablePeerAccess, (void *peer, unsigned flags))                                                              \
-  X(cuMemAlloc_v2, (uint64_t *address, size_t size))                                                                  \
-  X(cuMemAllocManaged, (uint64_t *address, size_t size, unsigned flags))                                              \
-  X(cuMemFree_v2, (uint64_t address))                                                                                 \
-  X(cuMemHostAlloc, (void **memory, size_t size, unsigned flags))                                                     \
-  X(cuMemFreeHost, (void *memory))                                                                                    \
-  X(cuMemHostRegister_v2, (void *memory, size_t size, unsigned flags))                                                \
-  X(cuMemHostUnregister, (void *memory))                                                                              \
-  X(cuMemHostGetDevicePointer_v2, (uint64_t *address, void *memory, unsigned flags))                                  \
-  X(cuMemGetAddressRange_v2, (uint64_t *base, size_t *size, uint64_t address))                                        \
-  X(cuMemcpyHtoD_v2, (uint64_t to, const void *from, size_t size))                                                    \
-  X(cuMemcpyDtoH_v2, (void *to, uint64_t from, size_t size))                                                          \
-  X(cuMemcpy, (uint64_t to, uint64_t from, size_t size))                                                              \
-  X(cuMemcpyAsync, (uint64_t to, uint64_t from, size_t size, void *stream))                                           \
-  X(cuMemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t size, void *stream))                                       \
-  X(cuMemsetD8_v2, (uint64_t address, unsigned char value, size_t size))                                              \
-  X(cuMemsetD8Async, (uint64_t address, unsigned char value, size_t size, void *stream))                              \
-  X(cuPointerGetAttribute, (void *value, int attribute, uint64_t pointer))                                            \
-  X(cuPointerGetAttributes, (unsigned n, int *attributes, void **values, uint64_t pointer))                           \
-  X(cuMemGetHandleForAddressRange,                                                                                    \
-    (void *handle, uint64_t address, size_t size, int type, unsigned long long flags))                                \
-  X(cuIpcGetMemHandle, (struct gh_ipc *handle, uint64_t address))                                                     \
-  X(cuIpcOpenMemHandle_v2, (uint64_t *address, struct gh_ipc handle, unsigned flags))                                 \
-  X(cuIpcCloseMemHandle, (uint64_t address))                                                                          \
-  X(cuMemGetAllocationGranularity, (size_t *granularity, const struct gh_allocation *how, int option))                \
-  X(cuMemGetAllocationPropertiesFromHandle, (struct gh_allocation *how, uint64_t handle))                             \
-  X(cuMemCreate, (uint64_t *handle, size_t size, const struct gh_allocation *how, unsigned long long flags))          \
-  X(cuMemRelease, (uint64_t handle))                                                                                  \
-  X(cuMemRetainAllocationHandle, (uint64_t *handle, void *address))                                                   \
-  X(cuMemAddressReserve,                                                                                              \
-    (uint64_t *address, size_t size, size_t alignment, uint64_t hint, unsigned long long flags))                      \
-  X(cuMemAddressFree, (uint64_t address, size_t size))                                                                \
-  X(cuMemMap, (uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags))              \
-  X(cuMemUnmap, (uint64_t address, size_t size))                                                                      \
-  X(cuMemSetAccess, (uint64_t address, size_t size, const struct gh_access *access, size_t n))                        \
-  X(cuMemExportToShareableHandle, (void *out, uint64_t handle, int type, unsigned long long flags))                   \
-  X(cuMemImportFromShareableHandle, (uint64_t *handle, void *shared, int type))                                       \
-  X(cuStreamCreate, (void **stream, unsigned flags))                                                                  \
-  X(cuStreamDestroy_v2, (void *stream))                                                                               \
-  X(cuStreamSynchronize, (void *stream))                                                                              \
-  X(cuStreamQuery, (void *stream))                                                                                    \
-  X(cuStreamGetCtx, (void *stream, void **context))                                                                   \
-  X(cuStreamWaitEvent, (void *stream, void *event, unsigned flags))                                                   \
-  X(cuStreamBeginCapture_v2, (void *stream, int mode))                                                                \
-  X(cuStreamEndCapture, (void *stream, void **graph))                                                                 \
-  X(cuStreamGetCaptureInfo_v2,                                                                                        \
-    (void *stream, int *status, uint64_t *id, void **graph, const void **dependencies, size_t *n))                    \
-  X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                   \
-  X(cuEventCreate, (void **event, unsigned flags))                                                                    \
-  X(cuEventDestroy_v2, (void *event))                                                                                 \
-  X(cuEventRecord, (void *event, void *stream))                                                                       \
-  X(cuEventQuery, (void *event))                                                                                      \
-  X(cuEventSynchronize, (void *event))                                                                                \
-  X(cuUserObjectCreate, (void **object, void *arg, void (*destroy)(void *arg), unsigned count, unsigned flags))       \
-  X(cuUserObjectRelease, (void *object, unsigned count))                                                              \
-  X(cuGraphRetainUserObject, (void *graph, void *object, unsigned count, unsigned flags))                             \
-  X(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long flags))                                \
-  X(cuGraphLaunch, (void *exec, void *stream))                                                                        \
-  X(cuGraphExecDestroy, (void *exec))                                                                                 \
-  X(cuGraphDestroy, (void *graph))                                                                                    \
-  X(cuModuleLoad, (void **module, const char *file))                                                                  \
-  X(cuModuleLoadData, (void **module, const void *image))                                                             \
-  X(cuModuleUnload, (void *module))                                                                                   \
-  X(cuModuleGetFunction, (void **function, void *module, const char *name))                                           \
-  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *blocks, void *function, int threads, size_t shared))           \
-  X(cuLaunchKernel,                                                                                                   \
-    (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,           \
-     unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra))                                \
-  X(cuLaunchKernelEx, (const struct gh_launch_config *config, void *function, void **arguments, void **extra))        \
-  X(cuLaunchHostFunc, (void *stream, void (*call)(void *arg), void *arg))
+#define GH_API __attribute__((visibility("default")))
 
-#define GH_DECLARE_(symbol, arguments) __attribute__((visibility("default"))) int symbol arguments;
-GH_CALLS(GH_DECLARE_)
+/* All return a result. */
+GH_API int cuInit(unsigned flags);
+GH_API int cuGetErrorName(int error, const char **text);
+GH_API int cuGetErrorString(int error, const char **text);
+GH_API int cuDriverGetVersion(int *version);
+GH_API int cuDeviceGetCount(int *count);
+GH_API int cuDeviceGet(int *device, int ordinal);
+GH_API int cuDeviceGetName(char *text, int size, int device);
+GH_API int cuDeviceGetUuid(struct gh_uuid *uuid, int device);
+GH_API int cuDeviceGetUuid_v2(struct gh_uuid *uuid, int device);
+GH_API int cuDeviceTotalMem_v2(size_t *bytes, int device);
+GH_API int cuDeviceGetAttribute(int *value, int attribute, int device);
+GH_API int cuDeviceGetPCIBusId(char *text, int size, int device);
+GH_API int cuDeviceGetByPCIBusId(int *device, const char *text);
+GH_API int cuDeviceCanAccessPeer(int *can, int device, int peer);
+GH_API int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer);
+GH_API int cuDevicePrimaryCtxRetain(void **context, int device);
+GH_API int cuDevicePrimaryCtxRelease_v2(int device);
+GH_API int cuCtxGetCurrent(void **context);
+GH_API int cuCtxSetCurrent(void *context);
+GH_API int cuCtxPushCurrent_v2(void *context);
+GH_API int cuCtxPopCurrent_v2(void **context);
+GH_API int cuCtxGetDevice(int *device);
+GH_API int cuCtxSynchronize(void);
+GH_API int cuCtxEnablePeerAccess(void *peer, unsigned flags);
+GH_API int cuMemAlloc_v2(uint64_t *address, size_t size);
+GH_API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags);
+GH_API int cuMemFree_v2(uint64_t address);
+GH_API int cuMemHostAlloc(void **memory, size_t size, unsigned flags);
+GH_API int cuMemFreeHost(void *memory);
+GH_API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags);
+GH_API int cuMemHostUnregister(void *memory);
+GH_API int cuMemHostGetDevicePointer_v2(uint64_t *address, void *memory, unsigned flags);
+GH_API int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address);
+GH_API int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size);
+GH_API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size);
+GH_API int cuMemcpy(uint64_t to, uint64_t from, size_t size);
+GH_API int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream);
+GH_API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream);
+GH_API int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size);
+GH_API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream);
+GH_API int cuPointerGetAttribute(void *value, int attribute, uint64_t pointer);
+GH_API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint64_t pointer);
+GH_API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int type,
+                                         unsigned long long flags);
+GH_API int cuIpcGetMemHandle(struct gh_ipc *handle, uint64_t address);
+GH_API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned flags);
+GH_API int cuIpcCloseMemHandle(uint64_t address);
+GH_API int cuMemGetAllocationGranularity(size_t *granularity, const struct gh_allocation *how, int option);
+GH_API int cuMemGetAllocationPropertiesFromHandle(struct gh_allocation *how, uint64_t handle);
+GH_API int cuMemCreate(uint64_t *handle, size_t size, const struct gh_allocation *how, unsigned long long flags);
+GH_API int cuMemRelease(uint64_t handle);
+GH_API int cuMemRetainAllocationHandle(uint64_t *handle, void *address);
+GH_API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t hint,
+                               unsigned long long flags);
+GH_API int cuMemAddressFree(uint64_t address, size_t size);
+GH_API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags);
+GH_API int cuMemUnmap(uint64_t address, size_t size);
+GH_API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access *access, size_t n);
+GH_API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags);
+GH_API int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type);
+GH_API int cuStreamCreate(void **stream, unsigned flags);
+GH_API int cuStreamDestroy_v2(void *stream);
+GH_API int cuStreamSynchronize(void *stream);
+GH_API int cuStreamQuery(void *stream);
+GH_API int cuStreamGetCtx(void *stream, void **context);
+GH_API int cuStreamWaitEvent(void *stream, void *event, unsigned flags);
+GH_API int cuStreamBeginCapture_v2(void *stream, int mode);
+GH_API int cuStreamEndCapture(void *stream, void **graph);
+GH_API int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
+                                     const void **dependencies, size_t *n);
+GH_API int cuThreadExchangeStreamCaptureMode(int *mode);
+GH_API int cuEventCreate(void **event, unsigned flags);
+GH_API int cuEventDestroy_v2(void *event);
+GH_API int cuEventRecord(void *event, void *stream);
+GH_API int cuEventQuery(void *event);
+GH_API int cuEventSynchronize(void *event);
+GH_API int cuUserObjectCreate(void **object, void *arg, void (*destroy)(void *arg), unsigned count, unsigned flags);
+GH_API int cuUserObjectRelease(void *object, unsigned count);
+GH_API int cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags);
+GH_API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags);
+GH_API int cuGraphLaunch(void *exec, void *stream);
+GH_API int cuGraphExecDestroy(void *exec);
+GH_API int cuGraphDestroy(void *graph);
+GH_API int cuModuleLoad(void **module, const char *file);
+GH_API int cuModuleLoadData(void **module, const void *image);
+GH_API int cuModuleUnload(void *module);
+GH_API int cuModuleGetFunction(void **function, void *module, const char *name);
+GH_API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared);
+GH_API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                          unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments,
+                          void **extra);
+GH_API int cuLaunchKernelEx(const struct gh_launch_config *config, void *function, void **arguments, void **extra);
+GH_API int cuLaunchHostFunc(void *stream, void (*call)(void *arg), void *arg);
 
 #endif

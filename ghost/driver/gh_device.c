@@ -13,7 +13,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool initialized;
 static int broken;
-static struct gh_context contexts[MAX_DEVICES];
+static struct gh_context contexts[GH_MAX_DEVICES];
 
 /* ---- counters, and calls that shall fail ---- */
 
@@ -100,12 +100,12 @@ int gh_enter_unsafe(const char *call) {
 int gh_devices(void) {
   const char *text = getenv("GHOST_DEVICES");
   int n = text ? atoi(text) : 1;
-  return n < 1 ? 1 : n > MAX_DEVICES ? MAX_DEVICES : n;
+  return n < 1 ? 1 : n > GH_MAX_DEVICES ? GH_MAX_DEVICES : n;
 }
 
 API int cuInit(unsigned flags) {
   if (flags) return INVALID_VALUE;
-  for (int i = 0; i < MAX_DEVICES; i++) contexts[i].device = i;
+  for (int i = 0; i < GH_MAX_DEVICES; i++) contexts[i].device = i;
   __atomic_store_n(&initialized, true, __ATOMIC_RELEASE);
   return OK;
 }
@@ -116,7 +116,11 @@ API int cuGetErrorName(int error, const char **text) {
       {OK, "CUDA_SUCCESS"}, NAMED(INVALID_VALUE), NAMED(OUT_OF_MEMORY), NAMED(INVALID_IMAGE), NAMED(INVALID_CONTEXT),
       NAMED(FILE_NOT_FOUND), NAMED(INVALID_HANDLE), NAMED(NOT_FOUND), NAMED(PEER_ACCESS_UNSUPPORTED),
       NAMED(ILLEGAL_ADDRESS), NAMED(INVALID_DEVICE), NAMED(NOT_SUPPORTED), NAMED(NOT_READY), NAMED(NOT_INITIALIZED),
-      NAMED(NOT_PERMITTED),
+      NAMED(NOT_PERMITTED), NAMED(LAUNCH_FAILED), NAMED(PEER_ACCESS_ALREADY_ENABLED),
+      {ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
+      {NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
+      {CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
+      {CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"}, {CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT"},
       {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
       {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
       {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"}};

@@ -31,8 +31,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MAX_DEVICES 8
-#define API __attribute__((visibility("default")))
+#include "ghost/driver/gh_cuda.h"
+
+#define API GH_API
 
 /* cuda.h's results. */
 enum {
@@ -84,6 +85,8 @@ int gh_capture_mode(void);
 /* May a kernel of the context touch all of [p, p+size)? It may if that is its own memory, managed, registered, or that
  * of a context to which it has peer access. NULL: may any? */
 bool gh_reachable(const void *p, size_t size, const struct gh_context *context);
+/* Does [p, p+size) begin in memory that the driver knows, and end outside of it? */
+bool gh_is_beyond(const void *p, size_t size);
 /* Is it a device's memory, rather than registered memory of the host? */
 bool gh_on_device(const void *p);
 int gh_devices(void);
@@ -93,10 +96,11 @@ unsigned gh_room(unsigned threads);
 bool gh_is_context(const void *context);
 
 /* Memory of other processes, for what cuMemAlloc's is. */
-void gh_add_memory(void *base, size_t size);
+bool gh_add_memory(void *base, size_t size); /* false: no memory */
 bool gh_remove_memory(const void *base);
 /* Mapped memory: of a device, for those whose bits are set. */
-void gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma); /* or it is there: access */
+/* Or it is there: access. False: no memory. */
+bool gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma);
 void gh_remove_mapped(const void *base);
 /* What cuMemAlloc has given out at this address; 0: nothing. */
 size_t gh_allocated(const void *base);

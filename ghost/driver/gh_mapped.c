@@ -78,8 +78,13 @@ static void drop_if_unused(struct piece *p) {
   free(p);
 }
 
+/* Takes the descriptor, also if there is no memory. */
 static int add_piece(uint64_t *handle, int fd, const struct label *label) {
   struct piece *p = calloc(1, sizeof *p);
+  if (!p) {
+    close(fd);
+    return OUT_OF_MEMORY;
+  }
   *p = (struct piece){.label = *label, .fd = fd, .handles = 1};
   pthread_mutex_lock(&lock);
   p->next = pieces;
@@ -190,6 +195,10 @@ API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, ui
   if (base > raw) munmap(raw, (size_t)(base - raw));
   munmap(base + size, (size_t)(raw + UNIT - base));
   struct reserved *new = calloc(1, sizeof *new);
+  if (!new) {
+    munmap(base, size);
+    return OUT_OF_MEMORY;
+  }
   *new = (struct reserved){.base = base, .size = size};
   pthread_mutex_lock(&lock);
   new->next = all_reserved;
@@ -254,12 +263,13 @@ static int check_access(const struct piece *p, const struct gh_access *a) {
   return a->location.id == p->label.device || gh_may_reach() ? OK : INVALID_DEVICE;
 }
 
-static void set_access(struct reserved *of, unsigned access) {
+static int set_access(struct reserved *of, unsigned access) {
   const struct label *l = &of->piece->label;
-  if (access) gh_add_mapped(of->base, of->size, l->device, access, l->rdma != 0);
-  else if (of->access) gh_remove_mapped(of->base);
+  if (access && !gh_add_mapped(of->base, of->size, l->device, access, l->rdma != 0)) return OUT_OF_MEMORY;
+  if (!access && of->access) gh_remove_mapped(of->base);
   of->access = access;
   (void)mprotect(of->base, of->size, access ? PROT_READ | PROT_WRITE : PROT_NONE);
+  return OK;
 }
 
 API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access *access, size_t n) {
@@ -271,10 +281,10 @@ API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access *ac
   unsigned bits = of->access;
   for (size_t i = 0; r == OK && i < n; i++) {
     r = check_access(of->piece, &access[i]);
-    unsigned bit = access[i].location.type == GH_ON_DEVICE ? 1u << access[i].location.id : 1u << MAX_DEVICES;
+    unsigned bit = access[i].location.type == GH_ON_DEVICE ? 1u << access[i].location.id : 1u << GH_MAX_DEVICES;
     if (r == OK) bits = access[i].access ? bits | bit : bits & ~bit;
   }
-  if (r == OK) set_access(of, bits);
+  if (r == OK) r = set_access(of, bits);
   return leave(r);
 }
 

@@ -54,23 +54,26 @@ bool gh_on_device(const void *p) {
 size_t gh_allocated(const void *base) {
   pthread_mutex_lock(&lock);
   const struct range *r = find(base, 1);
-  size_t size = r && r->base == base && r->type == DEVICE_MEMORY && !r->managed && r->context ? r->size : 0;
+  size_t size = r && r->base == base && r->type == DEVICE_MEMORY && !r->managed && r->owned ? r->size : 0;
   pthread_mutex_unlock(&lock);
   return size;
 }
 
-static void add(struct range range) {
+/* False: no memory. */
+static bool add(struct range range) {
   struct range *r = malloc(sizeof *r);
+  if (!r) return false;
   *r = range;
   pthread_mutex_lock(&lock);
   r->next = ranges;
   ranges = r;
   pthread_mutex_unlock(&lock);
+  return true;
 }
 
-static void add_range(void *base, size_t size, int type, bool managed) {
+static struct range range_here(void *base, size_t size, int type) {
   struct gh_context *c = gh_context();
-  add((struct range){.base = base, .size = size, .type = type, .managed = managed, .context = c, .device = c->device});
+  return (struct range){.base = base, .size = size, .type = type, .context = c, .device = c->device};
 }
 
 static struct range **place_of(const void *base, int type, bool mapped) {
@@ -88,7 +91,7 @@ static bool remove_range(const void *base, int type, bool mapped) {
   return r != NULL;
 }
 
-void gh_add_memory(void *base, size_t size) { add_range(base, size, DEVICE_MEMORY, false); }
+bool gh_add_memory(void *base, size_t size) { return add(range_here(base, size, DEVICE_MEMORY)); }
 bool gh_remove_memory(const void *base) { return remove_range(base, DEVICE_MEMORY, false); }
 
 /* A range that holds the address; false: the driver knows none. */
@@ -100,13 +103,13 @@ static bool range_of(uint64_t address, struct range *out) {
   return r != NULL;
 }
 
-void gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma) {
+bool gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma) {
   pthread_mutex_lock(&lock);
   struct range *there = *place_of(base, DEVICE_MEMORY, true);
   if (there) there->access = access; /* kernels of who had it may run */
   pthread_mutex_unlock(&lock);
-  if (!there) add((struct range){.base = base, .size = size, .type = DEVICE_MEMORY, .device = device, .access = access,
-                     .rdma = rdma});
+  return there || add((struct range){.base = base, .size = size, .type = DEVICE_MEMORY, .device = device,
+                                     .access = access, .rdma = rdma});
 }
 
 void gh_remove_mapped(const void *base) { remove_range(base, DEVICE_MEMORY, true); }
@@ -119,7 +122,13 @@ static int allocate(uint64_t *address, size_t size, bool managed) {
   if (!size) return INVALID_VALUE;
   if (posix_memalign(&memory, size < LARGE && size % 4096 ? 512 : 4096, size)) return OUT_OF_MEMORY;
   memset(memory, 0xA5, size);
-  add_range(memory, size, DEVICE_MEMORY, managed);
+  struct range range = range_here(memory, size, DEVICE_MEMORY);
+  range.managed = managed;
+  range.owned = true;
+  if (!add(range)) {
+    free(memory);
+    return OUT_OF_MEMORY;
+  }
   gh_left("allocated", 1);
   *address = (uint64_t)(uintptr_t)memory;
   return OK;
@@ -141,10 +150,14 @@ API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
 API int cuMemFree_v2(uint64_t address) {
   int r = gh_enter_ending("cuMemFree_v2");
   if (r) return r;
+  void *base = (void *)(uintptr_t)address;
+  struct range of;
   gh_wait_for_all("cuMemFree"); /* peers of the context have it mapped, too */
-  gh_unexport((void *)(uintptr_t)address, gh_allocated((void *)(uintptr_t)address));
-  if (!gh_remove_memory((void *)(uintptr_t)address)) return INVALID_VALUE;
-  free((void *)(uintptr_t)address);
+  /* What another process has exported is closed, not freed. */
+  if (!range_of(address, &of) || of.base != base || of.type != DEVICE_MEMORY || !of.owned) return INVALID_VALUE;
+  gh_unexport(base, of.size);
+  if (!gh_remove_memory(base)) return INVALID_VALUE;
+  free(base);
   gh_left("allocated", -1);
   return OK;
 }
@@ -168,7 +181,10 @@ API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t siz
   pthread_mutex_unlock(&lock);
   if (r) return r;
   int fd = memfd_create("dma-buf", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, (off_t)size)) return OUT_OF_MEMORY;
+  if (fd < 0 || ftruncate(fd, (off_t)size)) {
+    if (fd >= 0) close(fd);
+    return OUT_OF_MEMORY;
+  }
   *(int *)handle = fd;
   return OK;
 }
@@ -188,7 +204,7 @@ API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
   if (r == OK && overlaps_registered(memory, size)) r = ALREADY_REGISTERED;
   if (r) return r;
   gh_may_wait_for("cuMemHostRegister", gh_context());
-  add_range(memory, size, HOST_MEMORY, false);
+  if (!add(range_here(memory, size, HOST_MEMORY))) return OUT_OF_MEMORY;
   gh_left("registered", 1);
   return OK;
 }
@@ -209,8 +225,12 @@ API int cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
   void *p = NULL;
   if (posix_memalign(&p, 4096, whole)) return OUT_OF_MEMORY;
   memset(p, 0xA5, whole);
-  struct gh_context *c = gh_context();
-  add((struct range){.base = p, .size = whole, .type = HOST_MEMORY, .owned = true, .context = c, .device = c->device});
+  struct range range = range_here(p, whole, HOST_MEMORY);
+  range.owned = true;
+  if (!add(range)) {
+    free(p);
+    return OUT_OF_MEMORY;
+  }
   gh_left("host memory", 1);
   *memory = p;
   return OK;
@@ -282,10 +302,18 @@ API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
   return copy("cuMemcpyDtoH_v2", to, p, size, p);
 }
 
+bool gh_is_beyond(const void *p, size_t size) {
+  struct range of;
+  const char *at = p;
+  return range_of((uint64_t)(uintptr_t)p, &of) && size > (size_t)(of.base + of.size - at);
+}
+
 /* For either direction: memory that the driver does not know is the host's own. */
 API int cuMemcpy(uint64_t to, uint64_t from, size_t size) {
   int r = gh_enter_context("cuMemcpy");
   if (r == OK) gh_wait_for_legacy("cuMemcpy");
+  if (r == OK && (gh_is_beyond((void *)(uintptr_t)to, size) || gh_is_beyond((void *)(uintptr_t)from, size)))
+    r = INVALID_VALUE;
   if (r == OK) memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);
   return r;
 }

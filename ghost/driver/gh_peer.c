@@ -16,7 +16,7 @@
 #define DOMAIN 0xffffu /* that no machine has */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool enabled[MAX_DEVICES][MAX_DEVICES];
+static bool enabled[GH_MAX_DEVICES][GH_MAX_DEVICES];
 
 /* ---- peers ---- */
 
@@ -120,6 +120,7 @@ static struct shared *take_out(struct shared **list, const void *base) {
 
 static struct shared *put_in(struct shared **list, struct shared value) {
   struct shared *s = malloc(sizeof *s);
+  if (!s) return NULL;
   *s = value;
   pthread_mutex_lock(&lock);
   s->next = *list;
@@ -133,13 +134,22 @@ static void *map(void *at, size_t size, int fd, size_t from) {
   return p == MAP_FAILED ? NULL : p;
 }
 
-/* The allocation stays where it is, and what is in it. */
+static void unmap(void *at, size_t size) {
+  if (at) munmap(at, size);
+}
+
+/* The allocation stays where it is, and what is in it. NULL: no memory, and nothing has changed. */
 static struct shared *export_now(char *base, size_t size) {
   int fd = memfd_create("ghost", MFD_CLOEXEC);
   bool good = fd >= 0 && !ftruncate(fd, (off_t)(size + PAGE)) && pwrite(fd, base, size, 0) == (ssize_t)size;
   int *count = good ? map(NULL, PAGE, fd, size) : NULL;
-  if (!count || !map(base, size, fd, 0)) return NULL;
-  return put_in(&exported, (struct shared){.base = base, .size = size, .fd = fd, .open_elsewhere = count});
+  struct shared *s = NULL;
+  if (count) s = put_in(&exported, (struct shared){.base = base, .size = size, .fd = fd, .open_elsewhere = count});
+  if (s && map(base, size, fd, 0)) return s;
+  if (s) free(take_out(&exported, base));
+  unmap(count, PAGE);
+  if (fd >= 0) close(fd);
+  return NULL;
 }
 
 API int cuIpcGetMemHandle(struct gh_ipc *out, uint64_t address) {
@@ -186,10 +196,15 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned 
   char *base = fd < 0 ? NULL : map(NULL, h.size, fd, 0);
   int *count = base ? map(NULL, PAGE, fd, h.size) : NULL;
   if (fd >= 0) close(fd);
-  if (!count) return INVALID_VALUE;
+  struct shared *s = NULL;
+  if (count) s = put_in(&opened, (struct shared){.base = base, .size = h.size, .fd = -1, .open_elsewhere = count});
+  if (!s || !gh_add_memory(base, h.size)) {
+    if (s) free(take_out(&opened, base));
+    unmap(count, PAGE);
+    unmap(base, h.size);
+    return count ? OUT_OF_MEMORY : INVALID_VALUE;
+  }
   __atomic_add_fetch(count, 1, __ATOMIC_ACQ_REL);
-  put_in(&opened, (struct shared){.base = base, .size = h.size, .fd = -1, .open_elsewhere = count});
-  gh_add_memory(base, h.size);
   gh_left("opened", 1);
   *address = (uint64_t)(uintptr_t)base;
   return OK;

@@ -11,7 +11,7 @@
 pthread_mutex_t gh_queue_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t gh_queue_news = PTHREAD_COND_INITIALIZER;
 static struct stream *streams, *legacy;
-static unsigned running[MAX_DEVICES]; /* blocks */
+static unsigned running[GH_MAX_DEVICES]; /* blocks */
 /* Host functions are the business of one thread of the driver's. */
 static pthread_mutex_t one_host_function = PTHREAD_MUTEX_INITIALIZER;
 

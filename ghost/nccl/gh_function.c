@@ -8,6 +8,7 @@
 #include <link.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -24,6 +25,33 @@ static struct {
 
 /* ---- the library ---- */
 
+struct library {
+  char *path, *base;
+};
+
+/* What is loaded, copied: while the loader lists it, it must not be asked for more. */
+struct list {
+  struct library *all;
+  size_t n, room;
+};
+
+static int add_library(struct dl_phdr_info *info, size_t size, void *arg) {
+  struct list *list = arg;
+  (void)size;
+  if (!info->dlpi_name || !info->dlpi_name[0]) return 0;
+  if (list->n == list->room) {
+    size_t room = list->room ? 2 * list->room : 64;
+    struct library *all = realloc(list->all, room * sizeof *all);
+    if (!all) return 1;
+    list->all = all;
+    list->room = room;
+  }
+  char *path = strdup(info->dlpi_name);
+  if (!path) return 1;
+  list->all[list->n++] = (struct library){.path = path, .base = (char *)(uintptr_t)info->dlpi_addr};
+  return 0;
+}
+
 struct search {
   char path[4096];
   char *base;
@@ -31,23 +59,28 @@ struct search {
 };
 
 /* A library that has ncclGetVersion itself; what it was linked with has been looked at, or will be. */
-static int look(struct dl_phdr_info *info, size_t size, void *arg) {
-  struct search *s = arg;
-  (void)size;
-  if (!info->dlpi_name || !info->dlpi_name[0]) return 0;
-  void *library = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
-  if (!library) return 0;
+static bool is_nccl(struct search *s, const struct library *of) {
+  void *library = dlopen(of->path, RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return false;
   void *symbol = dlsym(library, "ncclGetVersion");
   Dl_info where;
-  if (symbol && dladdr(symbol, &where) && where.dli_fbase == (void *)info->dlpi_addr) {
+  if (symbol && dladdr(symbol, &where) && where.dli_fbase == of->base) {
     int (*get_version)(int *version);
     *(void **)&get_version = symbol;
-    snprintf(s->path, sizeof s->path, "%s", info->dlpi_name);
-    s->base = where.dli_fbase;
+    snprintf(s->path, sizeof s->path, "%s", of->path);
+    s->base = of->base;
     if (get_version(&s->version) != 0) s->version = -1;
   }
   dlclose(library);
   return s->base != NULL;
+}
+
+static void search_libraries(struct search *s) {
+  struct list list = {.all = NULL};
+  if (dl_iterate_phdr(add_library, &list) != 0) fprintf(stderr, "ghost: out of memory: not all libraries are known\n");
+  for (size_t i = 0; i < list.n && !is_nccl(s, &list.all[i]); i++) continue;
+  for (size_t i = 0; i < list.n; i++) free(list.all[i].path);
+  free(list.all);
 }
 
 /* ---- its table, which is no symbol that the linker exports ---- */
@@ -98,7 +131,7 @@ static int rows_of(const struct gh_layout *l) {
 
 static void find_nccl(void) {
   struct search s = {.base = NULL};
-  dl_iterate_phdr(look, &s);
+  search_libraries(&s);
   const struct gh_layout *l = gh_layout_of(s.version);
   if (!s.base) fprintf(stderr, "ghost: no library of this process is NCCL: nothing exports ncclGetVersion\n");
   else if (!l)

@@ -8,12 +8,12 @@
 #include "ghost/runtime/gh_cudart.h"
 
 static __thread int device, last_error;
-static void *contexts[GH_RT_MAX_DEVICES];
+static void *contexts[GH_MAX_DEVICES];
 
 static void start(void) {
   int n = 0;
   if (cuInit(0) || cuDeviceGetCount(&n)) return;
-  for (int i = 0; i < n && i < GH_RT_MAX_DEVICES; i++) cuDevicePrimaryCtxRetain(&contexts[i], i);
+  for (int i = 0; i < n && i < GH_MAX_DEVICES; i++) cuDevicePrimaryCtxRetain(&contexts[i], i);
 }
 
 static void start_once(void) {
@@ -40,36 +40,36 @@ int gh_rt_leave(int result) {
   return result;
 }
 
-GH_RT_API int cudaGetLastError(void) {
+GH_API int cudaGetLastError(void) {
   int r = last_error;
   last_error = 0;
   return r;
 }
 
-GH_RT_API int cudaPeekAtLastError(void) { return last_error; }
+GH_API int cudaPeekAtLastError(void) { return last_error; }
 
-GH_RT_API const char *cudaGetErrorName(int error) {
+GH_API const char *cudaGetErrorName(int error) {
   const char *text = NULL;
   cuGetErrorName(error, &text);
   return text ? text : "unrecognized error code";
 }
 
-GH_RT_API const char *cudaGetErrorString(int error) { return cudaGetErrorName(error); }
+GH_API const char *cudaGetErrorString(int error) { return cudaGetErrorName(error); }
 
-GH_RT_API int cudaDriverGetVersion(int *version) { return cuDriverGetVersion(version); }
-GH_RT_API int cudaRuntimeGetVersion(int *version) { return *version = GH_RT_VERSION, GH_RT_SUCCESS; }
+GH_API int cudaDriverGetVersion(int *version) { return cuDriverGetVersion(version); }
+GH_API int cudaRuntimeGetVersion(int *version) { return *version = GH_RT_VERSION, GH_RT_SUCCESS; }
 
-GH_RT_API int cudaGetDeviceCount(int *count) {
+GH_API int cudaGetDeviceCount(int *count) {
   start_once();
   return gh_rt_leave(cuDeviceGetCount(count));
 }
 
-GH_RT_API int cudaGetDevice(int *out) {
+GH_API int cudaGetDevice(int *out) {
   *out = gh_rt_device();
   return GH_RT_SUCCESS;
 }
 
-GH_RT_API int cudaSetDevice(int wanted) {
+GH_API int cudaSetDevice(int wanted) {
   int n = 0;
   start_once();
   int r = cuDeviceGetCount(&n);
@@ -89,7 +89,7 @@ enum { PROP_UUID = 256, PROP_MEMORY = 288, PROP_SHARED = 296, PROP_WARP = 308 };
 
 static void put_int(char *properties, size_t at, int value) { memcpy(properties + at, &value, sizeof value); }
 
-GH_RT_API int cudaGetDeviceProperties(void *properties, int of) {
+GH_API int cudaGetDeviceProperties(void *properties, int of) {
   char *p = properties, text[16];
   size_t memory = 0, shared = 48 << 10;
   int major = 0, minor = 0, sms = 0, optin = 0;
@@ -121,42 +121,42 @@ GH_RT_API int cudaGetDeviceProperties(void *properties, int of) {
 }
 
 /* What CUDA 12's headers make of the name. */
-GH_RT_API int cudaGetDeviceProperties_v2(void *properties, int of) { return cudaGetDeviceProperties(properties, of); }
+GH_API int cudaGetDeviceProperties_v2(void *properties, int of) { return cudaGetDeviceProperties(properties, of); }
 
-GH_RT_API int cudaDeviceGetAttribute(int *value, int attribute, int of) {
+GH_API int cudaDeviceGetAttribute(int *value, int attribute, int of) {
   start_once();
   return gh_rt_leave(cuDeviceGetAttribute(value, attribute, of));
 }
 
-GH_RT_API int cudaDeviceGetPCIBusId(char *text, int size, int of) {
+GH_API int cudaDeviceGetPCIBusId(char *text, int size, int of) {
   start_once();
   return gh_rt_leave(cuDeviceGetPCIBusId(text, size, of));
 }
 
-GH_RT_API int cudaDeviceGetByPCIBusId(int *out, const char *text) {
+GH_API int cudaDeviceGetByPCIBusId(int *out, const char *text) {
   start_once();
   return gh_rt_leave(cuDeviceGetByPCIBusId(out, text));
 }
 
-GH_RT_API int cudaDeviceCanAccessPeer(int *can, int of, int peer) {
+GH_API int cudaDeviceCanAccessPeer(int *can, int of, int peer) {
   start_once();
   *can = 0;
   return gh_rt_leave(of == peer ? GH_RT_SUCCESS : cuDeviceCanAccessPeer(can, of, peer));
 }
 
-GH_RT_API int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
-  if (peer < 0 || peer >= GH_RT_MAX_DEVICES || !contexts[peer]) return gh_rt_leave(GH_RT_INVALID_DEVICE);
+GH_API int cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  if (peer < 0 || peer >= GH_MAX_DEVICES || !contexts[peer]) return gh_rt_leave(GH_RT_INVALID_DEVICE);
   GH_RT_CALL(cuCtxEnablePeerAccess(contexts[peer], flags));
 }
 
 /* Kernels have the host's stack. */
-GH_RT_API int cudaDeviceSetLimit(int limit, size_t value) {
+GH_API int cudaDeviceSetLimit(int limit, size_t value) {
   (void)limit;
   (void)value;
   return gh_rt_leave(gh_rt_enter());
 }
 
-GH_RT_API int cudaDeviceSynchronize(void) { GH_RT_CALL(cuCtxSynchronize()); }
+GH_API int cudaDeviceSynchronize(void) { GH_RT_CALL(cuCtxSynchronize()); }
 
 /* ---- the driver's calls by name: cuda.h has given some a newer version, which is another symbol ---- */
 
@@ -177,13 +177,13 @@ static int entry_point(const char *symbol, void **function, int *status) {
   return GH_RT_SUCCESS;
 }
 
-GH_RT_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status) {
+GH_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status) {
   (void)flags;
   start_once();
   return entry_point(symbol, function, status);
 }
 
-GH_RT_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
+GH_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                                unsigned long long flags, int *status) {
   (void)version;
   return cudaGetDriverEntryPoint(symbol, function, flags, status);

@@ -17,14 +17,14 @@ struct wrapper {
 struct image {
   struct image *next;
   const void *data;
-  void *modules[GH_RT_MAX_DEVICES]; /* loaded when one of its functions is asked for */
+  void *modules[GH_MAX_DEVICES]; /* loaded when one of its functions is asked for */
 };
 
 struct kernel {
   struct kernel *next;
   struct image *image;
   const void *symbol;
-  void *functions[GH_RT_MAX_DEVICES];
+  void *functions[GH_MAX_DEVICES];
   char name[];
 };
 
@@ -32,7 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct image *images;
 static struct kernel *kernels;
 
-GH_RT_API void **__cudaRegisterFatBinary(void *wrapper) {
+GH_API void **__cudaRegisterFatBinary(void *wrapper) {
   const struct wrapper *w = wrapper;
   struct image *i = calloc(1, sizeof *i);
   if (!i) abort(); /* before main, with no way to say that it failed */
@@ -44,11 +44,11 @@ GH_RT_API void **__cudaRegisterFatBinary(void *wrapper) {
   return (void **)i;
 }
 
-GH_RT_API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
-GH_RT_API char __cudaInitModule(void **handle) { return handle != NULL; }
+GH_API void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+GH_API char __cudaInitModule(void **handle) { return handle != NULL; }
 
 /* At the end of the program, or when the library with the kernels is closed. */
-GH_RT_API void __cudaUnregisterFatBinary(void **handle) {
+GH_API void __cudaUnregisterFatBinary(void **handle) {
   struct image *of = (struct image *)handle;
   pthread_mutex_lock(&lock);
   for (struct kernel **at = &kernels; *at;) {
@@ -63,7 +63,7 @@ GH_RT_API void __cudaUnregisterFatBinary(void **handle) {
   free(of);
 }
 
-GH_RT_API void __cudaRegisterFunction(void **handle, const char *symbol, char *function, const char *name, int limit,
+GH_API void __cudaRegisterFunction(void **handle, const char *symbol, char *function, const char *name, int limit,
                                       void *tid, void *bid, void *block, void *grid, int *warp) {
   (void)function, (void)limit, (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
   struct kernel *k = calloc(1, sizeof *k + strlen(name) + 1);
@@ -78,7 +78,7 @@ GH_RT_API void __cudaRegisterFunction(void **handle, const char *symbol, char *f
 }
 
 /* Variables of the device are of no use without its code. */
-GH_RT_API void __cudaRegisterVar(void **handle, char *variable, char *address, const char *name, int external,
+GH_API void __cudaRegisterVar(void **handle, char *variable, char *address, const char *name, int external,
                                  size_t size, int constant, int global) {
   (void)handle, (void)variable, (void)address, (void)name, (void)external, (void)size, (void)constant, (void)global;
 }
@@ -99,9 +99,9 @@ static int find(const void *symbol, void **function) {
   return r;
 }
 
-GH_RT_API int cudaGetFuncBySymbol(void **function, const void *symbol) { return gh_rt_leave(find(symbol, function)); }
+GH_API int cudaGetFuncBySymbol(void **function, const void *symbol) { return gh_rt_leave(find(symbol, function)); }
 
-GH_RT_API int cudaFuncGetAttributes(struct gh_function_attributes *a, const void *symbol) {
+GH_API int cudaFuncGetAttributes(struct gh_function_attributes *a, const void *symbol) {
   void *function;
   int r = find(symbol, &function), major = 0;
   if (r == 0) r = cuDeviceGetAttribute(&major, GH_COMPUTE_MAJOR, gh_rt_device());
@@ -110,14 +110,14 @@ GH_RT_API int cudaFuncGetAttributes(struct gh_function_attributes *a, const void
   return GH_RT_SUCCESS;
 }
 
-GH_RT_API int cudaFuncSetAttribute(const void *symbol, int attribute, int value) {
+GH_API int cudaFuncSetAttribute(const void *symbol, int attribute, int value) {
   void *function;
   (void)attribute;
   (void)value;
   return gh_rt_leave(find(symbol, &function));
 }
 
-GH_RT_API int cudaLaunchKernel(const void *symbol, struct gh_dim3 grid, struct gh_dim3 block, void **arguments,
+GH_API int cudaLaunchKernel(const void *symbol, struct gh_dim3 grid, struct gh_dim3 block, void **arguments,
                                size_t shared, void *stream) {
   void *function;
   int r = find(symbol, &function);
@@ -128,7 +128,7 @@ GH_RT_API int cudaLaunchKernel(const void *symbol, struct gh_dim3 grid, struct g
 }
 
 /* As newer compilers launch: a handle that is good for every device. */
-GH_RT_API int __cudaGetKernel(void **kernel, const void *symbol) {
+GH_API int __cudaGetKernel(void **kernel, const void *symbol) {
   pthread_mutex_lock(&lock);
   struct kernel *k = kernels;
   while (k && k->symbol != symbol) k = k->next;
@@ -137,13 +137,13 @@ GH_RT_API int __cudaGetKernel(void **kernel, const void *symbol) {
   return gh_rt_leave(k ? GH_RT_SUCCESS : GH_RT_INVALID_FUNCTION);
 }
 
-GH_RT_API int __cudaLaunchKernel(void *kernel, struct gh_dim3 grid, struct gh_dim3 block, void **arguments,
+GH_API int __cudaLaunchKernel(void *kernel, struct gh_dim3 grid, struct gh_dim3 block, void **arguments,
                                  size_t shared, void *stream) {
   const struct kernel *k = kernel;
   return cudaLaunchKernel(k->symbol, grid, block, arguments, shared, stream);
 }
 
-GH_RT_API int cudaLaunchKernelExC(const struct gh_launch_config_rt *c, const void *symbol, void **arguments) {
+GH_API int cudaLaunchKernelExC(const struct gh_launch_config_rt *c, const void *symbol, void **arguments) {
   void *function;
   struct gh_launch_config to = {{c->grid.x, c->grid.y, c->grid.z}, {c->block.x, c->block.y, c->block.z},
                                 (unsigned)c->shared, c->stream, c->attributes, c->nattributes};
@@ -159,7 +159,7 @@ static __thread struct {
   void *stream;
 } pushed;
 
-GH_RT_API unsigned __cudaPushCallConfiguration(struct gh_dim3 grid, struct gh_dim3 block, size_t shared, void *stream) {
+GH_API unsigned __cudaPushCallConfiguration(struct gh_dim3 grid, struct gh_dim3 block, size_t shared, void *stream) {
   pushed.grid = grid;
   pushed.block = block;
   pushed.shared = shared;
@@ -167,7 +167,7 @@ GH_RT_API unsigned __cudaPushCallConfiguration(struct gh_dim3 grid, struct gh_di
   return 0;
 }
 
-GH_RT_API int __cudaPopCallConfiguration(struct gh_dim3 *grid, struct gh_dim3 *block, size_t *shared, void *stream) {
+GH_API int __cudaPopCallConfiguration(struct gh_dim3 *grid, struct gh_dim3 *block, size_t *shared, void *stream) {
   *grid = pushed.grid;
   *block = pushed.block;
   *shared = pushed.shared;

@@ -2,35 +2,35 @@
  * The runtime's streams, events, and what little it has of graphs. */
 #include "ghost/runtime/gh_cudart.h"
 
-GH_RT_API int cudaStreamCreate(void **stream) { GH_RT_CALL(cuStreamCreate(stream, 0)); }
-GH_RT_API int cudaStreamCreateWithFlags(void **stream, unsigned flags) { GH_RT_CALL(cuStreamCreate(stream, flags)); }
-GH_RT_API int cudaStreamDestroy(void *stream) { GH_RT_CALL(cuStreamDestroy_v2(stream)); }
-GH_RT_API int cudaStreamSynchronize(void *stream) { GH_RT_CALL(cuStreamSynchronize(stream)); }
-GH_RT_API int cudaStreamQuery(void *stream) { GH_RT_CALL(cuStreamQuery(stream)); }
+GH_API int cudaStreamCreate(void **stream) { GH_RT_CALL(cuStreamCreate(stream, 0)); }
+GH_API int cudaStreamCreateWithFlags(void **stream, unsigned flags) { GH_RT_CALL(cuStreamCreate(stream, flags)); }
+GH_API int cudaStreamDestroy(void *stream) { GH_RT_CALL(cuStreamDestroy_v2(stream)); }
+GH_API int cudaStreamSynchronize(void *stream) { GH_RT_CALL(cuStreamSynchronize(stream)); }
+GH_API int cudaStreamQuery(void *stream) { GH_RT_CALL(cuStreamQuery(stream)); }
 
 /* The handle is as good a number as any: no two streams have the same at one time. */
-GH_RT_API int cudaStreamGetId(void *stream, unsigned long long *id) {
+GH_API int cudaStreamGetId(void *stream, unsigned long long *id) {
   *id = (unsigned long long)(uintptr_t)stream;
   return gh_rt_leave(gh_rt_enter());
 }
 
-GH_RT_API int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
+GH_API int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
   GH_RT_CALL(cuStreamWaitEvent(stream, event, flags));
 }
-GH_RT_API int cudaThreadExchangeStreamCaptureMode(int *mode) { GH_RT_CALL(cuThreadExchangeStreamCaptureMode(mode)); }
-GH_RT_API int cudaEventCreate(void **event) { GH_RT_CALL(cuEventCreate(event, 0)); }
-GH_RT_API int cudaEventCreateWithFlags(void **event, unsigned flags) { GH_RT_CALL(cuEventCreate(event, flags)); }
-GH_RT_API int cudaEventDestroy(void *event) { GH_RT_CALL(cuEventDestroy_v2(event)); }
-GH_RT_API int cudaEventRecord(void *event, void *stream) { GH_RT_CALL(cuEventRecord(event, stream)); }
-GH_RT_API int cudaEventQuery(void *event) { GH_RT_CALL(cuEventQuery(event)); }
-GH_RT_API int cudaEventSynchronize(void *event) { GH_RT_CALL(cuEventSynchronize(event)); }
-GH_RT_API int cudaLaunchHostFunc(void *stream, void (*call)(void *arg), void *arg) {
+GH_API int cudaThreadExchangeStreamCaptureMode(int *mode) { GH_RT_CALL(cuThreadExchangeStreamCaptureMode(mode)); }
+GH_API int cudaEventCreate(void **event) { GH_RT_CALL(cuEventCreate(event, 0)); }
+GH_API int cudaEventCreateWithFlags(void **event, unsigned flags) { GH_RT_CALL(cuEventCreate(event, flags)); }
+GH_API int cudaEventDestroy(void *event) { GH_RT_CALL(cuEventDestroy_v2(event)); }
+GH_API int cudaEventRecord(void *event, void *stream) { GH_RT_CALL(cuEventRecord(event, stream)); }
+GH_API int cudaEventQuery(void *event) { GH_RT_CALL(cuEventQuery(event)); }
+GH_API int cudaEventSynchronize(void *event) { GH_RT_CALL(cuEventSynchronize(event)); }
+GH_API int cudaLaunchHostFunc(void *stream, void (*call)(void *arg), void *arg) {
   GH_RT_CALL(cuLaunchHostFunc(stream, call, arg));
 }
 
 /* ---- captures ---- */
 
-GH_RT_API int cudaStreamIsCapturing(void *stream, int *status) {
+GH_API int cudaStreamIsCapturing(void *stream, int *status) {
   GH_RT_CALL(cuStreamGetCaptureInfo_v2(stream, status, NULL, NULL, NULL, NULL));
 }
 
@@ -44,27 +44,27 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
   return gh_rt_leave(r);
 }
 
-GH_RT_API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
+GH_API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                                        const void **nodes, const void **edges, size_t *n) {
   if (edges) *edges = NULL;
   return capture_info(stream, status, id, graph, nodes, n);
 }
 
-GH_RT_API int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
+GH_API int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
                                           const void **nodes, size_t *n) {
   return capture_info(stream, status, id, graph, nodes, n);
 }
 
-GH_RT_API int cudaUserObjectCreate(void **object, void *arg, void (*destroy)(void *arg), unsigned count,
+GH_API int cudaUserObjectCreate(void **object, void *arg, void (*destroy)(void *arg), unsigned count,
                                    unsigned flags) {
   GH_RT_CALL(cuUserObjectCreate(object, arg, destroy, count, flags));
 }
-GH_RT_API int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags) {
+GH_API int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags) {
   GH_RT_CALL(cuGraphRetainUserObject(graph, object, count, flags));
 }
 
-GH_RT_API int cudaStreamUpdateCaptureDependencies(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
-GH_RT_API int cudaGraphAddEventRecordNode(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
-GH_RT_API int cudaGraphAddDependencies(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
-GH_RT_API int cudaMemcpyBatchAsync(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
-GH_RT_API int cudaArrayGetInfo(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
+GH_API int cudaStreamUpdateCaptureDependencies(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
+GH_API int cudaGraphAddEventRecordNode(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
+GH_API int cudaGraphAddDependencies(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
+GH_API int cudaMemcpyBatchAsync(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
+GH_API int cudaArrayGetInfo(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }

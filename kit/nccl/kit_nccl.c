@@ -262,7 +262,7 @@ static bool find_ghost(char path[PATH_MAX]) {
   char folder[PATH_MAX], file[PATH_MAX + 32];
   snprintf(folder, sizeof folder, "%s/ghost", rail_lib_from_bin);
   if (!rail_path_from_bin(path, folder)) {
-    fprintf(stderr, "rail-kit nccl: this program's own path is not known, so neither is the folder lib/ghost beside it\n");
+    fprintf(stderr, "rail-kit nccl: this program's own path is not known, nor the folder lib/ghost beside it\n");
     return false;
   }
   for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {

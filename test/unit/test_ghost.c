@@ -4,69 +4,14 @@
  * themselves, on structs that are filled as NCCL's host code fills them. Ranks are streams of this process, connected
  * directly, as two GPUs of one host are.
  */
-#include <dlfcn.h>
 #include <math.h>
 #include <unistd.h>
 
-#include "ghost/driver/gh_cuda.h"
 #include "ghost/nccl/gh_layout.h"
-#include "test/harness/program.h"
-#include "test/harness/ranks.h"
+#include "test/unit/ghost_runtime.h"
 
 enum { MAX_RANKS = 4, CHANNELS = 2, LL_SIZE = 8192, LL128_SIZE = 32768, SIMPLE_SIZE = 32768, P2P_CHUNK = 4096 };
 enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE };
-
-/* ---- CUDA's libraries, opened as NCCL does ---- */
-
-static void *runtime;
-static int (*launch_kernel)(const struct gh_launch_config *, void *, void **, void **);
-static int (*get_function)(void **, const void *);
-static int (*cuda_malloc)(void **, size_t), (*cuda_free)(void *), (*make_stream)(void **, unsigned);
-static int (*end_stream)(void *), (*sync_stream)(void *), (*async_copy)(void *, const void *, size_t, int, void *);
-static int (*async_set)(void *, int, size_t, void *);
-static const char kernel_symbol, strange_symbol;
-
-static void *symbol(const char *name) {
-  void *found = dlsym(runtime, name);
-  ENSURE(found, "%s is missing", name);
-  return found;
-}
-
-static void open_libraries(void) {
-  static struct { int magic, version; const void *image; void *rest; } wrapper;
-  static const uint32_t image[4] = {0xba55ed50u};
-  char path[RANKS_PATH];
-  if (runtime) return;
-  ENSURE(ranks_built("test/libghostnccl.so", path) && dlopen(path, RTLD_NOW), "libghostnccl.so: %s", dlerror());
-  ENSURE(ranks_built("lib/ghost/libcuda.so.1", path), "no libcuda.so.1"); /* the next is linked with it */
-  ENSURE(ranks_built("lib/ghost/libcudart.so.13", path), "no libcudart.so.13");
-  runtime = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  ENSURE(runtime, "%s", dlerror());
-  void **(*add_image)(void *) = symbol("__cudaRegisterFatBinary");
-  void (*add_function)(void **, const char *, char *, const char *, int, void *, void *, void *, void *, int *) =
-      symbol("__cudaRegisterFunction");
-  int (*entry)(const char *, void **, unsigned, unsigned long long, int *) = symbol("cudaGetDriverEntryPointByVersion");
-  int status = -1;
-  wrapper.image = image;
-  void **handle = add_image(&wrapper);
-  add_function(handle, &kernel_symbol, NULL, "ncclDevKernel_Generic", -1, NULL, NULL, NULL, NULL, NULL);
-  add_function(handle, &strange_symbol, NULL, "strangeKernel", -1, NULL, NULL, NULL, NULL, NULL);
-  ENSURE(entry("cuLaunchKernelEx", (void **)&launch_kernel, 11060, 0, &status) == 0 && status == 0, "cuLaunchKernelEx");
-  get_function = symbol("cudaGetFuncBySymbol");
-  cuda_malloc = symbol("cudaMalloc");
-  cuda_free = symbol("cudaFree");
-  make_stream = symbol("cudaStreamCreateWithFlags");
-  end_stream = symbol("cudaStreamDestroy");
-  sync_stream = symbol("cudaStreamSynchronize");
-  async_copy = symbol("cudaMemcpyAsync");
-  async_set = symbol("cudaMemsetAsync");
-}
-
-#define CUDA(call)                                       \
-  do {                                                   \
-    int r_ = (call);                                     \
-    ENSURE(r_ == 0, "%s: CUDA result %d", #call, r_);    \
-  } while (0)
 
 /* ---- a communicator as kernels see it ---- */
 
@@ -343,15 +288,29 @@ TEST(a_proxy_gives_slots) {
 
 /* ---- what is refused; each ends the device, so in a process of its own ---- */
 
+struct refusal {
+  void (*body)(void);
+  const char *says; /* on stderr */
+};
+
 static void in_child(const struct rank *rank, void *arg) {
+  const struct refusal *r = arg;
+  char said[2048] = "";
+  FILE *file = tmpfile();
+  int old = dup(STDERR_FILENO);
   (void)rank;
-  ((void (*)(void))arg)();
+  ENSURE(file && old >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0, "no file for stderr");
+  r->body();
+  ENSURE(dup2(old, STDERR_FILENO) >= 0, "no stderr");
+  rewind(file);
+  (void)!fread(said, 1, sizeof said - 1, file);
+  ENSURE(strstr(said, r->says), "\"%s\" has no \"%s\"", said, r->says);
+  close(old);
+  fclose(file);
 }
 
-static void alone(void (*body)(void)) {
-  void *arg;
-  memcpy(&arg, &body, sizeof arg);
-  job_run("", 1, kit_patience_ms(30000), in_child, arg);
+static void alone(const struct refusal *r) {
+  job_run("", 1, kit_patience_ms(30000), in_child, (void *)(uintptr_t)r);
 }
 
 /* Runs one rank's all-reduce that cannot be; what the stream says. */
@@ -397,9 +356,15 @@ static void another_layout(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH
 static void another_device(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), net_device), 719); }
 
 TEST(what_it_cannot_do_is_an_error) {
-  void (*const bodies[])(void) = {unknown_kernel, left_out,          no_function,    no_algorithm,
-                                  host_memory,    registered_memory, another_layout, another_device};
-  for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) alone(bodies[i]);
+  static const struct refusal all[] = {{unknown_kernel, "there is no code for the kernel strangeKernel"},
+                                       {left_out, "function 4: this NCCL was built without"},
+                                       {no_function, "function 20000: this NCCL was built without"},
+                                       {no_algorithm, "ghost has no kernel for AllReduce Sum f32 NVLS SIMPLE"},
+                                       {host_memory, "the send buffer "},
+                                       {registered_memory, "the buffers are registered"},
+                                       {another_layout, "the arguments of ncclDevKernel_Generic"},
+                                       {another_device, "is of net device type 1"}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) alone(&all[i]);
 }
 
 /* A kernel that waits for a rank that does not come ends by NCCL's abort flag. */
@@ -417,69 +382,6 @@ TEST(an_abort_ends_a_kernel) {
   world_close(&w);
 }
 
-/* ---- the driver: order in a stream, copies of any direction, kinds of memory ---- */
-
-TEST(copies_run_in_the_streams_order) {
-  enum { SIZE = 1 << 20 };
-  open_libraries();
-  int (*host_alloc)(void **, size_t, unsigned) = symbol("cudaHostAlloc"), (*host_free)(void *) = symbol("cudaFreeHost");
-  char *a, *b, *host;
-  void *stream;
-  CUDA(cuda_malloc((void **)&a, SIZE));
-  CUDA(cuda_malloc((void **)&b, SIZE));
-  CUDA(host_alloc((void **)&host, SIZE, 2));
-  CUDA(make_stream(&stream, 1));
-  for (int i = 1; i <= 50; i++) {
-    CUDA(async_set(a, i, SIZE, stream));
-    CUDA(async_copy(b, a, SIZE, 4, stream));
-    CUDA(async_set(a, 0, SIZE, stream));
-    CUDA(async_copy(host, b, SIZE, 4, stream));
-    CUDA(sync_stream(stream));
-    CHECK(host[0] == i && host[SIZE - 1] == i);
-  }
-  CUDA(end_stream(stream));
-  CUDA(cuda_free(a));
-  CUDA(cuda_free(b));
-  CUDA(host_free(host));
-}
-
-/* Memory of the host that is not registered is the caller's again when the call returns. */
-TEST(pageable_memory_is_free_after_the_call) {
-  enum { N = 200 };
-  open_libraries();
-  int *device, got = -1;
-  void *stream;
-  CUDA(cuda_malloc((void **)&device, N * sizeof *device));
-  CUDA(make_stream(&stream, 1));
-  for (int i = 0; i < N; i++) {
-    int value_of_now = i;
-    CUDA(async_copy(&device[i], &value_of_now, sizeof value_of_now, 4, stream));
-    value_of_now = -2;
-  }
-  CUDA(async_copy(&got, &device[N - 1], sizeof got, 4, stream));
-  CHECK_INT(got, N - 1);
-  CUDA(sync_stream(stream));
-  for (int i = 0; i < N; i++) CHECK_INT(device[i], i);
-  CUDA(end_stream(stream));
-  CUDA(cuda_free(device));
-}
-
-TEST(the_runtime_says_what_the_driver_does) {
-  open_libraries();
-  int (*properties)(void *, int) = symbol("cudaGetDeviceProperties"), (*count)(int *) = symbol("cudaGetDeviceCount");
-  int (*last)(void) = symbol("cudaGetLastError"), (*set_device)(int) = symbol("cudaSetDevice"), n = 0;
-  char p[1008];
-  CUDA(count(&n));
-  CHECK_INT(n, 1);
-  CUDA(properties(p, 0));
-  CHECK(strcmp(p, "ghost GPU 0") == 0 && GH_FIELD(int, p, 360) == 8 && GH_FIELD(int, p, 576) == 0xffff);
-  CHECK_INT(set_device(7), 101);
-  CHECK_INT(last(), 101);
-  CHECK_INT(last(), 0);
-}
-
 TEST_MAIN(TEST_CASE(all_reduce_by_a_ring), TEST_CASE(all_reduce_by_a_tree), TEST_CASE(all_gather),
           TEST_CASE(reduce_scatter), TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(send_and_receive),
-          TEST_CASE(a_proxy_gives_slots), TEST_CASE(what_it_cannot_do_is_an_error), TEST_CASE(an_abort_ends_a_kernel),
-          TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
-          TEST_CASE(the_runtime_says_what_the_driver_does))
+          TEST_CASE(a_proxy_gives_slots), TEST_CASE(what_it_cannot_do_is_an_error), TEST_CASE(an_abort_ends_a_kernel))

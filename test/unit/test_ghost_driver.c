@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Ghost's driver and runtime: the order in a stream, copies of any direction, kinds of memory and whose it is. */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ghost/nccl/gh_layout.h"
+#include "test/unit/ghost_runtime.h"
+
+TEST(copies_run_in_the_streams_order) {
+  enum { SIZE = 1 << 20 };
+  open_libraries();
+  int (*host_alloc)(void **, size_t, unsigned) = symbol("cudaHostAlloc"), (*host_free)(void *) = symbol("cudaFreeHost");
+  char *a, *b, *host;
+  void *stream;
+  CUDA(cuda_malloc((void **)&a, SIZE));
+  CUDA(cuda_malloc((void **)&b, SIZE));
+  CUDA(host_alloc((void **)&host, SIZE, 2));
+  CUDA(make_stream(&stream, 1));
+  for (int i = 1; i <= 50; i++) {
+    CUDA(async_set(a, i, SIZE, stream));
+    CUDA(async_copy(b, a, SIZE, 4, stream));
+    CUDA(async_set(a, 0, SIZE, stream));
+    CUDA(async_copy(host, b, SIZE, 4, stream));
+    CUDA(sync_stream(stream));
+    CHECK(host[0] == i && host[SIZE - 1] == i);
+  }
+  CUDA(end_stream(stream));
+  CUDA(cuda_free(a));
+  CUDA(cuda_free(b));
+  CUDA(host_free(host));
+}
+
+/* Memory of the host that is not registered is the caller's again when the call returns. */
+TEST(pageable_memory_is_free_after_the_call) {
+  enum { N = 200 };
+  open_libraries();
+  int *device, got = -1;
+  void *stream;
+  CUDA(cuda_malloc((void **)&device, N * sizeof *device));
+  CUDA(make_stream(&stream, 1));
+  for (int i = 0; i < N; i++) {
+    int value_of_now = i;
+    CUDA(async_copy(&device[i], &value_of_now, sizeof value_of_now, 4, stream));
+    value_of_now = -2;
+  }
+  CUDA(async_copy(&got, &device[N - 1], sizeof got, 4, stream));
+  CHECK_INT(got, N - 1);
+  CUDA(sync_stream(stream));
+  for (int i = 0; i < N; i++) CHECK_INT(device[i], i);
+  CUDA(end_stream(stream));
+  CUDA(cuda_free(device));
+}
+
+/* A copy may not leave the memory in which it begins; what is not the driver's own is not freed. */
+TEST(memory_has_ends_and_owners) {
+  enum { SIZE = 4096 };
+  open_libraries();
+  int (*copy)(void *, const void *, size_t, int) = symbol("cudaMemcpy");
+  int (*host_register)(void *, size_t, unsigned) = symbol("cudaHostRegister");
+  int (*host_unregister)(void *) = symbol("cudaHostUnregister"), (*last)(void) = symbol("cudaGetLastError");
+  char *device, *other, *host = aligned_alloc(4096, 2 * SIZE);
+  void *stream;
+  CHECK(host);
+  CUDA(cuda_malloc((void **)&device, SIZE));
+  CUDA(cuda_malloc((void **)&other, SIZE));
+  CUDA(make_stream(&stream, 1));
+  memset(host, 1, 2 * SIZE);
+  CUDA(copy(device, host, SIZE, 4));
+  CUDA(copy(device + 96, host, SIZE - 96, 4));
+  CHECK_INT(copy(device + 96, host, SIZE - 95, 4), 1);
+  CHECK_INT(copy(host, device + 96, SIZE - 95, 4), 1);
+  CHECK_INT(copy(device, other, SIZE + 1, 4), 1);
+  CHECK_INT(async_copy(device + 96, host, SIZE - 95, 4, stream), 1);
+  CHECK_INT(async_copy(host, device + 96, SIZE - 95, 4, stream), 1);
+  CHECK_INT(cuda_free(device + 96), 1);
+  CUDA(host_register(host, SIZE, 0));
+  CHECK_INT(copy(host + 96, other, SIZE - 95, 4), 1);
+  CHECK_INT(cuda_free(host), 1);
+  CUDA(host_unregister(host));
+  (void)last();
+  CUDA(sync_stream(stream));
+  CUDA(end_stream(stream));
+  CUDA(cuda_free(other));
+  CUDA(cuda_free(device));
+  free(host);
+}
+
+/* Memory that another process has exported is closed, and neither freed nor exported again. */
+static void foreign_memory(const struct rank *rank, void *arg) {
+  enum { SIZE = 2 << 20 };
+  (void)rank, (void)arg;
+  struct gh_ipc handle;
+  int to_child[2], to_parent[2], status;
+  char c = 'x', *memory;
+  ENSURE(pipe(to_child) == 0 && pipe(to_parent) == 0, "no pipes");
+  pid_t child = fork();
+  ENSURE(child >= 0, "no process");
+  open_libraries();
+  int (*get)(struct gh_ipc *, void *) = symbol("cudaIpcGetMemHandle");
+  int (*shut)(void *) = symbol("cudaIpcCloseMemHandle");
+  int (*open_handle)(void **, struct gh_ipc, unsigned) = symbol("cudaIpcOpenMemHandle");
+  if (child == 0) {
+    bool good = cuda_malloc((void **)&memory, SIZE) == 0 && get(&handle, memory) == 0 &&
+                write(to_parent[1], &handle, sizeof handle) == sizeof handle && read(to_child[0], &c, 1) == 1;
+    _exit(good && cuda_free(memory) == 0 ? 0 : 1);
+  }
+  ENSURE(read(to_parent[0], &handle, sizeof handle) == sizeof handle, "no handle");
+  CUDA(open_handle((void **)&memory, handle, 1));
+  memory[SIZE - 1] = 7;
+  ENSURE_INT(cuda_free(memory), 1);
+  ENSURE_INT(get(&handle, memory), 1);
+  CUDA(shut(memory));
+  ENSURE_INT(shut(memory), 1);
+  ENSURE(write(to_child[1], &c, 1) == 1 && waitpid(child, &status, 0) == child && status == 0, "the other process");
+}
+
+TEST(memory_of_another_process) { job_run("", 1, kit_patience_ms(30000), foreign_memory, NULL); }
+
+TEST(the_runtime_says_what_the_driver_does) {
+  open_libraries();
+  int (*properties)(void *, int) = symbol("cudaGetDeviceProperties"), (*count)(int *) = symbol("cudaGetDeviceCount");
+  int (*last)(void) = symbol("cudaGetLastError"), (*set_device)(int) = symbol("cudaSetDevice"), n = 0;
+  char p[1008];
+  CUDA(count(&n));
+  CHECK_INT(n, 1);
+  CUDA(properties(p, 0));
+  CHECK(strcmp(p, "ghost GPU 0") == 0 && GH_FIELD(int, p, 360) == 8 && GH_FIELD(int, p, 576) == 0xffff);
+  const char *(*name)(int) = (const char *(*)(int))symbol("cudaGetErrorName");
+  CHECK_STR(name(719), "CUDA_ERROR_LAUNCH_FAILED");
+  CHECK_STR(name(704), "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED");
+  CHECK_INT(set_device(7), 101);
+  CHECK_INT(last(), 101);
+  CHECK_INT(last(), 0);
+}
+
+TEST_MAIN(TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
+          TEST_CASE(memory_has_ends_and_owners), TEST_CASE(memory_of_another_process),
+          TEST_CASE(the_runtime_says_what_the_driver_does))
