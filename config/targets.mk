@@ -9,8 +9,8 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
-  test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-tuning kit-proof gpu-test docs \
-  docs-check lint fuzz fuzz-corpus
+  test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-nccl bench-tuning kit-proof gpu-test \
+  docs docs-check lint fuzz fuzz-corpus
 
 san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib) \
   $(emu_cm_lib) $(ghost_libs)
@@ -158,6 +158,12 @@ bench-pytorch:  ## all_reduce of torch.distributed: backend railyard beside Gloo
 	$(setup) build bench
 	$(build_with) BUILD='$(BUILD)' $(bench_pytorch_needs)
 	@CC='$(CC)' python3 bench/pytorch.py --build '$(BUILD)' $(RUN)
+
+bench_nccl_needs := $(BUILD)/bin/rail-kit $(plugin_libs) $(emu_lib) $(ghost_libs)
+
+bench-nccl:  ## every plugin under NCCL's own host code, with no GPU: RUN='--nccl libnccl.so.2 --plugin NAME=FILE'
+	$(build_with) BUILD='$(BUILD)' $(bench_nccl_needs)
+	@python3 bench/nccl.py --build '$(BUILD)' $(RUN)
 
 bench-emu:  ## the emulated verbs device: messages and bytes per second between two processes, what connections cost
 	$(setup) build

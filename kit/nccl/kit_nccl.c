@@ -26,8 +26,10 @@
 #define SOURCE "NCCL's host code itself"
 
 struct trial {
-  char id[8];
+  char id[16];
   char name[48];
+  const char *what;
+  const struct kit_nccl_life *life; /* NULL: a collective */
   enum kit_nccl_coll coll;
   const char *algo, *proto; /* as NCCL_ALGO and NCCL_PROTO have them; NULL: NCCL's choice */
 };
@@ -36,8 +38,8 @@ struct trial {
 
 static const char *const protos[] = {"LL", "LL128", "Simple"};
 
-/* Each collective by itself, by each protocol; all-reduce by the tree, too. */
-static struct trial trials[KIT_NCCL_COLLS * 3 + 3];
+/* Each collective by itself, by each protocol; all-reduce by the tree, too. Then the life of communicators. */
+static struct trial trials[KIT_NCCL_COLLS * 3 + 3 + 16];
 static int ntrials;
 
 static void make_trials(void) {
@@ -47,12 +49,18 @@ static void make_trials(void) {
     for (int tree = 0; tree < trees; tree++)
       for (int proto = 0; proto < (p2p ? 1 : 3); proto++) {
         struct trial *t = &trials[ntrials++];
-        *t = (struct trial){.coll = (enum kit_nccl_coll)coll, .algo = p2p ? NULL : tree ? "Tree" : "Ring",
+        *t = (struct trial){.what = WHAT, .coll = (enum kit_nccl_coll)coll, .algo = p2p ? NULL : tree ? "Tree" : "Ring",
                             .proto = p2p ? NULL : protos[proto]};
         snprintf(t->id, sizeof t->id, "%d.%d", coll + 1, tree * 3 + proto + 1);
         if (p2p) snprintf(t->name, sizeof t->name, "%s", kit_nccl_colls[coll]);
         else snprintf(t->name, sizeof t->name, "%s.%s.%s", kit_nccl_colls[coll], tree ? "tree" : "ring", t->proto);
       }
+  }
+  for (const struct kit_nccl_life *life = kit_nccl_lives; life->name; life++) {
+    struct trial *t = &trials[ntrials++];
+    *t = (struct trial){.what = life->what, .life = life};
+    snprintf(t->id, sizeof t->id, "%d.%d", KIT_NCCL_COLLS + 1, (int)(life - kit_nccl_lives) + 1);
+    snprintf(t->name, sizeof t->name, "%s", life->name);
   }
 }
 
@@ -208,15 +216,15 @@ static void say_again(struct kit_result *r, const struct kit_nccl *how, const st
   strncat(r->again, " --nccl ", room - strlen(r->again) - 1);
   kit_append_quoted(r->again, room, how->library);
   size_t at = strlen(r->again);
-  snprintf(r->again + at, room - at, " --ranks %d --channels %d --limit %g --sizes %s%s%s%s%s --only %s%s",
-           how->ranks, how->channels, (double)how->limit_ms / 1000, sizes, how->types ? " --types " : "",
+  snprintf(r->again + at, room - at, " --ranks %d --channels %d --limit %g --repeat %d --sizes %s%s%s%s%s --only %s%s",
+           how->ranks, how->channels, (double)how->limit_ms / 1000, how->repeat, sizes, how->types ? " --types " : "",
            how->types ? how->types : "", how->redops ? " --redops " : "", how->redops ? how->redops : "", t->name,
            how->oob ? " --oob" : "");
 }
 
 static void try_trial(struct run *run, const struct trial *t) {
   const struct kit_nccl *how = run->how;
-  struct kit_result r = {.id = t->id, .name = t->name, .what = WHAT, .source = SOURCE, .level = KIT_MUST,
+  struct kit_result r = {.id = t->id, .name = t->name, .what = t->what, .source = SOURCE, .level = KIT_MUST,
                          .version = kit_probe_newest(&run->probe), .seed = run->report.seed};
   struct kit_group_options group = {.nprocesses = how->ranks, .on_message = on_message, .arg = &r};
   struct kit_outcome outcome;
@@ -231,6 +239,8 @@ static void try_trial(struct run *run, const struct trial *t) {
     snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "%s%llu", i ? "," : "",
              (unsigned long long)how->sizes[i]);
   kit_job_add(&group.job, "library", "%s", how->library);
+  if (t->life) kit_job_add(&group.job, "life", "%s", t->life->name);
+  kit_job_add(&group.job, "repeat", "%d", how->repeat);
   kit_job_add(&group.job, "coll", "%d", (int)t->coll);
   kit_job_add(&group.job, "algo", "%s", !t->algo ? "RING" : t->algo[0] == 'T' ? "TREE" : "RING");
   kit_job_add(&group.job, "proto", "%s", !t->proto || t->proto[0] == 'S' ? "SIMPLE" : t->proto);

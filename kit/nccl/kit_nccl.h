@@ -11,6 +11,8 @@
 #define KIT_NCCL_SIZES 16
 #define KIT_NCCL_MAX_RANKS 8
 
+struct kit_nccl_rank;
+
 struct kit_nccl {
   const char *plugin, *library; /* files; of NCCL: libnccl.so.2 */
   int ranks, channels;
@@ -19,6 +21,7 @@ struct kit_nccl {
   const char *types, *redops;     /* words with commas; NULL: all */
   const char *only, *skip, *levels;
   uint64_t limit_ms;              /* of each collective's processes */
+  int repeat;                     /* communicators that comm.repeated makes */
   bool oob;                       /* NCCL's own bootstrap through the plugin, too */
   bool quiet;                     /* no rows of what went well */
   const char *json, *junit;
@@ -29,6 +32,13 @@ int kit_nccl_run(const struct kit_nccl *how);
 /* Prints what there is to run. */
 int kit_nccl_list(const struct kit_nccl *how);
 void kit_nccl_process(struct kit_process *self);
+
+/* nccl_life.c: communicators made, split and lost. The job's argument `life` is the name of one. */
+extern const struct kit_nccl_life {
+  const char *name, *what;
+  void (*run)(struct kit_nccl_rank *r);
+} kit_nccl_lives[]; /* ends with a NULL name */
+void kit_nccl_life(struct kit_process *self);
 
 /* nccl_file.c: can this file be NCCL on the emulated GPU? False: `why` has what is wrong with it and what to do. */
 bool kit_nccl_file(const char *path, char *why, size_t size);

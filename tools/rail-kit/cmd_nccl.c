@@ -62,6 +62,8 @@ static const struct tool_option options[] = {
     {"types", 0, "LIST", "int8, uint8, int32, …, half, float, double, bfloat16; else all that this NCCL has", TOOL_CALL,
      .set = set_types},
     {"redops", 0, "LIST", "sum, prod, max, min, avg; else all that this NCCL has", TOOL_CALL, .set = set_redops},
+    {"repeat", 0, "N", "communicators that comm.repeated makes", TOOL_INT, AT(how.repeat), .min = 4, .max = 100000,
+     .preset = "20"},
     {"oob", 0, NULL, "NCCL's bootstrap through the plugin, too (NCCL_OOB_NET_ENABLE)", TOOL_FLAG, AT(how.oob)},
     {"limit", 0, "SECONDS", "for the processes of each collective", TOOL_SECONDS, AT(how.limit_ms), .min = 1,
      .max = 3600, .preset = "60"},

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The life of communicators, and their end: made again and again, two at once, split; a rank that is killed, that gives
+ * up, or that stands still for a while. Collectives are all-reduces of floats, which NCCL runs as it likes.
+ *
+ * A rank that is lost is noticed by its neighbours' proxies. All others wait for data that does not come, until
+ * somebody aborts them: a watchdog in a framework, here the rank that noticed it.
+ */
+#include <dirent.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "kit/nccl/nccl_rank.h"
+
+#define FLOAT 7 /* of NCCL's types */
+#define SMALL 1000
+#define LARGE (256u << 10) /* elements: several steps of every channel */
+#define WARM 3             /* communicators after which nothing may grow any more */
+#define ROUNDS 20          /* before something happens */
+#define STAND_STILL_S 3
+
+static struct kit_nccl_call all_reduce(const struct kit_nccl_rank *r, size_t count, unsigned round) {
+  return (struct kit_nccl_call){.coll = KIT_NCCL_ALL_REDUCE, .type = FLOAT, .count = count, .rank = r->rank,
+                                .ranks = r->n, .round = round};
+}
+
+/* One all-reduce whose contents are right. */
+static void one_call(struct kit_nccl_rank *r, size_t count, unsigned round) {
+  struct kit_nccl_call c = all_reduce(r, count, round);
+  size_t wrong = 0;
+  kit_nccl_start(r, &c, false);
+  NCCL(kit_nccl_wait(r));
+  kit_nccl_finish(r, &c, false, &wrong);
+  ENSURE(!wrong, "%s", r->wrong);
+}
+
+/* ---- made again and again ---- */
+
+static int count_entries(const char *path) {
+  int n = 0;
+  DIR *dir = opendir(path);
+  ENSURE(dir, "%s cannot be read", path);
+  while (readdir(dir)) n++;
+  closedir(dir);
+  return n;
+}
+
+static long resident_kib(void) {
+  char line[128];
+  long kib = 0;
+  FILE *f = fopen("/proc/self/status", "r");
+  ENSURE(f, "/proc/self/status cannot be read");
+  while (fgets(line, sizeof line, f))
+    if (sscanf(line, "VmRSS: %ld", &kib) == 1) break;
+  fclose(f);
+  return kib;
+}
+
+static void repeated(struct kit_nccl_rank *r) {
+  int n = (int)kit_job_number(kit_process_job(r->self), "repeat", 20), fds = 0, threads = 0;
+  long kib = 0;
+  for (int i = 0; i < n; i++) {
+    if (i == WARM) {
+      fds = count_entries("/proc/self/fd");
+      threads = count_entries("/proc/self/task");
+      kib = resident_kib();
+    }
+    r->comm = kit_nccl_make_comm(r);
+    one_call(r, SMALL, (unsigned)i);
+    kit_barrier(r->self);
+    NCCL(r->ncclCommDestroy(r->comm));
+  }
+  int more_fds = count_entries("/proc/self/fd") - fds, more_threads = count_entries("/proc/self/task") - threads;
+  double each = (double)(resident_kib() - kib) / (n - WARM);
+  kit_metric(r->self, "communicators", n, "");
+  kit_metric(r->self, "resident_KiB_a_communicator", each, "KiB");
+  ENSURE(more_fds <= 0, "%d file descriptors are left by %d communicators", more_fds, n - WARM);
+  ENSURE(more_threads <= 0, "%d threads are left by %d communicators", more_threads, n - WARM);
+}
+
+/* ---- two at once, and parts ---- */
+
+/* Neither waits for the other; each has a stream and buffers of its own. */
+static void two_at_once(struct kit_nccl_rank *first) {
+  struct kit_nccl_rank second;
+  kit_nccl_rank_open(&second, first->self, first->room);
+  struct kit_nccl_rank *both[2] = {first, &second}, *r = first;
+  for (int i = 0; i < 2; i++) both[i]->comm = kit_nccl_make_comm(both[i]);
+  for (unsigned round = 0; round < ROUNDS; round++) {
+    struct kit_nccl_call calls[2];
+    size_t wrong = 0;
+    for (int i = 0; i < 2; i++) {
+      calls[i] = all_reduce(both[i], i ? SMALL : LARGE, 2 * round + (unsigned)i);
+      kit_nccl_start(both[i], &calls[i], false);
+    }
+    for (int i = 0; i < 2; i++) {
+      NCCL(kit_nccl_wait(both[1 - i]));
+      kit_nccl_finish(both[1 - i], &calls[1 - i], false, &wrong);
+    }
+    ENSURE(!wrong, "%s%s", first->wrong, second.wrong);
+  }
+  kit_barrier(first->self);
+  NCCL(r->ncclCommDestroy(first->comm));
+  one_call(&second, LARGE, 0); /* the end of one is not the other's */
+  kit_barrier(first->self);
+  NCCL(r->ncclCommDestroy(second.comm));
+  kit_nccl_rank_close(&second);
+}
+
+/* Even and odd ranks, where there are enough for two parts; their order is turned round. */
+static void split(struct kit_nccl_rank *r) {
+  int parts = r->n >= 4 ? 2 : 1;
+  struct kit_nccl_rank child = *r;
+  r->comm = kit_nccl_make_comm(r);
+  one_call(r, LARGE, 1);
+  NCCL(r->ncclCommSplit(r->comm, r->rank % parts, r->n - r->rank, &child.comm, NULL));
+  child.n = r->n / parts + (r->rank % parts < r->n % parts);
+  child.rank = child.n - 1 - r->rank / parts;
+  for (unsigned round = 2; round < ROUNDS; round++) one_call(round % 2 ? r : &child, round % 4 ? SMALL : LARGE, round);
+  kit_barrier(r->self);
+  NCCL(r->ncclCommDestroy(child.comm));
+  one_call(r, LARGE, 0);
+  kit_barrier(r->self);
+  NCCL(r->ncclCommDestroy(r->comm));
+}
+
+/* ---- a rank that is lost ---- */
+
+static int last_of(const struct kit_nccl_rank *r) { return r->n - 1; }
+
+/* The last rank tells when it goes, and the others when they have heard of it: what NCCL needed in between. */
+static void tell_survivors(struct kit_nccl_rank *r, uint64_t when) {
+  for (int to = 0; to < last_of(r); to++)
+    if (to != r->rank) kit_send_bytes(r->self, to, &when, sizeof when);
+}
+
+/* Calls until NCCL reports an error, or another rank says that it has. */
+static void wait_for_loss(struct kit_nccl_rank *r) {
+  uint64_t went, noticed = 0;
+  int last = last_of(r), told_by = -1;
+  kit_process_allow_loss(r->self, last);
+  for (unsigned round = ROUNDS; !noticed && told_by < 0; round++) {
+    struct kit_nccl_call c = all_reduce(r, LARGE, round);
+    size_t wrong = 0;
+    int state, error = 0;
+    kit_nccl_start(r, &c, false);
+    while ((state = r->cudaStreamQuery(r->stream)) != 0 && !error && told_by < 0) {
+      (void)r->ncclCommGetAsyncError(r->comm, &error);
+      if (error == 7) error = 0;
+      for (int from = 0; from < last; from++)
+        if (from != r->rank && kit_bytes_ready(r->self, from, sizeof noticed)) told_by = from;
+      usleep(200);
+    }
+    if (error) noticed = rail_now_ns();
+    else if (state == 0) kit_nccl_finish(r, &c, false, &wrong);
+    ENSURE(!wrong, "a result that came while a rank was lost is wrong: %s", r->wrong);
+  }
+  tell_survivors(r, noticed);
+  kit_recv_bytes(r->self, last, &went, sizeof went);
+  if (noticed) kit_metric(r->self, "noticed_after", (noticed < went ? 0 : (double)(noticed - went) / 1e6), "ms");
+}
+
+static void abort_comm(struct kit_nccl_rank *r) {
+  uint64_t start = rail_now_ns();
+  NCCL(r->ncclCommAbort(r->comm));
+  kit_metric(r->self, "aborted_in", (double)(rail_now_ns() - start) / 1e6, "ms");
+}
+
+/* The other survivors' words are read, so that nothing of this job is left in the pipes. */
+static void hear_survivors(struct kit_nccl_rank *r) {
+  uint64_t noticed;
+  for (int from = 0; from < last_of(r); from++)
+    if (from != r->rank) kit_recv_bytes(r->self, from, &noticed, sizeof noticed);
+}
+
+static void killed(struct kit_nccl_rank *r) {
+  r->comm = kit_nccl_make_comm(r);
+  for (unsigned round = 0; round < ROUNDS; round++) one_call(r, LARGE, round);
+  if (r->rank == last_of(r)) {
+    struct kit_nccl_call c = all_reduce(r, LARGE, ROUNDS);
+    kit_process_expect_death(r->self);
+    kit_nccl_start(r, &c, false);
+    tell_survivors(r, rail_now_ns());
+    kill(getpid(), SIGKILL);
+  }
+  wait_for_loss(r);
+  abort_comm(r);
+  hear_survivors(r);
+}
+
+/* And all go on with a new communicator. */
+static void aborted(struct kit_nccl_rank *r) {
+  r->comm = kit_nccl_make_comm(r);
+  for (unsigned round = 0; round < ROUNDS; round++) one_call(r, LARGE, round);
+  if (r->rank == last_of(r)) {
+    tell_survivors(r, rail_now_ns());
+    abort_comm(r);
+  } else {
+    wait_for_loss(r);
+    abort_comm(r);
+    hear_survivors(r);
+  }
+  kit_barrier(r->self);
+  r->comm = kit_nccl_make_comm(r);
+  one_call(r, LARGE, 0);
+  kit_barrier(r->self);
+  NCCL(r->ncclCommDestroy(r->comm));
+}
+
+/* A process that only stands still, as under a debugger or on a busy host, is not lost. */
+static void stand_still(void) {
+  pid_t rank = getpid(), waker = fork();
+  ENSURE(waker >= 0, "fork failed");
+  if (waker == 0) {
+    sleep(STAND_STILL_S);
+    kill(rank, SIGCONT);
+    _exit(0);
+  }
+  raise(SIGSTOP);
+  waitpid(waker, NULL, 0);
+}
+
+static void stopped(struct kit_nccl_rank *r) {
+  r->comm = kit_nccl_make_comm(r);
+  for (unsigned round = 0; round < ROUNDS; round++) {
+    if (round == ROUNDS / 2 && r->rank == last_of(r)) stand_still();
+    one_call(r, LARGE, round);
+  }
+  kit_barrier(r->self);
+  NCCL(r->ncclCommDestroy(r->comm));
+}
+
+/* ---- all ---- */
+
+const struct kit_nccl_life kit_nccl_lives[] = {
+  {"comm.repeated", "communicators made and destroyed again and again leave no file descriptor and no thread",
+   repeated},
+  {"comm.two_at_once", "two communicators of one process work at the same time, and one when the other is gone",
+   two_at_once},
+  {"comm.split", "a communicator that was split works beside its parts", split},
+  {"fault.killed", "when a rank is killed NCCL reports an error on another one, and all can abort", killed},
+  {"fault.aborted", "when a rank aborts NCCL reports an error on another one, and a new communicator works", aborted},
+  {"fault.stopped", "a rank that stands still for 3 s and goes on is no error", stopped},
+  {NULL, NULL, NULL},
+};
+
+void kit_nccl_life(struct kit_process *self) {
+  struct kit_nccl_rank r;
+  const char *name = kit_job_arg(kit_process_job(self), "life");
+  for (const struct kit_nccl_life *life = kit_nccl_lives; life->name; life++) {
+    if (strcmp(life->name, name) != 0) continue;
+    kit_nccl_rank_open(&r, self, LARGE * sizeof(float));
+    life->run(&r);
+    kit_nccl_rank_close(&r);
+    return;
+  }
+  ENSURE(false, "nothing is called %s", name);
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * NCCL opened; a communicator; one call, with its contents. */
+#include "kit/nccl/nccl_rank.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+
+enum { CUDA_NOT_READY = 600, NCCL_IN_PROGRESS = 7, HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, NON_BLOCKING = 1 };
+
+const char *kit_nccl_last_error(const struct kit_nccl_rank *r) { return r->error_text ? r->error_text(NULL) : ""; }
+
+/* ---- opened ---- */
+
+static void *symbol_of(void *library, const char *name) {
+  void *found = dlsym(library, name);
+  ENSURE(found, "%s is missing from NCCL or from what it was linked with", name);
+  return found;
+}
+
+static void open_nccl(struct kit_nccl_rank *r, const char *path) {
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL), *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  ENSURE(library, "%s", dlerror());
+  ENSURE(driver, "%s", dlerror());
+#define FIND_(symbol, arguments) *(void **)&r->symbol = symbol_of(library, #symbol);
+  KIT_NCCL_CALLS(FIND_)
+  *(void **)&r->error_text = dlsym(library, "ncclGetLastError");
+  *(void **)&r->has = symbol_of(driver, "ghost_nccl_has");
+}
+
+void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, size_t room) {
+  *r = (struct kit_nccl_rank){.self = self, .rank = kit_process_rank(self), .n = kit_process_count(self),
+                              .room = room};
+  open_nccl(r, kit_job_arg(kit_process_job(self), "library"));
+  CUDA(r->cudaSetDevice(r->rank));
+  CUDA(r->cudaStreamCreateWithFlags(&r->stream, NON_BLOCKING));
+  CUDA(r->cudaMalloc((void **)&r->send, room));
+  CUDA(r->cudaMalloc((void **)&r->recv, room));
+  r->host = malloc(room);
+  ENSURE(r->host, "no memory for %zu bytes", room);
+}
+
+void kit_nccl_rank_close(struct kit_nccl_rank *r) {
+  CUDA(r->cudaFree(r->send));
+  CUDA(r->cudaFree(r->recv));
+  CUDA(r->cudaStreamDestroy(r->stream));
+  free(r->host);
+}
+
+void *kit_nccl_make_comm(struct kit_nccl_rank *r) {
+  struct kit_nccl_id id;
+  void *comm = NULL;
+  if (r->rank == 0) {
+    NCCL(r->ncclGetUniqueId(&id));
+    for (int to = 1; to < r->n; to++) kit_send_bytes(r->self, to, &id, sizeof id);
+  } else {
+    kit_recv_bytes(r->self, 0, &id, sizeof id);
+  }
+  NCCL(r->ncclCommInitRank(&comm, r->n, id, r->rank));
+  return comm;
+}
+
+/* ---- one call ---- */
+
+static int exchange_all(struct kit_nccl_rank *r, const struct kit_nccl_call *c, const char *send, char *recv) {
+  size_t bytes = c->count * kit_nccl_type_size(c->type);
+  int result = r->ncclGroupStart();
+  for (int peer = 0; peer < r->n && result == 0; peer++) {
+    result = r->ncclSend(send + (size_t)peer * bytes, c->count, c->type, peer, r->comm, r->stream);
+    if (result == 0) result = r->ncclRecv(recv + (size_t)peer * bytes, c->count, c->type, peer, r->comm, r->stream);
+  }
+  int end = r->ncclGroupEnd();
+  return result ? result : end;
+}
+
+/* To the next rank, from the one before. */
+static int exchange_ring(struct kit_nccl_rank *r, const struct kit_nccl_call *c, const char *send, char *recv) {
+  int result = r->ncclGroupStart();
+  if (result == 0) result = r->ncclSend(send, c->count, c->type, (r->rank + 1) % r->n, r->comm, r->stream);
+  if (result == 0) result = r->ncclRecv(recv, c->count, c->type, (r->rank + r->n - 1) % r->n, r->comm, r->stream);
+  int end = r->ncclGroupEnd();
+  return result ? result : end;
+}
+
+static int make_call(struct kit_nccl_rank *r, const struct kit_nccl_call *c, const char *send, char *recv) {
+  switch (c->coll) {
+    case KIT_NCCL_ALL_REDUCE: return r->ncclAllReduce(send, recv, c->count, c->type, c->redop, r->comm, r->stream);
+    case KIT_NCCL_ALL_GATHER: return r->ncclAllGather(send, recv, c->count, c->type, r->comm, r->stream);
+    case KIT_NCCL_REDUCE_SCATTER:
+      return r->ncclReduceScatter(send, recv, c->count, c->type, c->redop, r->comm, r->stream);
+    case KIT_NCCL_BROADCAST: return r->ncclBroadcast(send, recv, c->count, c->type, c->root, r->comm, r->stream);
+    case KIT_NCCL_REDUCE: return r->ncclReduce(send, recv, c->count, c->type, c->redop, c->root, r->comm, r->stream);
+    case KIT_NCCL_SENDRECV: return exchange_ring(r, c, send, recv);
+    default: return exchange_all(r, c, send, recv);
+  }
+}
+
+struct places {
+  char *send, *recv;
+};
+
+static struct places places_of(const struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
+  struct places p = {r->send, r->recv};
+  size_t inside = (size_t)(in_place ? kit_nccl_in_place(c) : 0) * kit_nccl_type_size(c->type);
+  if (in_place && c->coll == KIT_NCCL_REDUCE_SCATTER) p.recv = p.send + inside;
+  else if (in_place) p.send = p.recv + inside;
+  return p;
+}
+
+uint64_t kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
+  struct places p = places_of(r, c, in_place);
+  kit_nccl_fill(c, r->host);
+  CUDA(r->cudaMemset(r->recv, 0x5a, r->room));
+  CUDA(r->cudaMemcpy(p.send, r->host, kit_nccl_send_count(c) * kit_nccl_type_size(c->type), HOST_TO_DEVICE));
+  uint64_t now = rail_now_ns();
+  int result = make_call(r, c, p.send, p.recv);
+  ENSURE(result == 0, "%s of %zu %s: NCCL result %d: %s", kit_nccl_colls[c->coll], c->count, kit_nccl_types[c->type],
+         result, kit_nccl_last_error(r));
+  return now;
+}
+
+int kit_nccl_wait(struct kit_nccl_rank *r) {
+  int state, error = 0;
+  while ((state = r->cudaStreamQuery(r->stream)) == CUDA_NOT_READY) {
+    NCCL(r->ncclCommGetAsyncError(r->comm, &error));
+    if (error != 0 && error != NCCL_IN_PROGRESS) return error;
+    usleep(200);
+  }
+  ENSURE(state == 0, "cudaStreamQuery: CUDA result %d", state);
+  return 0;
+}
+
+void kit_nccl_finish(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong) {
+  struct places p = places_of(r, c, in_place);
+  char first[128];
+  CUDA(r->cudaMemcpy(r->host, p.recv, kit_nccl_recv_count(c) * kit_nccl_type_size(c->type), DEVICE_TO_HOST));
+  size_t bad = kit_nccl_verify(c, r->host, first, sizeof first);
+  if (bad && !r->wrong[0])
+    snprintf(r->wrong, sizeof r->wrong, "%s of %zu %s, %s%s, root %d: %zu wrong elements: %s", kit_nccl_colls[c->coll],
+             c->count, kit_nccl_types[c->type], kit_nccl_redops[c->redop], in_place ? ", in place" : "", c->root, bad,
+             first);
+  *wrong += bad;
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One rank of rail-kit nccl: NCCL and CUDA's runtime opened, a communicator, and one call whose result is compared.
+ * Errors fail the process (ENSURE). One thread.
+ */
+#ifndef RAIL_KIT_NCCL_RANK_H
+#define RAIL_KIT_NCCL_RANK_H
+
+#include "kit/nccl/kit_nccl.h"
+
+struct kit_nccl_id { char bytes[128]; };
+
+/* NCCL's calls, and CUDA's runtime's, from the library and what it was linked with. */
+#define KIT_NCCL_CALLS(X)                                                                                    \
+  X(ncclGetUniqueId, (struct kit_nccl_id *id))                                                               \
+  X(ncclCommInitRank, (void **comm, int ranks, struct kit_nccl_id id, int rank))                             \
+  X(ncclCommSplit, (void *comm, int color, int key, void **part, void *config))                              \
+  X(ncclCommDestroy, (void *comm))                                                                           \
+  X(ncclCommAbort, (void *comm))                                                                             \
+  X(ncclCommGetAsyncError, (void *comm, int *error))                                                         \
+  X(ncclGroupStart, (void))                                                                                  \
+  X(ncclGroupEnd, (void))                                                                                    \
+  X(ncclAllReduce, (const void *, void *, size_t, int type, int redop, void *comm, void *stream))            \
+  X(ncclAllGather, (const void *, void *, size_t, int type, void *comm, void *stream))                       \
+  X(ncclReduceScatter, (const void *, void *, size_t, int type, int redop, void *comm, void *stream))        \
+  X(ncclBroadcast, (const void *, void *, size_t, int type, int root, void *comm, void *stream))             \
+  X(ncclReduce, (const void *, void *, size_t, int type, int redop, int root, void *comm, void *stream))     \
+  X(ncclSend, (const void *, size_t, int type, int peer, void *comm, void *stream))                          \
+  X(ncclRecv, (void *, size_t, int type, int peer, void *comm, void *stream))                                \
+  X(cudaSetDevice, (int device))                                                                             \
+  X(cudaMalloc, (void **memory, size_t size))                                                                \
+  X(cudaFree, (void *memory))                                                                                \
+  X(cudaMemcpy, (void *to, const void *from, size_t size, int kind))                                         \
+  X(cudaMemset, (void *memory, int value, size_t size))                                                      \
+  X(cudaStreamCreateWithFlags, (void **stream, unsigned flags))                                              \
+  X(cudaStreamQuery, (void *stream))                                                                         \
+  X(cudaStreamSynchronize, (void *stream))                                                                   \
+  X(cudaStreamDestroy, (void *stream))
+
+struct kit_nccl_rank {
+  struct kit_process *self;
+  int rank, n;
+#define FIELD_(symbol, arguments) int(*symbol) arguments;
+  KIT_NCCL_CALLS(FIELD_)
+#undef FIELD_
+  const char *(*error_text)(void *comm);
+  bool (*has)(const char *function); /* ghost's */
+  void *comm, *stream;      /* that calls are made with */
+  char *send, *recv, *host; /* `room` bytes each */
+  size_t room;
+  const char *algo, *proto;
+  char wrong[256]; /* the first wrong content */
+};
+
+/* NCCL's words for its last error; "" if there are none. */
+const char *kit_nccl_last_error(const struct kit_nccl_rank *r);
+
+#define NCCL(call)                                                                          \
+  do {                                                                                      \
+    int result_ = (call);                                                                   \
+    ENSURE(result_ == 0, "%s: NCCL result %d: %s", #call, result_, kit_nccl_last_error(r)); \
+  } while (0)
+#define CUDA(call)                                              \
+  do {                                                          \
+    int result_ = (call);                                       \
+    ENSURE(result_ == 0, "%s: CUDA result %d", #call, result_); \
+  } while (0)
+
+/* Opens the job's NCCL, chooses the rank's GPU, makes a stream and buffers. */
+void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, size_t room);
+/* Frees these. */
+void kit_nccl_rank_close(struct kit_nccl_rank *r);
+
+/* A communicator of all ranks. */
+void *kit_nccl_make_comm(struct kit_nccl_rank *r);
+
+/* What a call is made of, one after the other. `start` fills the buffers and calls NCCL, and says when (rail_now_ns);
+ * `wait` returns when the stream has done it, or with NCCL's result when that reports an error; `finish` compares, adds
+ * the number of wrong elements, and writes the first of them to r->wrong. */
+uint64_t kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
+int kit_nccl_wait(struct kit_nccl_rank *r);
+void kit_nccl_finish(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong);
+
+#endif
