@@ -87,7 +87,7 @@ static const struct tool_command command = {
 };
 
 int rk_nccl(int argc, char **argv) {
-  struct nccl_options o = {.how = {.ranks = 2, .channels = 2, .limit_ms = 60000, .nsizes = 4,
+  struct nccl_options o = {.how = {.ranks = 2, .channels = 2, .repeat = 20, .limit_ms = 60000, .nsizes = 4,
                                    .sizes = {8, 1000, 64 << 10, 1 << 20}}};
   char **plugins;
   int r = tool_options_read(&command, argc, argv, &o, &plugins);
