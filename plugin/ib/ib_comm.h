@@ -109,6 +109,7 @@ struct ib_comm {
   struct rail_first_error error;
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
+  bool idle;                        /* the last poll found nothing, after some of those */
   uint64_t probe_deadline;          /* the HCA must complete something by then; 0: no limit yet */
   LIST_HEAD(, ib_mhandle) mhandles; /* under the lock of ib_mr.c */
   _Atomic uint32_t outstanding;     /* requests given out and not done: written by the progress thread */
@@ -135,6 +136,7 @@ struct ib_remote_ring {
 #define IB_REQ_RECV 0x51455252u
 #define IB_REQ_FLUSH 0x51455246u
 #define IB_REQ_FREE 0x46455249u
+#define IB_REQ_KIND 0xffffff00u /* the same in the first three, which are outstanding */
 
 struct ib_request {
   uint32_t magic;

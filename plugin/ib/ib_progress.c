@@ -48,33 +48,31 @@ static void probe_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   comm->completions--; /* poll_cq counts its batch */
 }
 
-/* Status first: the other fields of a failed completion, but wr_id and qp_num, mean nothing. */
-static rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
+/* Status first: the other fields of a failed completion, but wr_id and qp_num, mean nothing. The most frequent kinds
+ * come first. */
+static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
   if (rail_unlikely(wc->status != IBV_WC_SUCCESS)) return failed_completion(comm, wc);
-  switch (ib_wr_kind(wc->wr_id)) {
-    case IB_WR_SEND: ib_send_done(comm, wc); return RAIL_OK;
-    case IB_WR_RECV: return ib_recv_done(comm, wc);
-    case IB_WR_CTS: ib_recv_cts_done(comm, wc); return RAIL_OK;
-    case IB_WR_PROBE: probe_done(comm, wc); return RAIL_OK;
-    case IB_WR_FLUSH: ib_flush_done(comm, wc); return RAIL_OK;
-    case IB_WR_VERIFY: ib_return_verified(comm, ib_wr_qp(wc->wr_id)); return RAIL_OK;
-  }
+  const enum ib_wr_kind kind = ib_wr_kind(wc->wr_id);
+  if (kind == IB_WR_RECV) return ib_recv_done(comm, wc);
+  if (kind == IB_WR_SEND) ib_send_done(comm, wc);
+  else if (kind == IB_WR_CTS) ib_recv_cts_done(comm, wc);
+  else if (kind == IB_WR_FLUSH) ib_flush_done(comm, wc);
+  else if (kind == IB_WR_PROBE) probe_done(comm, wc);
+  else ib_return_verified(comm, ib_wr_qp(wc->wr_id));
   return RAIL_OK;
 }
 
-/* After an error the rest is still dispatched, other rails' completions too: it may finish requests. */
-static void poll_cq(struct ib_comm *comm, struct ibv_cq *cq) {
-  struct ibv_wc wcs[BATCH];
-  int n = BATCH;
-  for (int batch = 0; batch < MAX_BATCHES && n == BATCH; batch++) {
-    n = ibv_poll_cq(cq, BATCH, wcs);
-    if (rail_unlikely(n < 0)) {
-      (void)ib_error_post(comm, NULL, "ibv_poll_cq", EIO);
-      return;
-    }
+/* What a first poll found, and what is behind it. After an error the rest is still dispatched, other rails' completions
+ * too: it may finish requests. */
+static __attribute__((noinline)) void handle_completions(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs,
+                                                         int n) {
+  for (int batch = 1; n > 0; batch++) {
     for (int i = 0; i < n; i++) (void)dispatch(comm, &wcs[i]);
     comm->completions += (uint32_t)n;
+    if (n < BATCH || batch == MAX_BATCHES) return;
+    n = ibv_poll_cq(cq, BATCH, wcs);
   }
+  if (rail_unlikely(n < 0)) (void)ib_error_post(comm, NULL, "ibv_poll_cq", EIO);
 }
 
 static void note_time(struct ib_comm *comm) {
@@ -84,18 +82,30 @@ static void note_time(struct ib_comm *comm) {
   rail_stats_set(&comm->stats[IB_COMM_LAST_PROGRESS], comm->last_progress);
 }
 
+/* There were completions since the time was noted. A connection in use finds nothing now and then: only the second time
+ * in a row counts. */
+static inline void note_progress(struct ib_comm *comm, bool found) {
+  bool due = found ? comm->completions > CLOCK_EACH || !comm->last_progress : comm->idle || comm->probe_deadline;
+  comm->idle = !found;
+  if (rail_unlikely(due)) note_time(comm);
+}
+
 /* *found: there was a completion. */
-static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
-  uint32_t before = comm->completions;
+RAIL_HOT_INLINE rail_result_t poll_all(struct ib_comm *comm, bool *found) {
+  struct ibv_wc wcs[BATCH];
+  const uint32_t before = comm->completions;
   *found = false;
   RAIL_TRY(ib_comm_status(comm));
-  for (unsigned int i = 0; i < comm->nrails; i++) poll_cq(comm, comm->rails[i].cq);
+  for (unsigned int i = 0; i < comm->nrails; i++) {
+    struct ibv_cq *cq = comm->rails[i].cq;
+    int n = ibv_poll_cq(cq, BATCH, wcs);
+    if (n) handle_completions(comm, cq, wcs, n);
+  }
   if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
   *found = comm->completions != before;
   if (comm->sender && rail_unlikely(!STAILQ_EMPTY(&ib_send_comm_of(comm)->unposted)))
     RAIL_TRY(ib_send_resume(ib_send_comm_of(comm)));
-  bool due = !*found || comm->completions > CLOCK_EACH || !comm->last_progress;
-  if (rail_unlikely(comm->completions && due)) note_time(comm);
+  if (comm->completions) note_progress(comm, *found);
   return RAIL_OK;
 }
 
@@ -195,7 +205,7 @@ RAIL_COLD static rail_result_t look_at_faults(struct ib_request *r, uint32_t fau
 /* ---- test --------------------------------------------------------------- */
 
 /* The result is the comm's. */
-static rail_result_t progress_request(struct ib_request *r) {
+RAIL_HOT_INLINE rail_result_t progress_request(struct ib_request *r) {
   bool found;
   RAIL_TRY(poll_all(r->comm, &found));
   if (found || !r->pending) return RAIL_OK;
@@ -217,8 +227,7 @@ rail_result_t ib_test(void *request, int *done, int *sizes) {
   *done = 0;
   struct ib_request *r = request;
   if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return bad_request(r);
-  if (rail_unlikely(r->magic != IB_REQ_SEND && r->magic != IB_REQ_RECV && r->magic != IB_REQ_FLUSH))
-    return bad_request(r);
+  if (rail_unlikely((r->magic & IB_REQ_KIND) != (IB_REQ_SEND & IB_REQ_KIND))) return bad_request(r);
   struct ib_comm *comm = r->comm;
   if (r->pending) {
     rail_result_t result = progress_request(r);
