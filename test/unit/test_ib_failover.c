@@ -149,6 +149,41 @@ TEST(what_could_not_be_posted_begins_anew) {
   for (int posted = 0; posted < 4; posted++) refuse_a_write(posted);
 }
 
+/* QPs that are not up carry nothing; one that has come back carries its share. */
+TEST(messages_take_the_queue_pairs_that_are_up) {
+  static const struct pair_shape shape = {1, 4, 4, 12, 64, 0};
+  static const unsigned int parts[] = {4, 2, 2, 1};
+  static uint8_t out[8], in[8];
+  struct pair p;
+  pair_open(&p, &shape);
+  CHECK_OK(ib_failover_init(p.sc));
+  struct ib_mhandle *mh_out = pair_reg(&p, p.sc, out, sizeof out), *mh_in = pair_reg(&p, p.rc, in, sizeof in);
+  struct ib_send_comm *sc = ib_send_comm_of(p.sc);
+  for (int down = 3; down >= -3; down--) { /* 3, 2, 1, none, and then one less each time */
+    unsigned int ndown = (unsigned int)(down < 0 ? -down : down);
+    uint32_t before[4], sum = 0;
+    for (unsigned int i = 0; i < 4; i++)
+      p.sc->failover->paths[i].state = i < ndown ? IB_PATH_REBUILDING : IB_PATH_UP;
+    ib_send_use_paths(sc);
+    CHECK_INT(sc->nlive, 4 - ndown);
+    CHECK_INT(sc->most_parts, parts[ndown]);
+    for (unsigned int i = 0; i < 4; i++) before[i] = p.sc->qps[i].posted_tail;
+    for (int i = 0; i < 12; i++) {
+      void *recv = pair_irecv(&p, in, sizeof in, 1, mh_in), *send = pair_isend(&p, out, sizeof out, 1, mh_out);
+      pair_finish(send, RAIL_OK);
+      pair_finish(recv, RAIL_OK);
+    }
+    for (unsigned int i = 0; i < 4; i++) {
+      uint32_t posted = p.sc->qps[i].posted_tail - before[i];
+      CHECK_INT(posted, i < ndown ? 0 : 12 / (4 - ndown));
+      sum += posted;
+    }
+    CHECK_INT(sum, 12);
+  }
+  pair_close(&p);
+  rail_log_set_sink(log_capture);
+}
+
 /* ---- what the watch thread answers ---------------------------------------------- */
 
 static struct ib_comm *comm_with(bool sender, int *peer) {
@@ -245,6 +280,7 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be),   TEST_CASE(a_full_ring),
     TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(what_could_not_be_posted_begins_anew),
+    TEST_CASE(messages_take_the_queue_pairs_that_are_up),
     TEST_CASE(an_idle_receiver_answers),   TEST_CASE(a_busy_receiver_answers_when_it_is_done),
     TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
     TEST_CASE(invalid_frames_end_the_connection)};
