@@ -78,6 +78,15 @@ static rail_result_t elsewhere(struct ib_setup *s, unsigned int qp) {
               "NCCL_IB_ADDR_RANGE choose another one");
 }
 
+/* A link-local address is none without its interface, which a GID does not name. */
+static rail_result_t check_address(struct ib_setup *s, unsigned int qp) {
+  struct ib_gid gid = {.valid = true};
+  memcpy(gid.raw, s->mine.rails[s->plan.qps[qp].local_rail].gid, sizeof gid.raw);
+  if (!ib_gid_is_link_local(&gid)) return RAIL_OK;
+  return fail(s, qp, RAIL_REASON_FAILED, "address", "the RDMA CM needs one that is not link-local",
+              "give the interface an address, or choose another GID (NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY)");
+}
+
 /* NCCL's traffic class; the RDMA CM derives the service level from it. */
 static bool set_traffic_class(struct rdma_cm_id *id, uint8_t traffic_class) {
   return !traffic_class || ib_rdmacm.set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &traffic_class, 1) == 0;
@@ -91,6 +100,7 @@ rail_result_t ib_cm_listens(struct rail_setup *base) {
   if (!s->plan.rdmacm) return RAIL_OK;
   struct ib_cm *cm = s->comm->cm;
   const unsigned int rail = base->piece; /* that of QP `rail`, too */
+  RAIL_TRY(check_address(s, rail));
   if (ib_rdmacm.create_id(cm->channel, &cm->listeners[rail], NULL, RDMA_PS_TCP) != 0)
     return fail_call(s, rail, "rdma_create_id", CHECK_LOCAL);
   struct rdma_cm_id *id = cm->listeners[rail];
@@ -114,6 +124,7 @@ static rail_result_t begin(struct ib_setup *s, unsigned int i) {
   const uint16_t port = s->peers.cm_ports[p->remote_rail];
   if (!port)
     return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent no port of the RDMA CM");
+  RAIL_TRY(check_address(s, i));
   if (ib_rdmacm.create_id(cm->channel, &path->id, path, RDMA_PS_TCP) != 0)
     return fail_call(s, i, "rdma_create_id", CHECK_LOCAL);
   if (!set_traffic_class(path->id, s->mine.traffic_class))

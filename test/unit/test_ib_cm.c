@@ -155,6 +155,16 @@ TEST(one_side_without_it) {
   }
 }
 
+TEST(link_local_addresses) {
+  struct hs h;
+  begin(&h);
+  ib_params.gid_index = 1;
+  hs_listen(&h, A1);
+  hs_run_connect(&h, B);
+  CHECK_MSG(h.connect != RAIL_OK && hs_logged("one that is not link-local"), "%s", hs_lines);
+  end(&h);
+}
+
 TEST(roce_and_iwarp) {
   struct hs h;
   begin(&h);
@@ -262,7 +272,7 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(one_and_several_queue_pairs), TEST_CASE(several_rails), TEST_CASE(to_itself), TEST_CASE(iwarp),
     TEST_CASE(an_iwarp_sender_lingers), TEST_CASE(iwarp_without_inline), TEST_CASE(traffic_class_and_timeouts),
-    TEST_CASE(one_side_without_it), TEST_CASE(roce_and_iwarp), TEST_CASE(requests_that_are_rejected),
-    TEST_CASE(responses_that_are_wrong)};
+    TEST_CASE(one_side_without_it), TEST_CASE(link_local_addresses), TEST_CASE(roce_and_iwarp),
+    TEST_CASE(requests_that_are_rejected), TEST_CASE(responses_that_are_wrong)};
   return cm_rig_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }
