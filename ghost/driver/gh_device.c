@@ -12,13 +12,13 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool initialized;
-static int broken;
+static int sticky_error;
 static struct gh_context contexts[GH_MAX_DEVICES];
 
 /* ---- counters, and calls that shall fail ---- */
 
 struct count { char name[48]; long n; };
-static struct count calls[MAX_NAMES], left[MAX_NAMES];
+static struct count calls[MAX_NAMES], live[MAX_NAMES];
 
 static long *count_of(struct count *table, const char *name) {
   int i = 0;
@@ -38,16 +38,16 @@ static bool asked_to_fail(const char *name, long n) {
   return false;
 }
 
-bool gh_wanted(const char *name) {
+bool gh_should_fail(const char *name) {
   pthread_mutex_lock(&lock);
   long n = ++*count_of(calls, name);
   pthread_mutex_unlock(&lock);
   return asked_to_fail(name, n);
 }
 
-void gh_left(const char *what, int change) {
+void gh_count_live(const char *what, int change) {
   pthread_mutex_lock(&lock);
-  *count_of(left, what) += change;
+  *count_of(live, what) += change;
   pthread_mutex_unlock(&lock);
 }
 
@@ -59,25 +59,25 @@ static long read_count(struct count *table, const char *name) {
 }
 
 API long ghost_calls(const char *name) { return read_count(calls, name); }
-API long ghost_left(const char *what) { return read_count(left, what); }
+API long ghost_left(const char *what) { return read_count(live, what); }
 
 /* ---- contexts ---- */
 
 static __thread struct gh_context *nested[MAX_NESTED];
 static __thread int depth;
-static __thread int mode;
+static __thread int capture_mode;
 
 struct gh_context *gh_context(void) { return depth ? nested[depth - 1] : NULL; }
-int gh_capture_mode(void) { return mode; }
+int gh_capture_mode(void) { return capture_mode; }
 
-void gh_break(int result) { __atomic_store_n(&broken, result, __ATOMIC_RELEASE); }
-bool gh_broken(void) { return __atomic_load_n(&broken, __ATOMIC_ACQUIRE) != OK; }
+void gh_set_sticky_error(int result) { __atomic_store_n(&sticky_error, result, __ATOMIC_RELEASE); }
+bool gh_has_sticky_error(void) { return __atomic_load_n(&sticky_error, __ATOMIC_ACQUIRE) != OK; }
 
 int gh_enter(const char *call) {
-  bool fails = gh_wanted(call);
+  bool fails = gh_should_fail(call);
   if (gh_in_callback()) return NOT_PERMITTED;
   if (!__atomic_load_n(&initialized, __ATOMIC_ACQUIRE)) return NOT_INITIALIZED;
-  int result = __atomic_load_n(&broken, __ATOMIC_ACQUIRE);
+  int result = __atomic_load_n(&sticky_error, __ATOMIC_ACQUIRE);
   return result ? result : fails ? INVALID_VALUE : OK;
 }
 
@@ -88,12 +88,12 @@ int gh_enter_context(const char *call) {
 
 int gh_enter_ending(const char *call) {
   if (gh_in_callback()) return NOT_PERMITTED;
-  return gh_wanted(call) ? INVALID_VALUE : __atomic_load_n(&initialized, __ATOMIC_ACQUIRE) ? OK : NOT_INITIALIZED;
+  return gh_should_fail(call) ? INVALID_VALUE : __atomic_load_n(&initialized, __ATOMIC_ACQUIRE) ? OK : NOT_INITIALIZED;
 }
 
 int gh_enter_unsafe(const char *call) {
   int r = gh_enter_context(call);
-  if (r || mode == MODE_RELAXED) return r;
+  if (r || capture_mode == MODE_RELAXED) return r;
   return gh_capture_forbids() ? CAPTURE_UNSUPPORTED : OK;
 }
 
@@ -136,7 +136,7 @@ API int cuGetErrorString(int error, const char **text) {
 
 API int cuDriverGetVersion(int *version) {
   const char *text = getenv("GHOST_VERSION");
-  gh_wanted("cuDriverGetVersion");
+  gh_should_fail("cuDriverGetVersion");
   *version = text ? atoi(text) : 13000;
   return OK;
 }
@@ -178,7 +178,7 @@ API int cuCtxPushCurrent_v2(void *context) {
 }
 
 API int cuCtxPopCurrent_v2(void **context) {
-  gh_wanted("cuCtxPopCurrent_v2");
+  gh_should_fail("cuCtxPopCurrent_v2");
   if (!depth) return INVALID_CONTEXT;
   *context = nested[--depth];
   return OK;
@@ -219,12 +219,14 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
   return OK;
 }
 
-unsigned gh_room(unsigned threads) { return (unsigned)gh_attribute(GH_MULTIPROCESSORS) * (1024 / threads); }
+unsigned gh_max_resident_blocks(unsigned threads) {
+  return (unsigned)gh_attribute(GH_MULTIPROCESSORS) * (1024 / threads);
+}
 
 API int cuThreadExchangeStreamCaptureMode(int *m) {
-  gh_wanted("cuThreadExchangeStreamCaptureMode");
-  int old = mode;
-  mode = *m;
+  gh_should_fail("cuThreadExchangeStreamCaptureMode");
+  int old = capture_mode;
+  capture_mode = *m;
   *m = old;
   return OK;
 }

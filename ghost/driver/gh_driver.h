@@ -73,7 +73,7 @@ int gh_enter_context(const char *call); /* and a context is current */
 int gh_enter_unsafe(const char *call);  /* and no capture forbids the call to this thread */
 int gh_enter_ending(const char *call);  /* for what gives something back, which a failed kernel does not hinder */
 /* The n-th event of a name: does the environment want it to fail? */
-bool gh_wanted(const char *name);
+bool gh_should_fail(const char *name);
 
 /* The context that is current in this thread. */
 struct gh_context { int device; };
@@ -86,13 +86,13 @@ int gh_capture_mode(void);
  * of a context to which it has peer access. NULL: may any? */
 bool gh_reachable(const void *p, size_t size, const struct gh_context *context);
 /* Does [p, p+size) begin in memory that the driver knows, and end outside of it? */
-bool gh_is_beyond(const void *p, size_t size);
+bool gh_exceeds_allocation(const void *p, size_t size);
 /* Is it a device's memory, rather than registered memory of the host? */
 bool gh_on_device(const void *p);
 int gh_devices(void);
 int gh_attribute(int attribute);
 /* How many blocks of so many threads a device has room for. */
-unsigned gh_room(unsigned threads);
+unsigned gh_max_resident_blocks(unsigned threads);
 bool gh_is_context(const void *context);
 
 /* Memory of other processes, for what cuMemAlloc's is. */
@@ -120,13 +120,13 @@ void gh_leave_callback(void);
 bool gh_in_callback(void);
 
 /* gh_peer.c: may a kernel of the one context touch memory of the other? */
-bool gh_reaches(const struct gh_context *from, const struct gh_context *to);
-bool gh_may_reach(void); /* do devices reach each other? */
+bool gh_has_peer_access(const struct gh_context *from, const struct gh_context *to);
+bool gh_can_access_peers(void); /* do devices reach each other? */
 /* The memory is going to be freed: if it was exported, that ends here. */
 void gh_unexport(void *base, size_t size);
 /* From now on every call returns it. */
-void gh_break(int result);
-bool gh_broken(void);
+void gh_set_sticky_error(int result);
+bool gh_has_sticky_error(void);
 
 /* The number of captures under way that forbid others' unsafe calls, which invalidates them. */
 bool gh_capture_forbids(void);
@@ -136,6 +136,6 @@ bool gh_capture_forbids(void);
  * "reserved" (addresses); "freed while open": how often that was done to others. For tests. */
 API long ghost_calls(const char *name);
 API long ghost_left(const char *what);
-void gh_left(const char *what, int change);
+void gh_count_live(const char *what, int change);
 
 #endif

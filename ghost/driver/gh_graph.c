@@ -56,7 +56,7 @@ static void release(struct object *o) {
   o->destroy(o->arg);
   gh_leave_callback();
   free(o);
-  gh_left("objects", -1);
+  gh_count_live("objects", -1);
 }
 
 static void release_all(struct objects *list) {
@@ -69,7 +69,7 @@ API int cuUserObjectCreate(void **object, void *arg, void (*destroy)(void *), un
   if (r) return r;
   struct object *o = *object = calloc(1, sizeof *o);
   *o = (struct object){.refs = (int)count, .destroy = destroy, .arg = arg};
-  gh_left("objects", 1);
+  gh_count_live("objects", 1);
   return OK;
 }
 
@@ -107,7 +107,7 @@ API int cuStreamEndCapture(void *stream, void **graph) {
     struct graph *g = calloc(1, sizeof *g);
     *g = (struct graph){.alive = ALIVE_GRAPH, .first = c->first, .objects = c->objects};
     *graph = g;
-    gh_left("graphs", 1);
+    gh_count_live("graphs", 1);
   }
   pthread_mutex_unlock(&gh_queue_lock);
   if (r) {
@@ -153,7 +153,7 @@ API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long
   for (int i = 0; i < e->objects.n; i++) e->objects.of[i]->refs++;
   pthread_mutex_unlock(&gh_queue_lock);
   *exec = e;
-  gh_left("graphs", 1);
+  gh_count_live("graphs", 1);
   return OK;
 }
 
@@ -176,12 +176,13 @@ API int cuGraphExecDestroy(void *exec) {
   e->alive = 0;
   gh_items_free(e->first);
   pthread_mutex_lock(&gh_queue_lock);
-  while (e->last && !e->last->done) pthread_cond_wait(&gh_queue_news, &gh_queue_lock); /* its objects live until then */
+  while (e->last && !e->last->done) /* its objects live until then */
+    pthread_cond_wait(&gh_queue_changed, &gh_queue_lock);
   gh_mark_unref(e->last);
   pthread_mutex_unlock(&gh_queue_lock);
   release_all(&e->objects);
   free(e);
-  gh_left("graphs", -1);
+  gh_count_live("graphs", -1);
   return OK;
 }
 
@@ -193,6 +194,6 @@ API int cuGraphDestroy(void *graph) {
   gh_items_free(g->first);
   release_all(&g->objects);
   free(g);
-  gh_left("graphs", -1);
+  gh_count_live("graphs", -1);
   return OK;
 }

@@ -30,7 +30,7 @@ API int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream) {
   struct item item = {.kind = COPY, .to = (void *)(uintptr_t)to, .from = (void *)(uintptr_t)from, .size = size};
   char *staged;
   if (size == 0) return gh_enter_context("cuMemcpyAsync");
-  if (gh_is_beyond(item.to, size) || gh_is_beyond(item.from, size)) return INVALID_VALUE;
+  if (gh_exceeds_allocation(item.to, size) || gh_exceeds_allocation(item.from, size)) return INVALID_VALUE;
   if (!gh_reachable(item.from, size, NULL)) {
     item.blob = blob_alloc(size, &staged);
     if (!item.blob) return OUT_OF_MEMORY;

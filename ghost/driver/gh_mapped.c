@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The emulated driver's virtual memory management. A piece of memory is a file without a name, whose last page says
- * what it is; who imports it has a descriptor of the same file, so that it lives as the driver's does: until nobody has
- * it mapped or holds a handle, in whatever process. Of a range only the whole can be mapped, allowed, unmapped. */
+ * The emulated driver's virtual memory management. An allocation is a file without a name, whose last page says what it
+ * is; who imports it has a descriptor of the same file, so that it lives as the driver's does: until nobody has it
+ * mapped or holds a handle, in whatever process. Of a range only the whole can be mapped, allowed, unmapped. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,29 +21,29 @@
 
 #define ON_HOST (-1) /* in the place of a device */
 
-struct label {
+struct header {
   uint64_t mark, size;
   int device, handles, rdma;
 };
 
 /* As this process has it; a handle is a pointer to it. */
-struct piece {
-  struct piece *next;
-  struct label label;
+struct allocation {
+  struct allocation *next;
+  struct header header;
   int fd, handles, mappings;
 };
 
-struct reserved {
-  struct reserved *next;
+struct reservation {
+  struct reservation *next;
   char *base;
   size_t size;
-  struct piece *piece; /* mapped there */
+  struct allocation *allocation; /* mapped there */
   unsigned access;     /* a bit for each device, and one for the host */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct piece *pieces;
-static struct reserved *all_reserved;
+static struct allocation *allocations;
+static struct reservation *reservations;
 
 /* These need no context. */
 static int enter(const char *call) {
@@ -56,22 +56,22 @@ static int leave(int result) {
   return result;
 }
 
-static struct piece *find_piece(uint64_t handle) {
-  struct piece *p = pieces;
+static struct allocation *find_allocation(uint64_t handle) {
+  struct allocation *p = allocations;
   while (p && !((uint64_t)(uintptr_t)p == handle && p->handles > 0)) p = p->next;
   return p;
 }
 
-static struct reserved *find_reserved(uint64_t address, size_t size) {
-  struct reserved *r = all_reserved;
+static struct reservation *find_reservation(uint64_t address, size_t size) {
+  struct reservation *r = reservations;
   while (r && !((uint64_t)(uintptr_t)r->base == address && r->size == size)) r = r->next;
   return r;
 }
 
 /* With the lock. */
-static void drop_if_unused(struct piece *p) {
+static void drop_if_unused(struct allocation *p) {
   if (p->handles || p->mappings) return;
-  struct piece **at = &pieces;
+  struct allocation **at = &allocations;
   while (*at != p) at = &(*at)->next;
   *at = p->next;
   close(p->fd);
@@ -79,23 +79,23 @@ static void drop_if_unused(struct piece *p) {
 }
 
 /* Takes the descriptor, also if there is no memory. */
-static int add_piece(uint64_t *handle, int fd, const struct label *label) {
-  struct piece *p = calloc(1, sizeof *p);
+static int add_allocation(uint64_t *handle, int fd, const struct header *header) {
+  struct allocation *p = calloc(1, sizeof *p);
   if (!p) {
     close(fd);
     return OUT_OF_MEMORY;
   }
-  *p = (struct piece){.label = *label, .fd = fd, .handles = 1};
+  *p = (struct allocation){.header = *header, .fd = fd, .handles = 1};
   pthread_mutex_lock(&lock);
-  p->next = pieces;
-  pieces = p;
+  p->next = allocations;
+  allocations = p;
   pthread_mutex_unlock(&lock);
-  gh_left("handles", 1);
+  gh_count_live("handles", 1);
   *handle = (uint64_t)(uintptr_t)p;
   return OK;
 }
 
-/* ---- pieces of memory ---- */
+/* ---- allocations ---- */
 
 static int check(const struct gh_allocation *how) {
   if (!gh_attribute(GH_DEVICE_VIRTUAL_MEMORY)) return NOT_SUPPORTED;
@@ -133,12 +133,12 @@ API int cuMemCreate(uint64_t *handle, size_t size, const struct gh_allocation *h
   if (r == OK) r = check(how);
   if (r) return r;
   const int device = how->location.type == GH_ON_DEVICE ? how->location.id : ON_HOST;
-  const struct label label = {MARK, size, device, how->handles, how->rdma};
+  const struct header header = {MARK, size, device, how->handles, how->rdma};
   int fd = memfd_create("ghost", MFD_CLOEXEC);
   bool good = fd >= 0 && ftruncate(fd, (off_t)(size + PAGE)) == 0 &&
               (device == ON_HOST || fill(fd, size)) &&
-              pwrite(fd, &label, sizeof label, (off_t)size) == (ssize_t)sizeof label;
-  if (good) return add_piece(handle, fd, &label);
+              pwrite(fd, &header, sizeof header, (off_t)size) == (ssize_t)sizeof header;
+  if (good) return add_allocation(handle, fd, &header);
   if (fd >= 0) close(fd);
   return OUT_OF_MEMORY;
 }
@@ -147,11 +147,11 @@ API int cuMemRelease(uint64_t handle) {
   int r = gh_enter_ending("cuMemRelease");
   if (r) return r;
   pthread_mutex_lock(&lock);
-  struct piece *p = find_piece(handle);
+  struct allocation *p = find_allocation(handle);
   if (!p) return leave(INVALID_VALUE);
   p->handles--;
   drop_if_unused(p);
-  gh_left("handles", -1);
+  gh_count_live("handles", -1);
   return leave(OK);
 }
 
@@ -159,11 +159,11 @@ API int cuMemGetAllocationPropertiesFromHandle(struct gh_allocation *how, uint64
   int r = gh_enter("cuMemGetAllocationPropertiesFromHandle");
   if (r) return r;
   pthread_mutex_lock(&lock);
-  const struct piece *p = find_piece(handle);
+  const struct allocation *p = find_allocation(handle);
   if (!p) return leave(INVALID_VALUE);
-  *how = (struct gh_allocation){.type = 1, .handles = p->label.handles, .rdma = (unsigned char)p->label.rdma};
-  how->location.type = p->label.device == ON_HOST ? GH_ON_HOST_NUMA : GH_ON_DEVICE;
-  how->location.id = p->label.device == ON_HOST ? 0 : p->label.device;
+  *how = (struct gh_allocation){.type = 1, .handles = p->header.handles, .rdma = (unsigned char)p->header.rdma};
+  how->location.type = p->header.device == ON_HOST ? GH_ON_HOST_NUMA : GH_ON_DEVICE;
+  how->location.id = p->header.device == ON_HOST ? 0 : p->header.device;
   return leave(OK);
 }
 
@@ -173,12 +173,12 @@ API int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
   if (r) return r;
   pthread_mutex_lock(&lock);
   const char *at = address;
-  struct reserved *of = all_reserved;
+  struct reservation *of = reservations;
   while (of && !(at >= of->base && at < of->base + of->size)) of = of->next;
-  if (!of || !of->piece) return leave(INVALID_VALUE);
-  of->piece->handles++;
-  gh_left("handles", 1);
-  *handle = (uint64_t)(uintptr_t)of->piece;
+  if (!of || !of->allocation) return leave(INVALID_VALUE);
+  of->allocation->handles++;
+  gh_count_live("handles", 1);
+  *handle = (uint64_t)(uintptr_t)of->allocation;
   return leave(OK);
 }
 
@@ -194,16 +194,16 @@ API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, ui
   char *base = raw + (UNIT - (uintptr_t)raw % UNIT) % UNIT;
   if (base > raw) munmap(raw, (size_t)(base - raw));
   munmap(base + size, (size_t)(raw + UNIT - base));
-  struct reserved *new = calloc(1, sizeof *new);
+  struct reservation *new = calloc(1, sizeof *new);
   if (!new) {
     munmap(base, size);
     return OUT_OF_MEMORY;
   }
-  *new = (struct reserved){.base = base, .size = size};
+  *new = (struct reservation){.base = base, .size = size};
   pthread_mutex_lock(&lock);
-  new->next = all_reserved;
-  all_reserved = new;
-  gh_left("reserved", 1);
+  new->next = reservations;
+  reservations = new;
+  gh_count_live("reserved", 1);
   *address = (uint64_t)(uintptr_t)base;
   return leave(OK);
 }
@@ -212,13 +212,13 @@ API int cuMemAddressFree(uint64_t address, size_t size) {
   int r = gh_enter_ending("cuMemAddressFree");
   if (r) return r;
   pthread_mutex_lock(&lock);
-  struct reserved *of = find_reserved(address, size), **at = &all_reserved;
-  if (!of || of->piece) return leave(INVALID_VALUE);
+  struct reservation *of = find_reservation(address, size), **at = &reservations;
+  if (!of || of->allocation) return leave(INVALID_VALUE);
   while (*at != of) at = &(*at)->next;
   *at = of->next;
   munmap(of->base, of->size);
   free(of);
-  gh_left("reserved", -1);
+  gh_count_live("reserved", -1);
   return leave(OK);
 }
 
@@ -226,13 +226,13 @@ API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, 
   int r = enter("cuMemMap");
   if (r) return r;
   pthread_mutex_lock(&lock);
-  struct reserved *to = find_reserved(address, size);
-  struct piece *p = find_piece(handle);
-  if (!to || to->piece || !p || offset || flags || size > p->label.size) return leave(INVALID_VALUE);
+  struct reservation *to = find_reservation(address, size);
+  struct allocation *p = find_allocation(handle);
+  if (!to || to->allocation || !p || offset || flags || size > p->header.size) return leave(INVALID_VALUE);
   if (mmap(to->base, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) return leave(OUT_OF_MEMORY);
-  to->piece = p;
+  to->allocation = p;
   p->mappings++;
-  gh_left("mapped", 1);
+  gh_count_live("mapped", 1);
   return leave(OK);
 }
 
@@ -241,30 +241,30 @@ API int cuMemUnmap(uint64_t address, size_t size) {
   if (r) return r;
   gh_wait_for_all("cuMemUnmap");
   pthread_mutex_lock(&lock);
-  struct reserved *of = find_reserved(address, size);
-  if (!of || !of->piece) return leave(INVALID_VALUE);
+  struct reservation *of = find_reservation(address, size);
+  if (!of || !of->allocation) return leave(INVALID_VALUE);
   (void)mmap(of->base, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
-  of->piece->mappings--;
-  drop_if_unused(of->piece);
-  of->piece = NULL;
+  of->allocation->mappings--;
+  drop_if_unused(of->allocation);
+  of->allocation = NULL;
   if (of->access) gh_remove_mapped(of->base);
   of->access = 0;
-  gh_left("mapped", -1);
+  gh_count_live("mapped", -1);
   return leave(OK);
 }
 
-static int check_access(const struct piece *p, const struct gh_access *a) {
+static int check_access(const struct allocation *p, const struct gh_access *a) {
   if (a->access != 0 && a->access != 3) return INVALID_VALUE;
   if (a->location.type == GH_ON_HOST_NUMA || a->location.type == GH_ON_HOST)
-    return p->label.device == ON_HOST ? OK : INVALID_VALUE;
+    return p->header.device == ON_HOST ? OK : INVALID_VALUE;
   if (a->location.type != GH_ON_DEVICE) return INVALID_VALUE;
-  if (p->label.device == ON_HOST && a->location.id >= 0 && a->location.id < gh_devices()) return OK;
+  if (p->header.device == ON_HOST && a->location.id >= 0 && a->location.id < gh_devices()) return OK;
   if (a->location.id < 0 || a->location.id >= gh_devices()) return INVALID_DEVICE;
-  return a->location.id == p->label.device || gh_may_reach() ? OK : INVALID_DEVICE;
+  return a->location.id == p->header.device || gh_can_access_peers() ? OK : INVALID_DEVICE;
 }
 
-static int set_access(struct reserved *of, unsigned access) {
-  const struct label *l = &of->piece->label;
+static int set_access(struct reservation *of, unsigned access) {
+  const struct header *l = &of->allocation->header;
   if (access && !gh_add_mapped(of->base, of->size, l->device, access, l->rdma != 0)) return OUT_OF_MEMORY;
   if (!access && of->access) gh_remove_mapped(of->base);
   of->access = access;
@@ -276,11 +276,11 @@ API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access *ac
   int r = enter("cuMemSetAccess");
   if (r) return r;
   pthread_mutex_lock(&lock);
-  struct reserved *of = find_reserved(address, size);
-  if (!of || !of->piece || !access || !n) return leave(INVALID_VALUE);
+  struct reservation *of = find_reservation(address, size);
+  if (!of || !of->allocation || !access || !n) return leave(INVALID_VALUE);
   unsigned bits = of->access;
   for (size_t i = 0; r == OK && i < n; i++) {
-    r = check_access(of->piece, &access[i]);
+    r = check_access(of->allocation, &access[i]);
     unsigned bit = access[i].location.type == GH_ON_DEVICE ? 1u << access[i].location.id : 1u << GH_MAX_DEVICES;
     if (r == OK) bits = access[i].access ? bits | bit : bits & ~bit;
   }
@@ -297,8 +297,8 @@ API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsig
   int r = enter("cuMemExportToShareableHandle");
   if (r) return r;
   pthread_mutex_lock(&lock);
-  const struct piece *p = find_piece(handle);
-  if (!p || !out || flags || (type != GH_FD_HANDLE && type != GH_FABRIC_HANDLE) || !(p->label.handles & type))
+  const struct allocation *p = find_allocation(handle);
+  if (!p || !out || flags || (type != GH_FD_HANDLE && type != GH_FABRIC_HANDLE) || !(p->header.handles & type))
     return leave(INVALID_VALUE);
   if (type == GH_FD_HANDLE) {
     int fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
@@ -325,13 +325,13 @@ API int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type)
   int r = enter("cuMemImportFromShareableHandle");
   if (r == OK && (!handle || (type != GH_FD_HANDLE && type != GH_FABRIC_HANDLE))) r = INVALID_VALUE;
   if (r) return r;
-  struct label l = {.mark = 0};
+  struct header l = {.mark = 0};
   struct stat st;
   int fd = open_shared(shared, type);
   bool good = fd >= 0 && fstat(fd, &st) == 0 && st.st_size > (off_t)PAGE &&
               pread(fd, &l, sizeof l, st.st_size - (off_t)PAGE) == (ssize_t)sizeof l && l.mark == MARK &&
               l.handles & type;
-  if (good) return add_piece(handle, fd, &l);
+  if (good) return add_allocation(handle, fd, &l);
   if (fd >= 0) close(fd);
   return INVALID_VALUE;
 }

@@ -40,7 +40,7 @@ bool gh_reachable(const void *p, size_t size, const struct gh_context *context) 
   const struct gh_context *owner = foreign ? r->context : NULL;
   bool forbidden = foreign && context && !owner && !(r->access >> context->device & 1);
   pthread_mutex_unlock(&lock);
-  return r && !forbidden && (!owner || gh_reaches(context, owner));
+  return r && !forbidden && (!owner || gh_has_peer_access(context, owner));
 }
 
 bool gh_on_device(const void *p) {
@@ -129,7 +129,7 @@ static int allocate(uint64_t *address, size_t size, bool managed) {
     free(memory);
     return OUT_OF_MEMORY;
   }
-  gh_left("allocated", 1);
+  gh_count_live("allocated", 1);
   *address = (uint64_t)(uintptr_t)memory;
   return OK;
 }
@@ -158,7 +158,7 @@ API int cuMemFree_v2(uint64_t address) {
   gh_unexport(base, of.size);
   if (!gh_remove_memory(base)) return INVALID_VALUE;
   free(base);
-  gh_left("allocated", -1);
+  gh_count_live("allocated", -1);
   return OK;
 }
 
@@ -205,7 +205,7 @@ API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
   if (r) return r;
   gh_may_wait_for("cuMemHostRegister", gh_context());
   if (!add(range_here(memory, size, HOST_MEMORY))) return OUT_OF_MEMORY;
-  gh_left("registered", 1);
+  gh_count_live("registered", 1);
   return OK;
 }
 
@@ -213,7 +213,7 @@ API int cuMemHostUnregister(void *memory) {
   int r = gh_enter_ending("cuMemHostUnregister");
   if (r == OK) gh_wait_for_all("cuMemHostUnregister");
   if (r == OK && !remove_range(memory, HOST_MEMORY, false)) r = NOT_REGISTERED;
-  if (r == OK) gh_left("registered", -1);
+  if (r == OK) gh_count_live("registered", -1);
   return r;
 }
 
@@ -231,7 +231,7 @@ API int cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
     free(p);
     return OUT_OF_MEMORY;
   }
-  gh_left("host memory", 1);
+  gh_count_live("host memory", 1);
   *memory = p;
   return OK;
 }
@@ -243,7 +243,7 @@ API int cuMemFreeHost(void *memory) {
   if (r == OK && (!range_of((uint64_t)(uintptr_t)memory, &of) || of.base != memory || !of.owned)) r = INVALID_VALUE;
   if (r || !remove_range(memory, HOST_MEMORY, false)) return r ? r : INVALID_VALUE;
   free(memory);
-  gh_left("host memory", -1);
+  gh_count_live("host memory", -1);
   return OK;
 }
 
@@ -302,7 +302,7 @@ API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
   return copy("cuMemcpyDtoH_v2", to, p, size, p);
 }
 
-bool gh_is_beyond(const void *p, size_t size) {
+bool gh_exceeds_allocation(const void *p, size_t size) {
   struct range of;
   const char *at = p;
   return range_of((uint64_t)(uintptr_t)p, &of) && size > (size_t)(of.base + of.size - at);
@@ -312,9 +312,9 @@ bool gh_is_beyond(const void *p, size_t size) {
 API int cuMemcpy(uint64_t to, uint64_t from, size_t size) {
   int r = gh_enter_context("cuMemcpy");
   if (r == OK) gh_wait_for_legacy("cuMemcpy");
-  if (r == OK && (gh_is_beyond((void *)(uintptr_t)to, size) || gh_is_beyond((void *)(uintptr_t)from, size)))
-    r = INVALID_VALUE;
-  if (r == OK) memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);
+  void *into = (void *)(uintptr_t)to, *out_of = (void *)(uintptr_t)from;
+  if (r == OK && (gh_exceeds_allocation(into, size) || gh_exceeds_allocation(out_of, size))) r = INVALID_VALUE;
+  if (r == OK) memmove(into, out_of, size);
   return r;
 }
 

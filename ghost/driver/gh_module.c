@@ -31,7 +31,7 @@ static int make_module(void **module) {
   if (!m) return OUT_OF_MEMORY;
   *m = (struct module){.alive = ALIVE, .context = gh_context()};
   *module = m;
-  gh_left("modules", 1);
+  gh_count_live("modules", 1);
   return OK;
 }
 
@@ -67,7 +67,7 @@ API int cuModuleUnload(void *module) {
     free(f);
   }
   free(m);
-  gh_left("modules", -1);
+  gh_count_live("modules", -1);
   return OK;
 }
 

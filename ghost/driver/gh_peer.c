@@ -25,9 +25,9 @@ static bool peers_are(const char *what) {
   return text && strcmp(text, what) == 0;
 }
 
-bool gh_may_reach(void) { return !peers_are("none"); }
+bool gh_can_access_peers(void) { return !peers_are("none"); }
 
-bool gh_reaches(const struct gh_context *from, const struct gh_context *to) {
+bool gh_has_peer_access(const struct gh_context *from, const struct gh_context *to) {
   pthread_mutex_lock(&lock);
   bool may = from == to || enabled[from->device][to->device];
   pthread_mutex_unlock(&lock);
@@ -42,7 +42,7 @@ static int enter_pair(const char *call, int device, int peer) {
 
 API int cuDeviceCanAccessPeer(int *can, int device, int peer) {
   int r = enter_pair("cuDeviceCanAccessPeer", device, peer);
-  if (r == OK) *can = gh_may_reach();
+  if (r == OK) *can = gh_can_access_peers();
   return r;
 }
 
@@ -75,7 +75,7 @@ API int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
   const struct gh_context *to = peer, *from = gh_context();
   if (r == OK && flags) r = INVALID_VALUE;
   if (r == OK && (!gh_is_context(peer) || to == from)) r = INVALID_CONTEXT;
-  if (r == OK && !gh_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
+  if (r == OK && !gh_can_access_peers()) r = PEER_ACCESS_UNSUPPORTED;
   if (r) return r;
   gh_wait_for("cuCtxEnablePeerAccess", from);
   pthread_mutex_lock(&lock);
@@ -174,7 +174,7 @@ void gh_unexport(void *base, size_t size) {
   struct shared *s = take_out(&exported, base);
   if (!s) return;
   /* CUDA does not say what comes of it, so it shall not be done. */
-  if (__atomic_load_n(s->open_elsewhere, __ATOMIC_ACQUIRE)) gh_left("freed while open", 1);
+  if (__atomic_load_n(s->open_elsewhere, __ATOMIC_ACQUIRE)) gh_count_live("freed while open", 1);
   (void)mmap(base, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   munmap(s->open_elsewhere, PAGE);
   close(s->fd);
@@ -188,7 +188,7 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned 
   memcpy(&h, &handle, sizeof h);
   if (r == OK && (h.mark != MARK || flags != 1)) r = INVALID_VALUE;
   if (r == OK && h.pid == getpid()) r = INVALID_CONTEXT;
-  if (r == OK && h.device != gh_context()->device && !gh_may_reach()) r = PEER_ACCESS_UNSUPPORTED;
+  if (r == OK && h.device != gh_context()->device && !gh_can_access_peers()) r = PEER_ACCESS_UNSUPPORTED;
   if (r) return r;
   gh_wait_for("cuIpcOpenMemHandle", gh_context());
   snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)h.pid, h.fd);
@@ -205,7 +205,7 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned 
     return count ? OUT_OF_MEMORY : INVALID_VALUE;
   }
   __atomic_add_fetch(count, 1, __ATOMIC_ACQ_REL);
-  gh_left("opened", 1);
+  gh_count_live("opened", 1);
   *address = (uint64_t)(uintptr_t)base;
   return OK;
 }
@@ -220,6 +220,6 @@ API int cuIpcCloseMemHandle(uint64_t address) {
   munmap(s->base, s->size);
   munmap(s->open_elsewhere, PAGE);
   free(s);
-  gh_left("opened", -1);
+  gh_count_live("opened", -1);
   return OK;
 }

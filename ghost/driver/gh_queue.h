@@ -50,7 +50,7 @@ struct item {
 };
 
 /* How long something may take, on the wall. */
-bool gh_queue_wait_news(uint64_t *deadline); /* false: too long; *deadline is 0 at first */
+bool gh_queue_wait_change(uint64_t *deadline); /* false: too long; *deadline is 0 at first */
 
 struct stream {
   struct stream *next;
@@ -92,9 +92,9 @@ struct capture {
 /* The stream joins a capture. False: that has too many already. */
 bool gh_queue_join(struct stream *s, struct capture *c);
 
-/* The driver's one lock; `gh_queue_news` is broadcast whenever anything changed. */
+/* The driver's one lock; `gh_queue_changed` is broadcast whenever anything changed. */
 extern pthread_mutex_t gh_queue_lock;
-extern pthread_cond_t gh_queue_news;
+extern pthread_cond_t gh_queue_changed;
 
 /* How most calls begin and end: a context, the stream, the lock; an error holds no lock. leave returns its argument. */
 int gh_queue_enter(const char *call, void *handle, struct stream **s);

@@ -9,7 +9,7 @@
 #define ALIVE_EVENT 0x6576656e74ull
 
 pthread_mutex_t gh_queue_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_cond_t gh_queue_news = PTHREAD_COND_INITIALIZER;
+pthread_cond_t gh_queue_changed = PTHREAD_COND_INITIALIZER;
 static struct stream *streams, *legacy;
 static unsigned running[GH_MAX_DEVICES]; /* blocks */
 /* Host functions are the business of one thread of the driver's. */
@@ -41,10 +41,10 @@ void gh_items_free(struct item *list) {
 
 /* Blocks wait for each other: a kernel of which some are not there waits for ever. */
 static void begin_kernel(const struct gh_launch *l) {
-  unsigned *blocks = &running[l->context->device], room = gh_room(l->threads);
+  unsigned *blocks = &running[l->context->device], room = gh_max_resident_blocks(l->threads);
   uint64_t deadline = 0;
   while (*blocks > 0 && *blocks + l->blocks > room)
-    if (!gh_queue_wait_news(&deadline))
+    if (!gh_queue_wait_change(&deadline))
       gh_deadlock("a kernel of %u blocks finds no room beside the %u that run on the device", l->blocks, *blocks);
   *blocks += l->blocks;
 }
@@ -64,7 +64,7 @@ static void run(struct item *item) {
     return;
   }
   if (item->kind == WAIT) {
-    while (!item->mark->done) pthread_cond_wait(&gh_queue_news, &gh_queue_lock);
+    while (!item->mark->done) pthread_cond_wait(&gh_queue_changed, &gh_queue_lock);
     return;
   }
   if (l) begin_kernel(l);
@@ -73,8 +73,8 @@ static void run(struct item *item) {
   if (item->kind == COPY) memmove(item->to, item->from, item->size);
   if (item->kind == SET) memset(item->to, item->value, item->size);
   if (l) {
-    int r = gh_wanted("kernel") ? ILLEGAL_ADDRESS : gh_kernel_run(l);
-    if (r) gh_break(r);
+    int r = gh_should_fail("kernel") ? ILLEGAL_ADDRESS : gh_kernel_run(l);
+    if (r) gh_set_sticky_error(r);
   }
   pthread_mutex_lock(&gh_queue_lock);
   if (l) running[l->context->device] -= l->blocks;
@@ -86,7 +86,7 @@ static void *stream_main(void *arg) {
   while (s->first || !s->quit) {
     struct item *item = s->first;
     if (!item) {
-      pthread_cond_wait(&gh_queue_news, &gh_queue_lock);
+      pthread_cond_wait(&gh_queue_changed, &gh_queue_lock);
       continue;
     }
     s->busy = true;
@@ -97,7 +97,7 @@ static void *stream_main(void *arg) {
     gh_items_free(item);
     s->busy = false;
     s->done++;
-    pthread_cond_broadcast(&gh_queue_news);
+    pthread_cond_broadcast(&gh_queue_changed);
   }
   pthread_mutex_unlock(&gh_queue_lock);
   return NULL;
@@ -145,7 +145,7 @@ static void append(struct item ***end, const struct item *item) {
 void gh_queue_append(struct stream *s, const struct item *item) {
   append(&s->end, item);
   s->given++;
-  pthread_cond_broadcast(&gh_queue_news);
+  pthread_cond_broadcast(&gh_queue_changed);
 }
 
 void gh_queue_record(struct stream *s, struct mark **mark) {
@@ -248,7 +248,7 @@ API int cuStreamCreate(void **stream, unsigned flags) {
   if (!s) return gh_queue_leave(OUT_OF_MEMORY);
   s->context = gh_context();
   s->blocking = flags == 0;
-  gh_left("streams", 1);
+  gh_count_live("streams", 1);
   return gh_queue_leave(OK);
 }
 
@@ -262,11 +262,11 @@ API int cuStreamDestroy_v2(void *stream) {
   while (*at != s) at = &(*at)->next;
   *at = s->next;
   s->quit = true;
-  pthread_cond_broadcast(&gh_queue_news);
+  pthread_cond_broadcast(&gh_queue_changed);
   pthread_mutex_unlock(&gh_queue_lock);
   pthread_join(s->thread, NULL);
   free(s);
-  gh_left("streams", -1);
+  gh_count_live("streams", -1);
   return OK;
 }
 
@@ -278,7 +278,7 @@ static int idle(const char *call, void *stream, bool wait) {
     s->capture->invalid = true;
     return gh_queue_leave(CAPTURE_UNSUPPORTED);
   }
-  while (wait && (s->first || s->busy)) pthread_cond_wait(&gh_queue_news, &gh_queue_lock);
+  while (wait && (s->first || s->busy)) pthread_cond_wait(&gh_queue_changed, &gh_queue_lock);
   r = s->first || s->busy ? NOT_READY : OK;
   pthread_mutex_unlock(&gh_queue_lock);
   int broken = gh_enter("after waiting");
@@ -306,7 +306,7 @@ API int cuEventCreate(void **event, unsigned flags) {
   if (!e) return OUT_OF_MEMORY;
   e->alive = ALIVE_EVENT;
   e->context = gh_context();
-  gh_left("events", 1);
+  gh_count_live("events", 1);
   return OK;
 }
 
@@ -319,7 +319,7 @@ API int cuEventDestroy_v2(void *event) {
   gh_mark_unref(e->mark);
   free(e);
   pthread_mutex_unlock(&gh_queue_lock);
-  gh_left("events", -1);
+  gh_count_live("events", -1);
   return OK;
 }
 
@@ -340,7 +340,7 @@ API int cuEventSynchronize(void *event) {
   struct mark *mark = e->mark;
   if (e->of) return gh_queue_leave(CAPTURED_EVENT);
   if (mark) mark->refs++;
-  while (mark && !mark->done) pthread_cond_wait(&gh_queue_news, &gh_queue_lock);
+  while (mark && !mark->done) pthread_cond_wait(&gh_queue_changed, &gh_queue_lock);
   gh_mark_unref(mark);
   return gh_queue_leave(OK);
 }

@@ -34,11 +34,11 @@ static uint64_t now_ms(void) {
   return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-bool gh_queue_wait_news(uint64_t *deadline) {
+bool gh_queue_wait_change(uint64_t *deadline) {
   const char *text = getenv("GHOST_PATIENCE");
   if (!*deadline) *deadline = now_ms() + 1000 * (uint64_t)(text ? atoi(text) : 20);
   struct timespec until = {.tv_sec = (time_t)(*deadline / 1000), .tv_nsec = (long)(*deadline % 1000) * 1000000};
-  pthread_cond_timedwait(&gh_queue_news, &gh_queue_lock, &until);
+  pthread_cond_timedwait(&gh_queue_changed, &gh_queue_lock, &until);
   return now_ms() < *deadline;
 }
 
@@ -52,7 +52,7 @@ struct work {
 static bool is_over(const struct work *w) {
   const struct stream *at = gh_queue_all();
   while (at && at != w->stream) at = at->next;
-  return !at || at->done >= w->until || gh_broken();
+  return !at || at->done >= w->until || gh_has_sticky_error();
 }
 
 /* What is given to the streams while this waits is none of its business. */
@@ -66,7 +66,7 @@ static void wait_for_streams(const char *call, bool (*affects)(const struct stre
     if (affects(s, arg) && s->done < s->given) all[n++] = (struct work){s, s->given};
   for (int i = 0; i < n; i++)
     while (!is_over(&all[i]))
-      if (!gh_queue_wait_news(&deadline))
+      if (!gh_queue_wait_change(&deadline))
         gh_deadlock("%s waits for what runs on stream %p, which does not end", call, (const void *)all[i].stream);
   pthread_mutex_unlock(&gh_queue_lock);
 }

@@ -79,7 +79,7 @@ static void count_slots(const struct rt_device_job *j) {
                                                      {"GPU: Simple", "GPU: LL", "GPU: LL128"}};
   for (int p = 0; p < RT_PEERS; p++) {
     const struct rt_conn *c = j->send[p];
-    if (c && !(c->flags & RT_CONN_PROXY)) gh_wanted(names[gh_on_device(c->buff[j->proto])][j->proto]);
+    if (c && !(c->flags & RT_CONN_PROXY)) gh_should_fail(names[gh_on_device(c->buff[j->proto])][j->proto]);
   }
 }
 
