@@ -184,7 +184,8 @@ static bool describe_small(struct rt_small_call *call, const struct rt_task *t) 
                            t->comm->nranks);
 }
 
-/* The first collective also makes the connections of its ring: their records show if ranks differ in kind of memory. */
+/* The first collective also makes the connections of its ring: a rank whose call differs and is not small waits for
+ * them before it can find that out. */
 static rail_result_t add_small_job(struct builder *b, const struct rt_task *t, uint64_t number) {
   struct rt_job *job = &b->plan->jobs[b->plan->njobs], ring;
   const struct rt_premul *m = &t->premul;
@@ -345,8 +346,7 @@ static rail_result_t make_ready(struct builder *b) {
     RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
   }
   RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
-  if (comm->calls > 0 && comm->memory == RT_HOST_MEMORY && !comm->small.segment &&
-      rt_tune_small_max(&comm->tuning, comm->nranks) > 0)
+  if (comm->calls > 0 && !comm->small.opened && rt_tune_small_max(&comm->tuning, comm->nranks) > 0)
     RAIL_TRY(rt_small_open(comm));
   return bind_plan(comm, b->plan);
 }

@@ -58,9 +58,11 @@ static bool has_published(const struct rt_small *s, int rank, uint64_t count) {
 
 /* ---- opening ---------------------------------------------------------------------------- */
 
+/* Rank 0's to each other. */
 struct open_record {
   int64_t pid, fd;
   uint64_t size;
+  uint32_t memory, pad; /* enum rt_memory_kind; the rest only of RT_HOST_MEMORY */
 };
 
 /* An odd number of lines, so that the same slot of many ranks does not fall into the same set of a cache. */
@@ -91,17 +93,23 @@ static rail_result_t wait_for_all(struct ncclComm *comm) {
   return RAIL_OK;
 }
 
+static rail_result_t send_record(struct ncclComm *comm, int fd) {
+  const struct open_record mine = {.pid = getpid(), .fd = fd, .size = comm->small.size, .memory = comm->memory};
+  for (int p = 1; p < comm->nranks; p++)
+    RAIL_TRY(rt_bootstrap_send(comm->bootstrap, p, OPEN_TAG, &mine, sizeof mine));
+  return RAIL_OK;
+}
+
 static rail_result_t make_segment(struct ncclComm *comm) {
   struct rt_small *s = &comm->small;
+  if (comm->memory != RT_HOST_MEMORY) return send_record(comm, -1);
   int fd = memfd_create("railyard-small", MFD_CLOEXEC);
   rail_result_t r = fd >= 0 && ftruncate(fd, (off_t)s->size) == 0 ? map(s, fd) : RAIL_SYSTEM_ERROR;
   if (r != RAIL_OK)
     RAIL_WARN("rank %d cannot make a segment of %zu bytes for small collectives: %s; raise the memory limit, or set "
               "RAIL_SMALL_MAX=0 on all ranks",
               comm->rank, s->size, strerror(errno));
-  const struct open_record mine = {.pid = getpid(), .fd = fd, .size = s->size};
-  for (int p = 1; p < comm->nranks && r == RAIL_OK; p++)
-    r = rt_bootstrap_send(comm->bootstrap, p, OPEN_TAG, &mine, sizeof mine);
+  if (r == RAIL_OK) r = send_record(comm, fd);
   if (r == RAIL_OK) r = wait_for_all(comm);
   if (fd >= 0) close(fd);
   return r;
@@ -115,7 +123,8 @@ static rail_result_t open_segment(struct ncclComm *comm) {
     if (rt_comm_failed(comm)) return (rail_result_t)atomic_load(&comm->failed);
     back_off();
   }
-  if (r != RAIL_OK) return r;
+  if (r == RAIL_OK) r = rt_check_memory(comm, 0, theirs.memory);
+  if (r != RAIL_OK || comm->memory != RT_HOST_MEMORY) return r;
   char path[64];
   snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)theirs.pid, (long long)theirs.fd);
   int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -136,6 +145,7 @@ rail_result_t rt_small_open(struct ncclComm *comm) {
   struct rt_small *s = &comm->small;
   s->rank = comm->rank;
   s->nranks = comm->nranks;
+  s->opened = true;
   lay_out(s, rt_tune_small_max(&comm->tuning, comm->nranks));
   return comm->rank == 0 ? make_segment(comm) : open_segment(comm);
 }

@@ -56,7 +56,8 @@ struct rt_small_op {
 
 /* A communicator's part; zeroed: closed. Touched by the thread that makes calls and the one that runs plans. */
 struct rt_small {
-  char *segment; /* the lanes; NULL: not open */
+  char *segment; /* the lanes; NULL: not open, or the communicator's memory is a device's */
+  bool opened;
   size_t size, lane_size, slot_size;
   int rank, nranks;
   uint64_t serving, next_seq; /* the operation whose turn it is; that of the next call */
@@ -64,7 +65,8 @@ struct rt_small {
   struct rt_small_call cached[RT_SMALL_CACHED];
 };
 
-/* Collective, once all ranks run on this host: maps the segment, which rank 0 makes. */
+/* Collective, between ranks of one host: fails when the ranks' kinds of memory differ; on host memory maps the segment,
+ * which rank 0 makes. */
 rail_result_t rt_small_open(struct ncclComm *comm);
 /* The other ranks learn that this one is gone. Accepts a zeroed struct. */
 void rt_small_close(struct rt_small *s);

@@ -75,14 +75,14 @@ static const char *buffers_text(uint32_t memory) { return memory == RT_DEVICE_ME
 /* Slots of a device's connection may lie where a host program cannot reach them. Between two ends without a buffer yet
  * (RT_ANY_MEMORY) all slots lie in host memory, which either kind can use whatever the first buffers are; if the kinds
  * then choose different protocols, the receiver finds a mismatch. */
-static rail_result_t check_memory(struct ncclComm *comm, const struct rt_connector *c, uint32_t theirs) {
+rail_result_t rt_check_memory(struct ncclComm *comm, int peer, uint32_t theirs) {
   const uint32_t mine = comm->memory;
   if (mine == theirs || mine == RT_ANY_MEMORY || theirs == RT_ANY_MEMORY) return RAIL_OK;
   rt_comm_fail(
       comm, RAIL_BAD_USAGE,
       "rank %d has %s buffers, rank %d has %s buffers: the ranks of a communicator work on one kind of memory; "
       "use device buffers on all ranks, or host buffers on all",
-      comm->rank, buffers_text(mine), c->peer, buffers_text(theirs));
+      comm->rank, buffers_text(mine), peer, buffers_text(theirs));
   return RAIL_BAD_USAGE;
 }
 
@@ -92,7 +92,7 @@ static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, stru
   if (!*have) {
     RAIL_TRY(rt_bootstrap_try_recv(comm->bootstrap, c->peer, record_tag(c, c->is_send), theirs, sizeof *theirs));
     RAIL_TRY(check_record(comm, c, theirs));
-    RAIL_TRY(check_memory(comm, c, theirs->memory));
+    RAIL_TRY(rt_check_memory(comm, c->peer, theirs->memory));
     *have = true;
   }
   RAIL_TRY(c->end->connect(comm, c, theirs));

@@ -92,6 +92,8 @@ static inline bool rt_transport_direct(const struct rt_transport *t) { return t 
 /* The first transport that can connect the two, or NULL. */
 const struct rt_transport *rt_transport_choose(const struct rt_peer *a, const struct rt_peer *b);
 
+/* Fails the communicator when a peer's kind of memory, enum rt_memory_kind, is another one than ours. */
+rail_result_t rt_check_memory(struct ncclComm *comm, int peer, uint32_t theirs);
 /* Connects every connector of the list that is not connected yet; the peers do the same for their ends. */
 rail_result_t rt_connect_all(struct ncclComm *comm, struct rt_connector **list, int n);
 void rt_connector_free(struct ncclComm *comm, struct rt_connector *c);

@@ -6,7 +6,7 @@
  * threads of one; over shared memory, a network plugin and both; with each protocol and several channels; nothing is
  * left when communicators have ended.
  */
-#include "test/device/gpu/calls.h"
+#include "test/device/gpu/check.h"
 #include "test/harness/program.h"
 
 #define TIMEOUT_MS 60000

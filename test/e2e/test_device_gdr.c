@@ -10,7 +10,7 @@
 #include <dirent.h>
 
 #include "common/base/clock.h"
-#include "test/device/gpu/calls.h"
+#include "test/device/gpu/check.h"
 #include "test/harness/pci_tree.h"
 #include "test/harness/program.h"
 

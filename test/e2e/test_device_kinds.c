@@ -210,16 +210,20 @@ static void empty_messages_then_differ(const struct rank *rank, void *arg) {
   close_side(&s);
 }
 TEST(empty_messages_then_ranks_that_differ) {
-  static char differ[] = "calls differ";
+  static char differ[] = "calls differ", one_kind[] = "one kind of memory";
   static const struct { const char *env; char *error; } cases[] = {
-      {"NCCL_DEBUG=NONE", NULL},
-      {"NCCL_DEBUG=NONE NCCL_PROTO=LL", NULL},
-      {"NCCL_DEBUG=NONE NCCL_PROTO=LL128", differ},
+      {"NCCL_DEBUG=NONE", one_kind},
+      {"NCCL_DEBUG=NONE NCCL_PROTO=LL", one_kind},
+      {"NCCL_DEBUG=NONE RAIL_SMALL_MAX=0", NULL},
+      {"NCCL_DEBUG=NONE RAIL_SMALL_MAX=0 NCCL_PROTO=LL", NULL},
+      {"NCCL_DEBUG=NONE RAIL_SMALL_MAX=0 NCCL_PROTO=LL128", differ},
       {"NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", NULL},
       {"NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 NCCL_PROTO=LL", differ},
   };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    printf("# %s\n", cases[i].env);
     job_run(cases[i].env, 2, kit_patience_ms(TIMEOUT_MS), empty_messages_then_differ, cases[i].error);
+  }
 }
 
 /* ---- several communicators ---- */

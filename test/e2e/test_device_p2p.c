@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 
+#include "test/device/gpu/check.h"
 #include "test/device/gpu/side.h"
 #include "test/harness/program.h"
 

@@ -7,7 +7,7 @@
  */
 #include <sys/mman.h>
 
-#include "test/device/gpu/calls.h"
+#include "test/device/gpu/check.h"
 #include "test/harness/pci_tree.h"
 #include "test/harness/program.h"
 
