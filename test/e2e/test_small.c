@@ -249,6 +249,42 @@ TEST(calls_that_differ_are_found) {
   }
 }
 
+/* A root that is through before the other rank looks, or a rank that sends to a root: only the one that waits can find
+ * that its own call is small and the other's is not, or the other way round. */
+struct one_waits {
+  bool broadcast;
+  size_t count[2];
+};
+
+static void one_waits(const struct rank *rank, void *arg) {
+  const struct one_waits *w = arg;
+  enum { LARGE = 2000 };
+  static int32_t v[LARGE], out[LARGE];
+  ncclComm_t comm = open_comm(rank);
+  all_reduce_ints(comm, rank->rank, v, out, 1, 0);
+  OK(railCommWait(comm));
+  const size_t n = w->count[rank->rank];
+  ncclResult_t r = w->broadcast ? ncclBroadcast(v, out, n, ncclInt32, 0, comm, NULL)
+                                : ncclReduce(v, out, n, ncclInt32, ncclSum, 0, comm, NULL);
+  if (r == ncclSuccess) r = railCommWait(comm);
+  /* The one that does not wait is told. */
+  for (uint64_t end = rail_deadline_in_ms(kit_patience_ms(10000)); r == ncclSuccess && !rail_deadline_passed(end);) {
+    usleep(1000);
+    OK(ncclCommGetAsyncError(comm, &r));
+  }
+  ENSURE_INT(r, ncclInvalidUsage);
+  ENSURE(strstr(ncclGetLastError(comm), "calls differ"), "\"%s\"", ncclGetLastError(comm));
+  OK(ncclCommDestroy(comm));
+}
+TEST(a_rank_that_waits_finds_a_call_that_differs) {
+  static const struct one_waits cases[] = {{true, {2000, 1}}, {true, {1, 2000}}, {false, {2000, 1}}, {false, {1, 2000}}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    printf("# %s, counts %zu and %zu\n", cases[i].broadcast ? "broadcast" : "reduce", cases[i].count[0],
+           cases[i].count[1]);
+    job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), one_waits, (void *)(uintptr_t)&cases[i]);
+  }
+}
+
 enum how { LEAVES, ABORTS, DIES };
 
 /* Rank 1 ends while the others wait in a small call. */
@@ -305,4 +341,5 @@ TEST(an_abort_ends_a_wait) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(10000
 TEST_MAIN(TEST_CASE(inputs_are_reduced_in_the_order_of_ranks), TEST_CASE(small_and_large_calls_in_turn),
           TEST_CASE(operators_with_factors), TEST_CASE(roots_wait_for_a_slot),
           TEST_CASE(a_call_does_not_wait_for_other_ranks), TEST_CASE(calls_that_differ_are_found),
+          TEST_CASE(a_rank_that_waits_finds_a_call_that_differs),
           TEST_CASE(a_rank_that_ends_ends_the_others_waits), TEST_CASE(an_abort_ends_a_wait))
