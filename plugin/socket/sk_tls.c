@@ -14,6 +14,7 @@
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
 #include "common/base/log.h"
+#include "common/base/ordered_copy.h"
 #include "common/base/sock.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_wire.h"
@@ -21,7 +22,6 @@
 /* Room for what the kernel does not take: a record with its head and tag (RFC 8446, 5.2), and what the protocol itself
  * sends, which is less than a record. */
 #define OUT_ROOM (2 * (SK_TLS_RECORD + 256 + 5))
-#define CUT "it was cut: it ended without TLS' close_notify"
 #define AHEAD 256 /* bytes that are read past a record: the head of the next one, or a few small records */
 
 static const unsigned char identity[] = "RailSocket"; /* of the key; both sides have just one */
@@ -55,7 +55,6 @@ static const char *open_library(void) {
   if (!dl) return "OpenSSL's libssl.so.3 is not installed";
 #define FIND(name) if (!(*(void **)&ossl.name = dlsym(dl, #name))) return "libssl.so.3 lacks " #name;
   FUNCTIONS(FIND)
-#undef FIND
   return NULL;
 }
 
@@ -129,6 +128,7 @@ struct sk_tls {
   bool drained; /* the socket was found empty in this call */
   bool eof;     /* of the socket */
   bool closing; /* out may grow */
+  int out_err;  /* nothing can be sent any more; what the peer has sent is read all the same */
   int err;      /* failed: no call does anything any more */
   const char *why;
   uint64_t deadline; /* of the handshake */
@@ -142,6 +142,7 @@ struct sk_tls {
   size_t out_at, out_size, out_cap;
   size_t held; /* bytes of the caller's that it ends with: they were not reported as written */
   uint8_t record[SK_TLS_RECORD]; /* small pieces, put together */
+  uint8_t plain[SK_TLS_RECORD];  /* what was read, on its way to the caller */
 };
 
 struct sk_tls *sk_tls_new(bool connector) {
@@ -202,7 +203,7 @@ static rail_result_t not_done(struct sk_tls *t, int returned) {
       return RAIL_REMOTE_ERROR;
     default:
       if (t->err) return fail(t, t->err, t->why); /* the socket's */
-      if (t->eof) return fail(t, ECONNRESET, CUT);
+      if (t->eof) return fail(t, ECONNRESET, "it was cut: it ended without TLS' close_notify");
       const char *why = ossl.ERR_reason_error_string(ossl.ERR_peek_error());
       return fail(t, EPROTO, why ? why : "TLS failed");
   }
@@ -255,23 +256,23 @@ static int keep(struct sk_tls *t, const char *bytes, size_t size) {
   return 0;
 }
 
-/* One send; bytes that the socket took, -1 after a failure. */
-static ssize_t send_once(struct sk_tls *t, const void *bytes, size_t size) {
+/* One send; bytes that the socket took. After a failure (out_err) it takes all, and they are lost. */
+static size_t send_once(struct sk_tls *t, const void *bytes, size_t size) {
   ssize_t n;
+  if (rail_unlikely(t->out_err)) return size;
   do n = send(t->fd, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT | (t->more ? MSG_MORE : 0));
   while (rail_unlikely(n < 0) && errno == EINTR);
-  if (rail_likely(n >= 0)) return n;
+  if (rail_likely(n >= 0)) return (size_t)n;
   if (errno == EAGAIN || errno == EWOULDBLOCK) return 0;
-  (void)fail(t, errno, NULL);
-  return -1;
+  t->out_err = errno;
+  return size;
 }
 
 static int bio_write(BIO *bio, const char *bytes, int size) {
   struct sk_tls *t = ossl.BIO_get_data(bio);
   ossl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
-  ssize_t n = t->out_size || t->closing ? 0 : send_once(t, bytes, (size_t)size);
-  if (n < 0) return -1;
-  if (n == size || keep(t, bytes + n, (size_t)(size - n)) == 0) return size;
+  size_t n = t->out_size || t->closing ? 0 : send_once(t, bytes, (size_t)size);
+  if (n == (size_t)size || keep(t, bytes + n, (size_t)size - n) == 0) return size;
   ossl.BIO_set_flags(bio, BIO_FLAGS_WRITE | BIO_FLAGS_SHOULD_RETRY);
   return -1;
 }
@@ -310,19 +311,14 @@ static long bio_ctrl(BIO *bio, int command, long number, void *pointer) {
   return command == BIO_CTRL_FLUSH; /* nothing is buffered here */
 }
 
-/* What waits goes first. RAIL_OK: all of it is in the kernel. */
-static rail_result_t push_out(struct sk_tls *t) {
-  while (t->out_at < t->out_size) {
-    ssize_t n = send_once(t, t->out + t->out_at, t->out_size - t->out_at);
-    if (n < 0) return fail(t, t->err, NULL);
-    if (n == 0) {
-      errno = EAGAIN;
-      return RAIL_IN_PROGRESS;
-    }
-    t->out_at += (size_t)n;
+/* What waits goes first. True: all of it has left. */
+static bool push_out(struct sk_tls *t) {
+  for (size_t n; t->out_at < t->out_size; t->out_at += n) {
+    n = send_once(t, t->out + t->out_at, t->out_size - t->out_at);
+    if (n == 0) return false;
   }
   t->out_at = t->out_size = 0;
-  return RAIL_OK;
+  return true;
 }
 
 /* ---- handshake -------------------------------------------------------------- */
@@ -356,6 +352,7 @@ rail_result_t sk_tls_handshake(struct sk_tls *t) {
     rail_result_t result = not_done(t, returned);
     if (t->ended) return fail(t, ECONNRESET, "the peer ended TLS in its handshake");
     if (result == RAIL_IN_PROGRESS && t->out_size) (void)push_out(t);
+    if (result == RAIL_IN_PROGRESS && t->out_err) return fail(t, t->out_err, NULL);
     if (result != RAIL_IN_PROGRESS || !rail_deadline_passed(t->deadline)) return result;
     return fail(t, ETIMEDOUT, "it was not finished in time (RAIL_SOCKET_HANDSHAKE_TIMEOUT)");
   }
@@ -410,26 +407,28 @@ ssize_t sk_tls_writev(struct sk_tls *t, const struct iovec *iov, int niov) {
     return -1;
   }
   size_t at = t->held, done = 0, size;
-  const uint8_t *bytes, *next;
   int i = 0;
-  t->more = false;
-  if (t->out_size && push_out(t) != RAIL_OK) return -1;
+  bool full = t->out_size && !push_out(t);
+  if (full || t->out_err) {
+    errno = full ? EAGAIN : t->out_err;
+    return -1;
+  }
   while (i < niov && at >= iov[i].iov_len) at -= iov[i++].iov_len; /* what was encrypted in an earlier call */
   done = t->held;
   t->held = 0;
   ossl.ERR_clear_error();
-  for (bytes = next_record(t, iov, niov, &i, &at, &size); bytes; bytes = next) {
-    /* Is there a next one? The socket's last segment waits for it. */
-    t->more = i < niov - 1 || (i == niov - 1 && at < iov[i].iov_len);
-    size_t now = size;
-    rail_result_t result = write_record(t, bytes, now);
-    if (rail_unlikely(result != RAIL_OK)) break;
-    if (t->out_size) { /* full */
-      t->held = now;
+  for (const uint8_t *bytes; (bytes = next_record(t, iov, niov, &i, &at, &size));) {
+    t->more = i < niov - 1 || (i == niov - 1 && at < iov[i].iov_len); /* the socket's last segment waits for it */
+    if (rail_unlikely(write_record(t, bytes, size) != RAIL_OK)) break;
+    if (rail_unlikely(t->out_err)) {
+      errno = t->out_err;
       break;
     }
-    done += now;
-    next = next_record(t, iov, niov, &i, &at, &size);
+    if (t->out_size) { /* full */
+      t->held = size;
+      break;
+    }
+    done += size;
   }
   t->more = false;
   if (done) return (ssize_t)done;
@@ -447,7 +446,7 @@ void sk_tls_close(struct sk_tls *t, const void *bytes, size_t size, bool ended, 
   const uint8_t *at = bytes;
   *out = NULL;
   *out_size = 0;
-  if (t->err || !t->up) return;
+  if (t->err || t->out_err || !t->up) return;
   t->closing = true; /* nothing is sent from here on */
   ossl.ERR_clear_error();
   for (size_t n; size && !t->err; at += n, size -= n) {
@@ -467,6 +466,8 @@ void sk_tls_close(struct sk_tls *t, const void *bytes, size_t size, bool ended, 
 
 /* ---- in ------------------------------------------------------------------------ */
 
+/* OpenSSL copies what it has decrypted in any order; NCCL's LL128 polls the buffer and needs that of addresses
+ * (docs/protocol-socket.md, section 5). So it copies to where the cache holds it, and the second copy is ours. */
 rail_result_t sk_tls_recvv(struct sk_tls *t, int fd, const struct iovec *iov, int niov, size_t *n) {
   *n = 0;
   if (rail_unlikely(!t->ssl && !t->err)) return rail_sock_recvv(fd, iov, niov, n);
@@ -481,12 +482,13 @@ rail_result_t sk_tls_recvv(struct sk_tls *t, int fd, const struct iovec *iov, in
   ossl.ERR_clear_error();
   for (int i = 0; i < niov; i++) {
     for (size_t at = 0; at < iov[i].iov_len;) {
-      size_t want = RAIL_MIN(iov[i].iov_len - at, (size_t)1 << 30);
-      int got = ossl.SSL_read(t->ssl, (uint8_t *)iov[i].iov_base + at, (int)want);
+      size_t want = RAIL_MIN(iov[i].iov_len - at, sizeof t->plain);
+      int got = ossl.SSL_read(t->ssl, t->plain, (int)want);
       if (got <= 0) {
         rail_result_t result = not_done(t, got);
         return *n ? RAIL_OK : result; /* the next call finds out what is wrong */
       }
+      rail_ordered_copy((uint8_t *)iov[i].iov_base + at, t->plain, (size_t)got);
       at += (size_t)got;
       *n += (size_t)got;
     }

@@ -101,7 +101,7 @@ static void data_welcome(const struct data *d, unsigned int stream) {
   data_write(d, stream, &welcome, sizeof welcome);
 }
 
-static void data_open(struct data *d) {
+__attribute__((unused)) static void data_open(struct data *d) {
   data_create(d);
   for (unsigned int i = 0; d->args.side == SK_SENDER && i < d->args.nstreams; i++) data_welcome(d, i);
 }

@@ -33,7 +33,7 @@ struct tls_pair {
 };
 enum { TLS_CONNECTOR, TLS_ACCEPTOR };
 
-static void tls_open(struct tls_pair *p, const uint8_t *acceptors_secret) {
+__attribute__((unused)) static void tls_open(struct tls_pair *p, const uint8_t *acceptors_secret) {
   *p = (struct tls_pair){.carried = {0}};
   for (int i = 0; i < 2; i++) {
     int fds[2], small = 64 * 1024;
@@ -51,14 +51,14 @@ static void tls_close_wire(struct tls_pair *p) {
   for (int i = 0; i < 2; i++) rail_sock_close(&p->wire[i]);
 }
 
-static void tls_end(struct tls_pair *p) {
+__attribute__((unused)) static void tls_end(struct tls_pair *p) {
   for (int i = 0; i < 2; i++) sk_tls_free(p->side[i]);
   for (int i = 0; i < 2; i++) rail_sock_close(&p->fds[i]);
   tls_close_wire(p);
 }
 
 /* Up to `most` bytes from one side to the other, as they are; how many. 0: nothing there, or no room. */
-static size_t tls_carry(struct tls_pair *p, int from, size_t most) {
+__attribute__((unused)) static size_t tls_carry(struct tls_pair *p, int from, size_t most) {
   uint8_t bytes[16 * 1024];
   ssize_t n = recv(p->wire[from], bytes, RAIL_MIN(most, sizeof bytes), MSG_PEEK | MSG_DONTWAIT);
   if (n <= 0) return 0;
@@ -70,7 +70,7 @@ static size_t tls_carry(struct tls_pair *p, int from, size_t most) {
 }
 
 /* One step of both handshakes over a wire that carries `most` bytes at a time. True: both are over, well or not. */
-static bool tls_step(struct tls_pair *p, size_t most, rail_result_t results[2]) {
+__attribute__((unused)) static bool tls_step(struct tls_pair *p, size_t most, rail_result_t results[2]) {
   for (int i = 0; i < 2; i++) {
     results[i] = sk_tls_handshake(p->side[i]);
     (void)tls_carry(p, i, most);

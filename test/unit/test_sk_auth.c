@@ -3,6 +3,7 @@
  * loads its key once: each case runs in a child of its own. */
 #include <stdlib.h>
 
+#include "plugin/socket/sk_tls.h"
 #include "test/unit/key_file.h"
 #include "test/unit/sk_handshake.h"
 
@@ -258,5 +259,106 @@ static void child_listener(struct pipes *io, void *arg) {
 
 TEST(two_keys) { in_child(child_listener, NULL); }
 
-TEST_MAIN(TEST_CASE(a_key_that_cannot_be_used), TEST_CASE(macs), TEST_CASE(both_sides_have_it),
-          TEST_CASE(wrong_macs_and_replays), TEST_CASE(one_side_without), TEST_CASE(two_keys))
+/* ---- encryption ------------------------------------------------------------ */
+
+static void child_tls_without_a_key(struct pipes *io, void *arg) {
+  (void)io, (void)arg;
+  setenv("RAIL_SOCKET_TLS", "psk", 1);
+  unsetenv("RAIL_SOCKET_AUTH_FILE");
+  sk_params_load();
+  rail_log_set_sink(log_capture);
+  ENSURE(sk_protocol_load() && !sk_tls_load() && !sk_tls_load(), "TLS without a key");
+  ENSURE_INT(log_count("RAIL_SOCKET_AUTH_FILE, which is not set"), 1);
+}
+
+TEST(tls_without_a_key) { in_child(child_tls_without_a_key, NULL); }
+
+/* A stream of its own with each HELLO: the same key file, and never the same key. */
+static void child_stream_keys(struct pipes *io, void *arg) {
+  struct hs h;
+  uint8_t here[2][SK_TLS_SECRET], there[2][SK_TLS_SECRET];
+  (void)io, (void)arg;
+  setenv("RAIL_SOCKET_TLS", "psk", 1);
+  begin(&h);
+  ENSURE(sk_tls_load(), "no TLS: %s", log_lines);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  ENSURE(sk_handle_tls(&h.decoded), "the handle does not say so");
+  ENSURE_INT(hs_sent.features, SK_FEATURE_FAILOVER | SK_FEATURE_TLS);
+  ENSURE_INT(hs_received.features, hs_sent.features);
+  for (unsigned int i = 0; i < 2; i++) {
+    ENSURE_INT(hs_answer(i), RAIL_REASON_NONE);
+    ENSURE_INT(sk_tls_secret(&hs_sent.sessions[i], here[i]), RAIL_OK);
+    ENSURE_INT(sk_tls_secret(&hs_received.sessions[i], there[i]), RAIL_OK);
+    ENSURE(memcmp(here[i], there[i], sizeof here[i]) == 0, "the sides have different keys for stream %u", i);
+  }
+  ENSURE(memcmp(here[0], here[1], sizeof here[0]) != 0, "two streams have one key");
+  /* One that is lost comes back encrypted. */
+  rail_sock_close(&hs_sent.fds[1]);
+  rail_sock_close(&hs_received.fds[1]);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  struct sk_tls *sent = NULL, *received = NULL;
+  unsigned int stream;
+  while (!sent || !received) {
+    if (!sent) sk_reconnect_lost(hs_sent.reconnect, 1, &hs_sent.fds[1], &sent);
+    if (!received) sk_accepted_take(hs_received.accepted, &stream, &hs_received.fds[1], &received);
+    ENSURE(!rail_deadline_passed(deadline), "it did not come back: %s", log_lines);
+  }
+  uint8_t out[100] = "bytes", in[100];
+  size_t n = 0;
+  ENSURE_INT(sk_tls_writev(sent, &(struct iovec){out, sizeof out}, 1), sizeof out);
+  while (sk_tls_recvv(received, hs_received.fds[1], &(struct iovec){in, sizeof in}, 1, &n) == RAIL_IN_PROGRESS)
+    ENSURE(!rail_deadline_passed(deadline), "nothing comes over it");
+  ENSURE(n == sizeof in && memcmp(in, out, n) == 0, "other bytes came");
+  sk_tls_free(sent);
+  sk_tls_free(received);
+  hs_end(&h);
+  sk_tls_unload();
+}
+
+TEST(each_stream_has_its_key) { in_child(child_stream_keys, NULL); }
+
+/* One side encrypts, with the key or with none on the other: the acceptor refuses, and both have a line. */
+static void child_one_encrypts(struct pipes *io, void *arg) {
+  const int *which = arg; /* who does: 0 the acceptor, 1 the connector */
+  struct hs h;
+  (void)io;
+  begin(&h);
+  sk_params.tls = which[0] == 0 ? SK_TLS_PSK : SK_TLS_OFF;
+  hs_listen(&h, DEV_A);
+  sk_params.tls = which[0] == 0 ? SK_TLS_OFF : SK_TLS_PSK;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  bool connected = false;
+  while (!connected || !log_said("RAIL_SOCKET_TLS must be the same on both")) {
+    if (!connected) connected = hs_connect_step(&h, DEV_A);
+    hs_accept_none(&h);
+    ENSURE(!rail_deadline_passed(deadline), "not refused: %s", log_lines);
+  }
+  ENSURE_INT(hs_answer(0), SK_REASON_TLS);
+  hs_end(&h);
+}
+
+TEST(one_side_encrypts) {
+  for (int which = 0; which < 2; which++) in_child(child_one_encrypts, &which);
+}
+
+/* Without a key on the connector's side it dials all the same, so that the listener says why it refuses. */
+static void child_tls_and_no_key(struct pipes *io, void *arg) {
+  struct hs h;
+  (void)io, (void)arg;
+  unsetenv("RAIL_SOCKET_AUTH_FILE");
+  hs_begin(&h);
+  ENSURE(sk_protocol_load(), "not wanted");
+  hs_listen(&h, DEV_A);
+  h.handle[5] ^= RAIL_HANDLE_AUTH; /* as that of a listener which encrypts */
+  h.handle[7] = (char)(h.handle[7] ^ (int)SK_HANDLE_TLS);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  while (!hs_connect_step(&h, DEV_A)) ENSURE(!rail_deadline_passed(deadline), "it does not dial: %s", log_lines);
+  hs_end(&h);
+}
+
+TEST(no_key_where_the_other_encrypts) { in_child(child_tls_and_no_key, NULL); }
+
+TEST_MAIN(TEST_CASE(tls_without_a_key), TEST_CASE(each_stream_has_its_key), TEST_CASE(one_side_encrypts),
+          TEST_CASE(no_key_where_the_other_encrypts), TEST_CASE(a_key_that_cannot_be_used), TEST_CASE(macs),
+          TEST_CASE(both_sides_have_it), TEST_CASE(wrong_macs_and_replays), TEST_CASE(one_side_without),
+          TEST_CASE(two_keys))
