@@ -60,6 +60,10 @@ static void child_macs(struct pipes *io, void *arg) {
   static const uint8_t answer_mac[RAIL_MAC_SIZE] = {
     0x87, 0x85, 0xcf, 0xb9, 0x61, 0xca, 0x43, 0xda, 0x86, 0x1f, 0x37, 0x2b, 0xca, 0xfa, 0x0b, 0x2b,
     0xa4, 0x0c, 0x1e, 0xda, 0xcd, 0x52, 0xaa, 0x06, 0xa7, 0x3e, 0xfd, 0x97, 0xaa, 0x32, 0x2e, 0xb0};
+  static const uint8_t tls_key[SK_TLS_SECRET] = {
+    0x1e, 0xc8, 0x18, 0x88, 0x4c, 0xff, 0xbb, 0xfd, 0xf0, 0x40, 0x15, 0xd6, 0x73, 0xab, 0xa2, 0xc1,
+    0xa2, 0x3f, 0xab, 0x1d, 0xd5, 0x8a, 0x2f, 0x7a, 0xab, 0x4b, 0xe2, 0xdf, 0x20, 0xc3, 0x74, 0x91};
+  uint8_t secret[SK_TLS_SECRET];
   struct rail_handle listener = some_listener(), other;
   struct sk_hello_bytes hello, w;
   struct sk_answer_bytes answer = sk_make_welcome(SK_FEATURE_FAILOVER);
@@ -77,6 +81,8 @@ static void child_macs(struct pipes *io, void *arg) {
   memcpy(decoded.mac, hello_mac, sizeof hello_mac);
   rail_session_init(&session, &sk_protocol, true, &decoded);
   ENSURE_INT(sk_answer_decode(&session, &answer, SK_FEATURE_FAILOVER, &version), RAIL_REASON_NONE);
+  ENSURE_INT(sk_tls_secret(&session, secret), RAIL_OK);
+  ENSURE(memcmp(secret, tls_key, sizeof secret) == 0, "TLS has another key than one made elsewhere");
   for (size_t bit = 0; bit < 8 * sizeof answer; bit++) {
     struct sk_answer_bytes bad = answer;
     ((uint8_t *)&bad)[bit / 8] ^= (uint8_t)(1 << (bit % 8));
