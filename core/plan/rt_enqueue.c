@@ -392,7 +392,8 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
 
 /* ---- a small call in the caller's thread ---------------------------------------------------- */
 
-/* Polls before the call is left to the work queue: ranks that call at the same time need fewer. */
+/* Polls before the call is left to the work queue: ranks that call at the same time need fewer. Where they share cores,
+ * the others run in a yield. */
 #define SMALL_POLLS 200
 #define SMALL_YIELDS 4
 
@@ -403,8 +404,10 @@ static const struct rt_small_call *find_small(struct rt_small *s, const struct r
   if (rail_likely(c->esize && c->count == t->count && c->coll == t->coll && c->type == (int)t->type &&
                   c->op == (int)t->op && c->root == t->root))
     return c;
-  if (t->count == 0 || t->op >= ncclNumOps || !choose(t).small || !describe_small(c, t)) return NULL;
-  return c;
+  if (t->count == 0 || t->op >= ncclNumOps || !choose(t).small) return NULL;
+  if (describe_small(c, t)) return c;
+  c->esize = 0;
+  return NULL;
 }
 
 /* Leaves an operation that has taken its number, and may have begun, to the work queue. */

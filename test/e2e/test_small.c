@@ -277,7 +277,8 @@ static void one_waits(const struct rank *rank, void *arg) {
   OK(ncclCommDestroy(comm));
 }
 TEST(a_rank_that_waits_finds_a_call_that_differs) {
-  static const struct one_waits cases[] = {{true, {2000, 1}}, {true, {1, 2000}}, {false, {2000, 1}}, {false, {1, 2000}}};
+  static const struct one_waits cases[] = {{true, {2000, 1}}, {true, {1, 2000}},
+                                           {false, {2000, 1}}, {false, {1, 2000}}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     printf("# %s, counts %zu and %zu\n", cases[i].broadcast ? "broadcast" : "reduce", cases[i].count[0],
            cases[i].count[1]);
