@@ -102,7 +102,8 @@ def new_comm(store, key, me, ranks, seconds, what):
     elif wait_for_key(store, f"{key}/set", deadline):
         ctypes.memmove(ctypes.byref(unique_id), bytes.fromhex(store.get(key).decode()), ID_BYTES)
     else:
-        raise RailyardError(f"{what}: {missing(store, key, ranks)} within {seconds:.0f} s")
+        absent = missing(store, key, ranks) or f"rank {ranks[0]} has made no rendezvous"
+        raise RailyardError(f"{what}: {absent} within {seconds:.0f} s")
     comm, state = ctypes.c_void_p(), ctypes.c_int()
     result = lib.ncclCommInitRankConfig(ctypes.byref(comm), len(ranks), unique_id, me,
                                         ctypes.byref(Config(blocking=0)))
@@ -113,14 +114,15 @@ def new_comm(store, key, me, ranks, seconds, what):
         result = lib.ncclCommGetAsyncError(comm, ctypes.byref(state)) or state.value
     if result == SUCCESS:
         return comm
-    absent = missing(store, key, ranks)
-    if result == IN_PROGRESS:
-        text = f"{absent or 'all ranks came, but were not connected to each other'} within {seconds:.0f} s"
-    else:
-        text = error_text(result, comm, ranks) + (absent and f"; {absent}")
+    said = error_text(result, comm, ranks)
     if comm:
         lib.ncclCommAbort(comm)
-    raise RailyardError(f"{what}: {text}")
+    absent = missing(store, key, ranks)
+    if result == IN_PROGRESS:
+        said = f"{absent or 'all ranks came, but were not connected to each other'} within {seconds:.0f} s"
+    elif absent:
+        said += f"; {absent}"
+    raise RailyardError(f"{what}: {said}")
 
 
 def wait_for_key(store, key, deadline):
