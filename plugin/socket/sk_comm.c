@@ -296,6 +296,10 @@ void sk_close_all(void) {
     detach_sockets(comm);
     sk_stats_detach(comm);
     for (uint32_t i = 0; i < comm->nstreams; i++) sk_stream_destroy(&comm->streams[i]);
+    sk_reconnect_free(comm->reconnect);
+    sk_accepted_free(comm->accepted);
+    comm->reconnect = NULL;
+    comm->accepted = NULL;
   }
   rail_linger_wait(since, sk_params.close_ms);
 }

@@ -43,7 +43,6 @@ static const unsigned char cipher_id[] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256
 static struct {
 #define POINTER(name) __typeof__(name) *name;
   FUNCTIONS(POINTER)
-#undef POINTER
 } ossl;
 static SSL_CTX *context; /* of both sides; read-only once it is made */
 static BIO_METHOD *bio_method;
@@ -88,7 +87,7 @@ static const char *make_context(void) {
 }
 
 bool sk_tls_load(void) {
-  static bool failed;
+  static bool failed, said;
   const char *why, *what = "install OpenSSL 3 (Debian: libssl3)";
   if (!sk_params.tls || context) return !failed;
   if (failed) return false;
@@ -99,11 +98,11 @@ bool sk_tls_load(void) {
     why = open_library();
     if (!why) why = make_context();
   }
-  if (!why) {
+  if (!why && !said)
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: connections are encrypted (TLS 1.3 by %s); "
               "RAIL_SOCKET_ZEROCOPY does not apply", ossl.OpenSSL_version(OPENSSL_VERSION));
-    return true;
-  }
+  said |= !why;
+  if (!why) return true;
   failed = true;
   sk_tls_unload();
   RAIL_WARN("RailSocket: RAIL_SOCKET_TLS=psk cannot be used: %s; %s, or set it to off on all sides; no devices", why,
@@ -112,8 +111,10 @@ bool sk_tls_load(void) {
 }
 
 void sk_tls_unload(void) {
-  if (context) ossl.SSL_CTX_free(context); /* what is still open holds it */
+  if (context) ossl.SSL_CTX_free(context);
+  if (bio_method) ossl.BIO_meth_free(bio_method);
   context = NULL;
+  bio_method = NULL;
 }
 
 /* ---- one stream's ------------------------------------------------------- */
@@ -406,7 +407,7 @@ ssize_t sk_tls_writev(struct sk_tls *t, const struct iovec *iov, int niov) {
     errno = t->err ? t->err : EAGAIN;
     return -1;
   }
-  size_t at = t->held, done = 0, size;
+  size_t at = t->held, done, size;
   int i = 0;
   bool full = t->out_size && !push_out(t);
   if (full || t->out_err) {
@@ -414,8 +415,9 @@ ssize_t sk_tls_writev(struct sk_tls *t, const struct iovec *iov, int niov) {
     return -1;
   }
   while (i < niov && at >= iov[i].iov_len) at -= iov[i++].iov_len; /* what was encrypted in an earlier call */
-  done = t->held;
-  t->held = 0;
+  done = i < niov ? t->held : t->held - at;
+  t->held -= done;
+  if (t->held) return (ssize_t)done; /* the caller has handed over less than in that call */
   ossl.ERR_clear_error();
   for (const uint8_t *bytes; (bytes = next_record(t, iov, niov, &i, &at, &size));) {
     t->more = i < niov - 1 || (i == niov - 1 && at < iov[i].iov_len); /* the socket's last segment waits for it */

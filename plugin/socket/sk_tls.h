@@ -33,7 +33,8 @@
 #define SK_TLS_RECORDS_PER_KEY (1u << 24)
 
 /* Opens libssl, if RAIL_SOCKET_TLS asks for it and no earlier call has. False, after one line that ends in "no
- * devices": TLS is wanted and not to be had. Under the plugin's lock, as sk_tls_unload, of the last finalize. */
+ * devices": TLS is wanted and not to be had. Under the plugin's lock, as sk_tls_unload, of the last finalize: no
+ * stream has TLS any more. */
 bool sk_tls_load(void);
 void sk_tls_unload(void);
 
