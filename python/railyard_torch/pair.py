@@ -106,18 +106,21 @@ class Pair:
             (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(comm)
 
     def end(self, deadline):
-        """Lets what was begun end, until the deadline; then revokes it."""
+        """Lets what was begun end, until the deadline, or until an error; then revokes it. A thread that still connects
+        is left to itself: it ends within the group's time."""
         with self.lock:
             if self.thread is None or self.thread is threading.current_thread():
                 return
             if not self.ended:
                 self.ended = True
                 self.queue.put(None)
-        self.thread.join(max(0, deadline - time.monotonic()))
+        self.thread.join(max(0, deadline - time.monotonic()) if self.error is None else 0)
         with self.lock:
+            connects = self.comm is None
             if self.thread.is_alive() and self.current is not None and not self.current.done:
                 self._give_up(self.current, time.monotonic() - self.current.began)
-        self.thread.join(GRACE)
+        if not connects:
+            self.thread.join(GRACE)
 
 
 GRACE = 10  # s that the thread has to come back from the library once its communicator was revoked
