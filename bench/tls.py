@@ -34,7 +34,8 @@ def bench(build, options, key):
     plugin = str(build / "lib/libnccl-net-socket.so")
     command = [str(build / "bin/rail-kit"), "bench", f"clear={plugin}", f"tls={plugin}", "--tcp", "--kind", "bw",
                "--size", options.sizes, "--comms", options.comms, "--rounds", str(options.rounds), "--seconds", "0.5",
-               "--env", "tls:RAIL_SOCKET_TLS=psk", "--env", f"tls:RAIL_SOCKET_AUTH_FILE={key}", "--quiet", "--json", "-"]
+               "--env", "tls:RAIL_SOCKET_TLS=psk", "--env", f"tls:RAIL_SOCKET_AUTH_FILE={key}", "--quiet",
+               "--json", "-"]
     done = subprocess.run(command, env=os.environ | {"NCCL_SOCKET_IFNAME": "lo"}, stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL, text=True, check=True)
     return json.loads(done.stdout)

@@ -103,11 +103,10 @@ bool sk_tls_load(void) {
               "RAIL_SOCKET_ZEROCOPY does not apply", ossl.OpenSSL_version(OPENSSL_VERSION));
   said |= !why;
   if (!why) return true;
-  failed = true;
-  sk_tls_unload();
   RAIL_WARN("RailSocket: RAIL_SOCKET_TLS=psk cannot be used: %s; %s, or set it to off on all sides; no devices", why,
             what);
-  return false;
+  sk_tls_unload();
+  return !(failed = true);
 }
 
 void sk_tls_unload(void) {
