@@ -16,12 +16,15 @@ static const uint8_t tls_secret[SK_TLS_SECRET] = "the same on both sides, 32 byt
 
 /* Once per process: a key, and libssl. False: this build, or this machine, has none. */
 static bool tls_prepare(void) {
+  static bool done;
+  if (done) return true;
   make_key_dir();
   setenv("RAIL_SOCKET_AUTH_FILE", key_path, 1);
   setenv("RAIL_SOCKET_TLS", "psk", 1);
   sk_params_load();
   bool loaded = sk_protocol_load() && sk_tls_load();
   remove_key_dir();
+  done = loaded;
   return loaded;
 }
 
@@ -35,6 +38,7 @@ enum { TLS_CONNECTOR, TLS_ACCEPTOR };
 
 __attribute__((unused)) static void tls_open(struct tls_pair *p, const uint8_t *acceptors_secret) {
   *p = (struct tls_pair){.carried = {0}};
+  ENSURE(tls_prepare(), "no TLS");
   for (int i = 0; i < 2; i++) {
     int fds[2], small = 64 * 1024;
     ENSURE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0, "no socket pair");

@@ -78,6 +78,7 @@ TEST(bytes_go_both_ways) {
 /* Nothing is written that is not encrypted, whatever the caller wants. */
 TEST(nothing_leaves_before_the_handshake) {
   struct tls_pair p;
+  CHECK(tls_prepare());
   struct sk_tls *fresh = sk_tls_new(true);
   struct iovec iov = {sent, 100};
   CHECK(sk_tls_writev(fresh, &iov, 1) == -1 && errno == EAGAIN);

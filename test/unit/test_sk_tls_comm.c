@@ -59,6 +59,7 @@ static void carry_all(void) {
 /* ---- connections -------------------------------------------------------------- */
 
 static void open_both(uint32_t features) {
+  ENSURE(tls_prepare(), "no TLS: %s", log_lines);
   memset(&wire, 0, sizeof wire);
   wire.most = sizeof(uint8_t[65536]);
   data_begin_another(&sender, SK_SENDER, STREAMS, features);
