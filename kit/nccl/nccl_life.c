@@ -33,7 +33,8 @@ static struct kit_nccl_call all_reduce(const struct kit_nccl_rank *r, size_t cou
 static void one_call(struct kit_nccl_rank *r, size_t count, unsigned round) {
   struct kit_nccl_call c = all_reduce(r, count, round);
   size_t wrong = 0;
-  kit_nccl_start(r, &c, false);
+  kit_nccl_prepare(r, &c, false);
+  NCCL(kit_nccl_start(r, &c, false));
   NCCL(kit_nccl_wait(r));
   kit_nccl_finish(r, &c, false, &wrong);
   ENSURE(!wrong, "%s", r->wrong);
@@ -96,7 +97,8 @@ static void two_at_once(struct kit_nccl_rank *first) {
     size_t wrong = 0;
     for (int i = 0; i < 2; i++) {
       calls[i] = all_reduce(both[i], i ? SMALL : LARGE, 2 * round + (unsigned)i);
-      kit_nccl_start(both[i], &calls[i], false);
+      kit_nccl_prepare(both[i], &calls[i], false);
+      NCCL(kit_nccl_start(both[i], &calls[i], false));
     }
     for (int i = 0; i < 2; i++) {
       NCCL(kit_nccl_wait(both[1 - i]));
@@ -147,11 +149,12 @@ static void wait_for_loss(struct kit_nccl_rank *r) {
   for (unsigned round = ROUNDS; !noticed && told_by < 0; round++) {
     struct kit_nccl_call c = all_reduce(r, LARGE, round);
     size_t wrong = 0;
-    int state, error = 0;
-    kit_nccl_start(r, &c, false);
-    while ((state = r->cudaStreamQuery(r->stream)) != 0 && !error && told_by < 0) {
+    kit_nccl_prepare(r, &c, false);
+    int state = -1, error = kit_nccl_start(r, &c, false); /* it may say so at once */
+    while (!error && told_by < 0 && (state = r->cudaStreamQuery(r->stream)) != 0) {
       (void)r->ncclCommGetAsyncError(r->comm, &error);
-      if (error == 7) error = 0;
+      if (error == KIT_NCCL_IN_PROGRESS) error = 0;
+      ENSURE(state == KIT_CUDA_NOT_READY, "cudaStreamQuery: CUDA result %d", state);
       for (int from = 0; from < last; from++)
         if (from != r->rank && kit_bytes_ready(r->self, from, sizeof noticed)) told_by = from;
       usleep(200);
@@ -184,7 +187,8 @@ static void killed(struct kit_nccl_rank *r) {
   if (r->rank == last_of(r)) {
     struct kit_nccl_call c = all_reduce(r, LARGE, ROUNDS);
     kit_process_expect_death(r->self);
-    kit_nccl_start(r, &c, false);
+    kit_nccl_prepare(r, &c, false);
+    NCCL(kit_nccl_start(r, &c, false));
     tell_survivors(r, rail_now_ns());
     kill(getpid(), SIGKILL);
   }

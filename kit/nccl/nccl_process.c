@@ -11,7 +11,11 @@
 
 /* Microseconds; the number of wrong elements is added. */
 static double one_call(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong) {
-  uint64_t start = kit_nccl_start(r, c, in_place);
+  kit_nccl_prepare(r, c, in_place);
+  uint64_t start = rail_now_ns();
+  int result = kit_nccl_start(r, c, in_place);
+  ENSURE(result == 0, "%s of %zu %s: NCCL result %d: %s", kit_nccl_colls[c->coll], c->count, kit_nccl_types[c->type],
+         result, kit_nccl_last_error(r));
   NCCL(kit_nccl_wait(r));
   double us = (double)(rail_now_ns() - start) / 1e3;
   kit_nccl_finish(r, c, in_place, wrong);

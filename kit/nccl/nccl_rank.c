@@ -8,9 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/base/clock.h"
-
-enum { CUDA_NOT_READY = 600, NCCL_IN_PROGRESS = 7, HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, NON_BLOCKING = 1 };
+enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, NON_BLOCKING = 1 }; /* CUDA's */
 
 const char *kit_nccl_last_error(const struct kit_nccl_rank *r) { return r->error_text ? r->error_text(NULL) : ""; }
 
@@ -111,23 +109,23 @@ static struct places places_of(const struct kit_nccl_rank *r, const struct kit_n
   return p;
 }
 
-uint64_t kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
+void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
   struct places p = places_of(r, c, in_place);
   kit_nccl_fill(c, r->host);
   CUDA(r->cudaMemset(r->recv, 0x5a, r->room));
   CUDA(r->cudaMemcpy(p.send, r->host, kit_nccl_send_count(c) * kit_nccl_type_size(c->type), HOST_TO_DEVICE));
-  uint64_t now = rail_now_ns();
-  int result = make_call(r, c, p.send, p.recv);
-  ENSURE(result == 0, "%s of %zu %s: NCCL result %d: %s", kit_nccl_colls[c->coll], c->count, kit_nccl_types[c->type],
-         result, kit_nccl_last_error(r));
-  return now;
+}
+
+int kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
+  struct places p = places_of(r, c, in_place);
+  return make_call(r, c, p.send, p.recv);
 }
 
 int kit_nccl_wait(struct kit_nccl_rank *r) {
   int state, error = 0;
-  while ((state = r->cudaStreamQuery(r->stream)) == CUDA_NOT_READY) {
+  while ((state = r->cudaStreamQuery(r->stream)) == KIT_CUDA_NOT_READY) {
     NCCL(r->ncclCommGetAsyncError(r->comm, &error));
-    if (error != 0 && error != NCCL_IN_PROGRESS) return error;
+    if (error != 0 && error != KIT_NCCL_IN_PROGRESS) return error;
     usleep(200);
   }
   ENSURE(state == 0, "cudaStreamQuery: CUDA result %d", state);

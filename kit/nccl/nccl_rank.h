@@ -8,6 +8,9 @@
 
 #include "kit/nccl/kit_nccl.h"
 
+#define KIT_CUDA_NOT_READY 600  /* of cudaStreamQuery */
+#define KIT_NCCL_IN_PROGRESS 7
+
 struct kit_nccl_id { char bytes[128]; };
 
 /* NCCL's calls, and CUDA's runtime's, from the library and what it was linked with. */
@@ -74,10 +77,11 @@ void kit_nccl_rank_close(struct kit_nccl_rank *r);
 /* A communicator of all ranks. */
 void *kit_nccl_make_comm(struct kit_nccl_rank *r);
 
-/* What a call is made of, one after the other. `start` fills the buffers and calls NCCL, and says when (rail_now_ns);
+/* What a call is made of, one after the other. `prepare` fills the buffers; `start` calls NCCL, whose result it returns;
  * `wait` returns when the stream has done it, or with NCCL's result when that reports an error; `finish` compares, adds
  * the number of wrong elements, and writes the first of them to r->wrong. */
-uint64_t kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
+void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
+int kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
 int kit_nccl_wait(struct kit_nccl_rank *r);
 void kit_nccl_finish(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong);
 
