@@ -34,6 +34,7 @@ const char *const rail_param_names[] = {
   "RAIL_NVML_LIB",
   "RAIL_PROXY",
   "RAIL_SIMD",
+  "RAIL_SMALL_MAX",
   "RAIL_STATS",
   "RAIL_STORE",
   "RAIL_SYSFS",

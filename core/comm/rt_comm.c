@@ -156,7 +156,7 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   if (comm->device < 0) comm->device = comm->local_rank;
   cpu_set_t set;
   comm->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  comm->crowded = comm->local_size > comm->cores;
+  comm->crowded = rt_peers_share_cores(comm->peers, comm->nranks, comm->rank);
   return RAIL_OK;
 }
 

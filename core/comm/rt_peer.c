@@ -2,6 +2,7 @@
 #include "core/comm/rt_peer.h"
 
 #include <limits.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -29,6 +30,26 @@ static uint64_t host_hash(void) {
   return hash;
 }
 
+static void list_cores(struct rt_peer *me) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return;
+  for (unsigned int i = 0; i < RAIL_MIN((unsigned int)RT_PEER_CORES, (unsigned int)CPU_SETSIZE); i++)
+    if (CPU_ISSET(i, &set)) me->cores[i / 64] |= 1ull << i % 64;
+}
+
+bool rt_peers_share_cores(const struct rt_peer *peers, int nranks, int rank) {
+  int ranks = 0, cores = 0;
+  for (int r = 0; r < nranks; r++) ranks += peers[r].host_hash == peers[rank].host_hash;
+  for (unsigned int i = 0; i < RT_PEER_CORES / 64; i++) {
+    uint64_t any = 0;
+    for (int r = 0; r < nranks; r++)
+      if (peers[r].host_hash == peers[rank].host_hash) any |= peers[r].cores[i];
+    cores += __builtin_popcountll(any);
+  }
+  return ranks > cores;
+}
+
 void rt_peer_describe(struct rt_peer *me) {
   const struct rt_params *p = rt_params();
   struct stat st;
@@ -49,6 +70,7 @@ void rt_peer_describe(struct rt_peer *me) {
   me->algos = rt_algo_masks(p->algo);
   me->protos = rt_proto_masks(p->proto);
   me->shm_disable = p->shm_disable != 0;
+  list_cores(me);
   me->p2p_level = p->p2p_disable ? RT_LOC : rt_distance_level("NCCL_P2P_LEVEL", p->p2p_level, RT_SYS);
   me->p2p_read = p->p2p_read != 0;
 }

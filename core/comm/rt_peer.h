@@ -15,6 +15,8 @@
 #include "core/gpu/rt_fd_receiver.h"
 #include "core/topo/rt_topo.h"
 
+#define RT_PEER_CORES 1024 /* those beyond are not told apart from none */
+
 struct rt_peer {
   uint32_t version; /* RT_PEER_VERSION; checked before anything else */
   int32_t rank;
@@ -26,6 +28,7 @@ struct rt_peer {
   uint64_t tree_max, tree_max_net, small_max;                  /* these too, */
   uint32_t nchannels, protos, algos;                           /* and these; masks of rt_tune.h */
   uint32_t shm_disable;
+  uint64_t cores[RT_PEER_CORES / 64]; /* that its process may run on, as bits */
   struct rt_topo_gpu gpu; /* where it is; the caller's */
   uint32_t has_gpu;            /* one was current when the communicator was made */
   uint32_t multiprocessors;    /* that it has; the caller's */
@@ -34,11 +37,13 @@ struct rt_peer {
   uint32_t export_types;        /* of GPU memory that it exports and imports (rt_export.h); the caller's */
   uint8_t fd_receiver[RT_FD_NAME]; /* to which file descriptors are sent, if that is one of them; the caller's */
 };
-#define RT_PEER_VERSION 0x52410007u
+#define RT_PEER_VERSION 0x52410008u
 
 /* Fills in all but the fields that the comments above leave to the caller. */
 void rt_peer_describe(struct rt_peer *me);
 bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
+/* Do the ranks of that rank's host outnumber the cores that they may run on? */
+bool rt_peers_share_cores(const struct rt_peer *peers, int nranks, int rank);
 /* RAIL_BAD_USAGE when a and b cannot work together: `why` names both ranks, the setting and both values; or the rank
  * whose record is invalid. */
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]);
