@@ -234,7 +234,7 @@ static void try_trial(struct run *run, const struct trial *t) {
   snprintf(group.job.kind, sizeof group.job.kind, "nccl");
   snprintf(group.job.name, sizeof group.job.name, "%s", t->name);
   snprintf(group.job.plugin, sizeof group.job.plugin, "%s", how->plugin);
-  group.job.limit_ms = how->limit_ms;
+  group.job.limit_ms = how->limit_ms * (t->life && t->life->repeats ? 1 + (uint64_t)how->repeat / 10 : 1);
   for (unsigned i = 0; i < how->nsizes; i++)
     snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "%s%llu", i ? "," : "",
              (unsigned long long)how->sizes[i]);

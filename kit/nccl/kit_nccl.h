@@ -20,7 +20,7 @@ struct kit_nccl {
   unsigned nsizes;
   const char *types, *redops;     /* words with commas; NULL: all */
   const char *only, *skip, *levels;
-  uint64_t limit_ms;              /* of each collective's processes */
+  uint64_t limit_ms;              /* of each case's processes */
   int repeat;                     /* communicators that comm.repeated makes */
   bool oob;                       /* NCCL's own bootstrap through the plugin, too */
   bool quiet;                     /* no rows of what went well */
@@ -36,6 +36,7 @@ void kit_nccl_process(struct kit_process *self);
 /* nccl_life.c: communicators made, split and lost. The job's argument `life` is the name of one. */
 extern const struct kit_nccl_life {
   const char *name, *what;
+  bool repeats; /* has the limit for each ten of its communicators */
   void (*run)(struct kit_nccl_rank *r);
 } kit_nccl_lives[]; /* ends with a NULL name */
 void kit_nccl_life(struct kit_process *self);

@@ -242,15 +242,16 @@ static void stopped(struct kit_nccl_rank *r) {
 /* ---- all ---- */
 
 const struct kit_nccl_life kit_nccl_lives[] = {
-  {"comm.repeated", "communicators made and destroyed again and again leave no file descriptor and no thread",
+  {"comm.repeated", "communicators made and destroyed again and again leave no file descriptor and no thread", true,
    repeated},
-  {"comm.two_at_once", "two communicators of one process work at the same time, and one when the other is gone",
+  {"comm.two_at_once", "two communicators of one process work at the same time, and one when the other is gone", false,
    two_at_once},
-  {"comm.split", "a communicator that was split works beside its parts", split},
-  {"fault.killed", "when a rank is killed NCCL reports an error on another one, and all can abort", killed},
-  {"fault.aborted", "when a rank aborts NCCL reports an error on another one, and a new communicator works", aborted},
-  {"fault.stopped", "a rank that stands still for 3 s and goes on is no error", stopped},
-  {NULL, NULL, NULL},
+  {"comm.split", "a communicator that was split works beside its parts", false, split},
+  {"fault.killed", "when a rank is killed NCCL reports an error on another one, and all can abort", false, killed},
+  {"fault.aborted", "when a rank aborts NCCL reports an error on another one, and a new communicator works", false,
+   aborted},
+  {"fault.stopped", "a rank that stands still for 3 s and goes on is no error", false, stopped},
+  {NULL, NULL, false, NULL},
 };
 
 void kit_nccl_life(struct kit_process *self) {
