@@ -261,6 +261,14 @@ static bool find_interfaces(void) {
   return false;
 }
 
+/* NCCL's LL128 takes 120 bytes when it sees the 8 behind them, in the buffer of a receive that is not done. It asks no
+ * plugin whether it may, but reads NCCL_PROTO when a communicator is made, which is after this. */
+static void exclude_ll128(void) {
+  if (ofi_params.ll128 || getenv("NCCL_PROTO") || setenv("NCCL_PROTO", "^LL128", 0) != 0) return;
+  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailOFI: NCCL_PROTO is set to ^LL128: libfabric's providers do not promise "
+            "the order in which bytes become visible (RAIL_OFI_LL128)");
+}
+
 void ofi_devices_load(void) {
   char text[RAIL_ADDR_TEXT];
   if (loaded) return;
@@ -271,9 +279,10 @@ void ofi_devices_load(void) {
     devices[i] = (struct ofi_device){.nrails = 1, .rails = {&nics[i]}, .nmembers = 1, .members = {(int)i}};
     list_device(&devices[i]);
   }
-  if (nnics)
-    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailOFI: oob connections use %s, address %s", interfaces[0].name,
-              rail_addr_text(&interfaces[0].addr, text));
+  if (!nnics) return;
+  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailOFI: oob connections use %s, address %s", interfaces[0].name,
+            rail_addr_text(&interfaces[0].addr, text));
+  exclude_ll128();
 }
 
 void ofi_devices_unload(void) {

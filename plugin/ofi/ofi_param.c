@@ -55,6 +55,10 @@ static const struct rail_param rows[] = {
           "there itself, always, or never."},
   {.name = "NCCL_GDR_FLUSH_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(flush_disable),
    .doc = "1: what arrives in GPU memory is not flushed."},
+  {.name = "RAIL_OFI_LL128", .type = RAIL_PARAM_BOOL, .def = "0", .offset = AT(ll128),
+   .doc = "0: where NCCL_PROTO is unset it is set to ^LL128 for this process, because libfabric's providers do not "
+          "promise the order in which the bytes of a message become visible, and NCCL's LL128 would take wrong data. "
+          "1: it is left alone."},
   /* connections */
   {.name = "RAIL_OFI_AUTH_FILE", .type = RAIL_PARAM_STRING, .offset = AT(auth_file),
    .doc = "File with a key of at least 16 bytes that others cannot read. Both sides of a connection then prove that "

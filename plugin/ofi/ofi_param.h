@@ -23,6 +23,7 @@ struct ofi_params {
   int64_t min_part;     /* RAIL_OFI_MIN_PART: no message is split over NICs into smaller parts */
   int64_t flush;        /* RAIL_OFI_FLUSH: enum ofi_flush_mode */
   int64_t flush_disable; /* NCCL_GDR_FLUSH_DISABLE */
+  int64_t ll128;        /* RAIL_OFI_LL128: NCCL may use it */
   /* connections */
   const char *auth_file, *ports, *bind;
   int64_t connect_ms;   /* RAIL_OFI_CONNECT_TIMEOUT: to reach a peer, and from its first answer to the end; 0: none */

@@ -176,6 +176,23 @@ TEST(without_a_device_one_line_says_why) {
   CHECK(ofi_device_count() == 0 && log_said("no usable network interface for the oob connection"));
 }
 
+TEST(nccl_is_kept_from_ll128) {
+  unsetenv("NCCL_PROTO");
+  load(""); /* no device: nothing of NCCL's is touched */
+  CHECK(!getenv("NCCL_PROTO"));
+  load("prov=cxi nic=cxi0");
+  CHECK_STR(getenv("NCCL_PROTO"), "^LL128");
+  CHECK(log_said("NCCL_PROTO is set to ^LL128"));
+  setenv("NCCL_PROTO", "LL128", 1); /* whoever asks for it gets it */
+  load("prov=cxi nic=cxi0");
+  CHECK_STR(getenv("NCCL_PROTO"), "LL128");
+  unsetenv("NCCL_PROTO");
+  setenv("RAIL_OFI_LL128", "1", 1);
+  load("prov=cxi nic=cxi0");
+  CHECK(!getenv("NCCL_PROTO"));
+  unsetenv("RAIL_OFI_LL128");
+}
+
 TEST(everything_is_given_back) {
   load("prov=cxi nic=a nic=b");
   CHECK_INT(ofi_device_count(), 2);
@@ -190,7 +207,7 @@ TEST(everything_is_given_back) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(names_and_links_are_kept_apart), TEST_CASE(each_domain_is_a_device),
+    TEST_CASE(names_and_links_are_kept_apart), TEST_CASE(each_domain_is_a_device), TEST_CASE(nccl_is_kept_from_ll128),
     TEST_CASE(a_pci_path_is_that_of_sysfs), TEST_CASE(up_to_four_are_fused),
     TEST_CASE(only_what_fits_together_is_fused), TEST_CASE(the_largest_message_is_what_every_nic_takes),
     TEST_CASE(delivery_is_asked_for),
