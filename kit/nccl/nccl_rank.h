@@ -77,8 +77,8 @@ void kit_nccl_rank_close(struct kit_nccl_rank *r);
 /* A communicator of all ranks. */
 void *kit_nccl_make_comm(struct kit_nccl_rank *r);
 
-/* What a call is made of, one after the other. `prepare` fills the buffers; `start` calls NCCL and returns its
- * result; `wait` returns when the stream has done it, or with NCCL's result when that reports an error; `finish` compares, adds
+/* What a call is made of, one after the other. `prepare` fills the buffers; `start` calls NCCL and returns its result;
+ * `wait` returns when the stream has done it, or with NCCL's result when that reports an error; `finish` compares, adds
  * the number of wrong elements, and writes the first of them to r->wrong. */
 void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
 int kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);

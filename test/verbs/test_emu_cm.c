@@ -2,7 +2,6 @@
  * The emulated RDMA CM: connections from beginning to end, rejections, addresses, what may be done meanwhile.
  * TEST-LIMIT: 240 */
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/resource.h>
 
 #include "test/verbs/cm.h"
@@ -457,48 +456,6 @@ TEST(a_thousand_connect_at_once) {
   side_close(&listener);
 }
 
-/* ---- endpoints: calls that wait --------------------------------------------------------- */
-
-static char service[8];
-
-static void *serve_endpoint(void *arg) {
-  struct rdma_cm_id *listen = arg, *id = NULL;
-  struct rdma_conn_param p = param_with(NULL);
-  bool good = rdma_get_request(listen, &id) == 0 && rdma_accept(id, &p) == 0 && rdma_disconnect(id) == 0;
-  if (id) rdma_destroy_ep(id);
-  return good ? listen : NULL;
-}
-
-TEST(endpoints) {
-  struct rdma_addrinfo hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP}, *res;
-  struct ibv_qp_init_attr init = {.cap = {4, 4, 1, 1, 0}, .sq_sig_all = 1};
-  struct rdma_cm_id *listen, *id;
-  pthread_t thread;
-  void *good;
-  CHECK_OK(rdma_getaddrinfo("10.77.0.1", NULL, &hints, &res));
-  CHECK_OK(rdma_create_ep(&listen, res, NULL, &init));
-  rdma_freeaddrinfo(res);
-  CHECK_OK(rdma_listen(listen, 1));
-  snprintf(service, sizeof service, "%u", ntohs(rdma_get_src_port(listen)));
-  CHECK_OK(pthread_create(&thread, NULL, serve_endpoint, listen));
-  hints.ai_flags = 0;
-  CHECK_OK(rdma_getaddrinfo("10.77.0.1", service, &hints, &res));
-  CHECK_OK(rdma_create_ep(&id, res, NULL, &init));
-  rdma_freeaddrinfo(res);
-  CHECK_OK(rdma_connect(id, NULL));
-  CHECK_OK(rdma_disconnect(id));
-  CHECK_OK(pthread_join(thread, &good));
-  CHECK(good);
-  rdma_destroy_ep(id);
-  rdma_destroy_ep(listen);
-  CHECK_OK(rdma_getaddrinfo("10.77.0.1", "1", &hints, &res));
-  CHECK_OK(rdma_create_ep(&id, res, NULL, &init));
-  rdma_freeaddrinfo(res);
-  CHECK_INT(rdma_connect(id, NULL), -1);
-  CHECK_INT(errno, ECONNREFUSED);
-  rdma_destroy_ep(id);
-}
-
 static const struct tap_case cases[] = {
   TEST_CASE(a_connection_from_beginning_to_end),
   TEST_CASE(a_rejection_brings_its_data),
@@ -517,8 +474,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(requests_that_nobody_reads_are_rejected_with_their_listener),
   TEST_CASE(a_full_backlog_rejects),
   TEST_CASE(calls_at_the_wrong_time),
-  TEST_CASE(a_thousand_connect_at_once),
-  TEST_CASE(endpoints)};
+  TEST_CASE(a_thousand_connect_at_once)};
 
 int main(int argc, char **argv) {
   setenv("RAIL_EMU", "device emu0; device emu1; device rnic transport=iwarp", 1);
