@@ -152,11 +152,14 @@ static enum rail_oob_next answer(struct ib_comm *comm, struct ib_path *path, enu
   return RAIL_OOB_LATER;
 }
 
-/* Encodes what is to be sent of a path, in the order in which it was decided; false: nothing. */
+/* Encodes what is to be sent of a path, in the order in which it was decided; false: nothing. Behind STOPPED nothing of
+ * the same try is sent any more: forget_counts discards it. */
 static bool next_of_path(struct ib_path *path, struct rail_oob_frame *frame) {
   if (atomic_exchange(&path->send_due, false)) {
     frame->type = IB_FRAME_STOPPED;
     frame->number |= (uint64_t)atomic_load(&path->own_count) << 32;
+  } else if (atomic_load(&path->answered)) {
+    return false;
   } else if (atomic_exchange(&path->send_new, false)) {
     frame->type = IB_FRAME_NEW;
     frame->number |= (uint64_t)atomic_load(&path->own_qpn) << 8 | (uint64_t)atomic_load(&path->own_psn) << 32;
@@ -349,15 +352,13 @@ static bool may_come_back(struct ib_comm *comm, unsigned int index) {
   return true;
 }
 
-/* Sends STOPPED, once, and nothing of before any more. False: it cannot be sent. */
+/* Sends STOPPED, once. False: it cannot be sent. */
 static bool send_stopped(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   path->state = IB_PATH_STOPPED;
   if (atomic_exchange(&path->answered, true)) return true;
   uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[index].tails, memory_order_relaxed);
   atomic_store(&path->own_count, count);
-  atomic_store(&path->send_new, false);
-  atomic_store(&path->send_ready, false);
   atomic_store(&path->send_due, true);
   atomic_store(&comm->failover->frames, true);
   return rail_watch_wake(&comm->watched);
@@ -397,11 +398,13 @@ static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
 }
 
 /* The next QP in its place begins with nothing, and may be stopped again. The peer's bit goes first: the watch thread
- * answers one that is not answered. */
+ * answers one that is not answered. What was not sent before STOPPED goes before `answered`, which holds it back. */
 static void forget_counts(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   atomic_store_explicit(&comm->qps[index].tails, 0, memory_order_relaxed);
   atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PEER);
+  atomic_store(&path->send_new, false);
+  atomic_store(&path->send_ready, false);
   atomic_store(&path->answered, false);
 }
 
@@ -440,8 +443,11 @@ static rail_result_t resend(struct ib_comm *comm) {
   return RAIL_OK;
 }
 
+/* Not one that the peer has stopped: handle_faults ends that try first. The watch thread may have answered STOPPED
+ * already, and what is heard since then is the next try's. */
 static void bring_back(struct ib_comm *comm, unsigned int index, bool *pending) {
   struct ib_path *path = path_of(comm, index);
+  if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return;
   enum ib_return step = ib_return_step(comm, index);
   if (step == IB_RETURN_GOES_ON) *pending = true;
   if (step != IB_RETURN_FAILED) return;

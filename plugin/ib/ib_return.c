@@ -176,7 +176,10 @@ static enum ib_return install(struct ib_comm *comm, unsigned int index) {
   path->verified = false;
   if (!(atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN))
     atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PORT); /* down and up again meanwhile */
-  if (comm->sender) send_ready(comm, path);
+  if (comm->sender) {
+    atomic_fetch_and(&path->heard, ~IB_PATH_PEER_READY); /* the receiver's answers this READY */
+    send_ready(comm, path);
+  }
   return IB_RETURN_GOES_ON;
 }
 

@@ -115,6 +115,33 @@ TEST(what_was_begun_is_ended_first) {
   rail_log_set_sink(log_capture);
 }
 
+/* A receiver made no calls while its peer lost a queue pair that was on its way back; the watch thread has answered, and
+ * the peer's next NEW is there: it is the next try's, and this one sends nothing more. */
+TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
+  static const struct pair_shape shape = {1, 3, 1, 12, 4, 0};
+  struct pair p;
+  pair_open(&p, &shape);
+  CHECK_OK(ib_failover_init(p.rc));
+  struct ib_path *half_made = &p.rc->failover->paths[1], *verified = &p.rc->failover->paths[2];
+  half_made->state = IB_PATH_REBUILDING;
+  half_made->next.state = IB_QP_INIT;
+  verified->state = IB_PATH_VERIFYING;
+  verified->verified = true;
+  for (struct ib_path *path = half_made; path <= verified; path++) {
+    atomic_store(&path->answered, true);
+    atomic_store(&path->heard, IB_PATH_PEER_NEW);
+    ib_path_fault(p.rc, (unsigned int)(path - p.rc->failover->paths), IB_PATH_FAULT_PEER);
+  }
+  CHECK_OK(ib_failover_run(p.rc));
+  CHECK_INT(half_made->state, IB_PATH_DOWN);
+  CHECK_INT(verified->state, IB_PATH_STOPPING);
+  CHECK(!atomic_load(&verified->send_ready));
+  CHECK_INT(atomic_load(&half_made->heard) & IB_PATH_PEER_NEW, IB_PATH_PEER_NEW);
+  CHECK_INT(atomic_load(&verified->heard) & IB_PATH_PEER_NEW, IB_PATH_PEER_NEW);
+  pair_close(&p);
+  rail_log_set_sink(log_capture);
+}
+
 /* Of a message's four writes the first `posted` are taken, the next one is refused. The message waits from then on: its
  * QP is not lost before a poll finds nothing, and its peer answers later still. */
 static void refuse_a_write(int posted) {
@@ -231,6 +258,22 @@ TEST(a_busy_receiver_answers_when_it_is_done) {
   close_comm(comm, peer);
 }
 
+/* NEW and READY that were to be sent when STOPPED was. */
+TEST(behind_stopped_nothing_of_the_same_try_is_sent) {
+  int peer;
+  uint64_t got = 0;
+  struct ib_comm *comm = comm_with(false, &peer);
+  struct ib_path *path = &comm->failover->paths[1];
+  send_stopped(peer, number(1, 0));
+  CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_STOPPED);
+  atomic_store(&path->send_new, true);
+  atomic_store(&path->send_ready, true);
+  atomic_store(&comm->failover->frames, true);
+  CHECK(rail_watch_wake(&comm->watched));
+  CHECK_INT(recv_frame(peer, &got, 50), -1);
+  close_comm(comm, peer);
+}
+
 /* Its queue pairs are the progress thread's to stop. */
 TEST(a_sender_leaves_it_to_its_caller) {
   int peer;
@@ -279,7 +322,8 @@ TEST(invalid_frames_end_the_connection) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be),   TEST_CASE(a_full_ring),
-    TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(what_could_not_be_posted_begins_anew),
+    TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(a_try_that_the_peer_has_ended_does_not_go_on),
+    TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent), TEST_CASE(what_could_not_be_posted_begins_anew),
     TEST_CASE(messages_take_the_queue_pairs_that_are_up),
     TEST_CASE(an_idle_receiver_answers),   TEST_CASE(a_busy_receiver_answers_when_it_is_done),
     TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),

@@ -19,7 +19,7 @@ enum { MSGS = 3, QPS = 3, WIRE = 6, FRAMES = 4 * QPS, NONE = 0xff };
 enum { UP, STOPPING, FLUSHED, STOPPED, DOWN, REBUILDING, VERIFYING };
 enum flaw {
   RIGHT, COUNT_TOO_EARLY, NO_WAIT_FOR_RECEIVER, IGNORE_COUNT, ANSWER_WHEN_BUSY, KEEP_COUNT, STALE_COMPLETIONS,
-  NEW_OUTLIVES_STOPPED, FLAWS
+  NEW_OUTLIVES_STOPPED, RETURN_GOES_ON, FLAWS
 };
 enum { FRAME_STOPPED, FRAME_NEW, FRAME_READY };
 
@@ -29,6 +29,7 @@ struct qp_state {
   uint8_t s_peer, r_peer, count; /* STOPPED has come; with this count */
   uint8_t r_answered, s_answered;
   uint8_t s_new, r_new, s_ready, r_ready; /* the peer's frame has come */
+  uint8_t r_verified;            /* its first write has completed */
   uint8_t s_tries, r_tries;
   uint8_t nwire, wire[WIRE]; /* posted and not yet at the receiver */
   uint8_t nring, ring[WIRE]; /* posted, and not completed for the sender */
@@ -223,6 +224,7 @@ static void receiver_tells(struct state *s, unsigned int q) {
 static bool lose(struct state *s, uint8_t *side, bool sender, bool by_frame) {
   bool half_made = by_frame && (*side == DOWN || *side == REBUILDING);
   if (!half_made && *side != UP && *side != VERIFYING) return false;
+  if (by_frame && *side == DOWN) wrong("STOPPED of a queue pair that is down"); /* the plugin's protocol error */
   if ((*side == UP && up(s, sender) == 1) || (!by_frame && s->losses == model.losses)) return false;
   s->losses += !by_frame;
   *side = half_made ? STOPPED : STOPPING;
@@ -260,7 +262,6 @@ static void receiver_stops(struct state s, unsigned int q) {
   reach(&s);
 }
 
-/* The watch thread, for a caller that makes no calls. */
 /* The watch thread, for a caller that makes no calls. */
 static void watch_answers(struct state s, unsigned int q) {
   if (!s.qp[q].r_peer || s.qp[q].r_answered || (busy(&s) && model.flaw != ANSWER_WHEN_BUSY)) return;
@@ -330,7 +331,7 @@ static void sender_reconciles(struct state s, unsigned int q) {
 static void receiver_reconciles(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
   if (p->r != STOPPED || !p->r_peer) return;
-  p->r = DOWN, p->r_peer = p->r_answered = 0;
+  p->r = DOWN, p->r_peer = p->r_answered = p->r_verified = 0;
   if (model.flaw != KEEP_COUNT) p->counted = 0;
   reach(&s);
 }
@@ -358,8 +359,12 @@ static void receiver_rebuilds(struct state s, unsigned int q) {
   reach(&s);
 }
 
+/* Has the peer stopped it? Then this try ends, and what is heard is the next one's. */
+static bool try_ends(uint8_t peer) { return peer && model.flaw != RETURN_GOES_ON; }
+
 static void sender_returns(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
+  if (try_ends(p->s_peer)) return;
   if (p->s == REBUILDING && p->s_new) {
     p->s = VERIFYING, p->s_new = 0;
     frame_to_r(&s, q, FRAME_READY);
@@ -373,11 +378,14 @@ static void sender_returns(struct state s, unsigned int q) {
 
 static void receiver_returns(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
+  if (try_ends(p->r_peer)) return;
   if (p->r == REBUILDING && p->r_new) {
-    p->r = VERIFYING, p->r_new = 0;
-  } else if (p->r == VERIFYING && p->r_ready) { /* its first write has completed */
+    p->r = VERIFYING, p->r_new = p->r_verified = 0;
+  } else if (p->r == VERIFYING && p->r_ready) {
     if (p->s == DOWN || p->s == REBUILDING) return; /* no acknowledgement: only a loss ends it */
-    p->r = UP, p->r_ready = 0;
+    p->r_verified = 1, p->r_ready = 0;
+  } else if (p->r == VERIFYING && p->r_verified) {
+    p->r = UP, p->r_verified = 0;
     frame_to_s(&s, q, FRAME_READY);
   } else {
     return;
@@ -433,8 +441,10 @@ static void check_end(const struct state *s) {
     if ((s->qp[q].s_peer && s->qp[q].s == UP) || (s->qp[q].r_peer && s->qp[q].r == UP)) return;
   for (unsigned int m = 0; m < model.msgs; m++)
     if (!s->counted[m] || !s->sent[m]) wrong("something waits for ever");
-  for (unsigned int q = 0; q < model.qps; q++)
+  for (unsigned int q = 0; q < model.qps; q++) {
     if ((s->qp[q].s == UP) != (s->qp[q].r == UP)) wrong("one side alone uses a queue pair");
+    if (s->qp[q].s >= REBUILDING && s->qp[q].r >= REBUILDING) wrong("a queue pair never comes back");
+  }
 }
 
 static size_t try_all(enum flaw flaw, unsigned int msgs, unsigned int qps, unsigned int losses, unsigned int returns) {
@@ -483,7 +493,8 @@ TEST(rules_that_are_left_out) {
     [ANSWER_WHEN_BUSY] = "the watch thread answers for a receiver that has requests",
     [KEEP_COUNT] = "the receiver counts on, over a new queue pair",
     [STALE_COMPLETIONS] = "completions of the lost queue pair are taken for the new one's",
-    [NEW_OUTLIVES_STOPPED] = "what was heard of a try is used for the next one"};
+    [NEW_OUTLIVES_STOPPED] = "what was heard of a try is used for the next one",
+    [RETURN_GOES_ON] = "a try that the peer has ended goes on with what is heard of the next one"};
   for (enum flaw f = RIGHT + 1; f < FLAWS; f++) {
     bool of_return = f >= KEEP_COUNT;
     size_t n = of_return ? try_all(f, 2, 2, 2, 2) : try_all(f, 3, 2, 1, 0);
