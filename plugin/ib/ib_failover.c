@@ -289,6 +289,14 @@ static rail_result_t bad_count(struct ib_comm *comm, unsigned int index, uint32_
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
+/* STOPPED of a queue pair that is down: its count is settled, and neither side has begun another. */
+static rail_result_t stopped_twice(struct ib_comm *comm, unsigned int index) {
+  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says once more that it has stopped lost queue "
+            "pair %u, though no other has taken its place; is it of another release?", comm->peer_text,
+            port_of(comm, index)->name, index);
+  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
+}
+
 static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
   const struct ib_path *path = path_of(comm, index);
   uint32_t faults = atomic_load(&path->faults);
@@ -376,7 +384,8 @@ static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
   uint32_t faults = atomic_load(&path->faults);
   if (!faults) return RAIL_OK;
   if (faults & IB_PATH_FAULT_REFUSED) return fail_connection(comm, index, faults);
-  if (path->state == IB_PATH_DOWN || path->state == IB_PATH_REBUILDING) {
+  if (path->state == IB_PATH_DOWN) return faults & IB_PATH_FAULT_PEER ? stopped_twice(comm, index) : RAIL_OK;
+  if (path->state == IB_PATH_REBUILDING) {
     if (faults & IB_PATH_FAULT_PEER) abandon(comm, index);
     return RAIL_OK;
   }

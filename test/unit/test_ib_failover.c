@@ -115,6 +115,34 @@ TEST(what_was_begun_is_ended_first) {
   rail_log_set_sink(log_capture);
 }
 
+/* A peer that stops a queue pair twice would settle with its second count what waits to be resent. */
+TEST(a_second_stopped_is_a_protocol_error) {
+  static const struct pair_shape shape = {1, 4, 1, 12, 4, 0};
+  static const size_t sizes[] = {100, 4096, 16384};
+  static uint8_t out[3][16384], in[3][16384];
+  struct pair p;
+  void *sends[3];
+  pair_open(&p, &shape);
+  fake_script("progress poll");
+  CHECK_OK(ib_failover_init(p.sc));
+  struct ib_mhandle *mh_out = pair_reg(&p, p.sc, out, sizeof out), *mh_in = pair_reg(&p, p.rc, in, sizeof in);
+  for (int i = 0; i < 3; i++) CHECK(pair_irecv(&p, in[i], sizes[i], i, mh_in));
+  CHECK_OK(ib_progress(p.rc));
+  for (int i = 0; i < 3; i++) CHECK((sends[i] = pair_isend(&p, out[i], sizes[i], i, mh_out)) != NULL);
+  p.sc->qps[0].sq_avail = p.sc->qps[1].sq_avail = p.sc->qps[3].sq_avail = 2; /* of the 4 that the largest takes */
+  lose_qp(p.sc, 2, true);
+  CHECK_OK(ib_failover_run(p.sc));
+  for (int i = 0; i < 9 && p.sc->failover->paths[2].state != IB_PATH_DOWN; i++) CHECK_OK(ib_progress(p.sc));
+  CHECK(ib_send_comm_of(p.sc)->resend.posted && ib_send_comm_of(p.sc)->resend_of == 2);
+  ib_path_fault(p.sc, 2, IB_PATH_FAULT_PEER);
+  CHECK_INT(ib_failover_run(p.sc), RAIL_REMOTE_ERROR);
+  CHECK(strstr(pair_line, "says once more that it has stopped lost queue pair 2"));
+  int done = 0;
+  CHECK_INT(ib_test(sends[2], &done, NULL), RAIL_REMOTE_ERROR);
+  pair_close(&p);
+  rail_log_set_sink(log_capture);
+}
+
 /* A receiver made no calls while its peer lost a queue pair that was on its way back; the watch thread has answered, and
  * the peer's next NEW is there: it is the next try's, and this one sends nothing more. */
 TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
@@ -322,10 +350,11 @@ TEST(invalid_frames_end_the_connection) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be),   TEST_CASE(a_full_ring),
-    TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(a_try_that_the_peer_has_ended_does_not_go_on),
-    TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent), TEST_CASE(what_could_not_be_posted_begins_anew),
+    TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(a_second_stopped_is_a_protocol_error), TEST_CASE(a_try_that_the_peer_has_ended_does_not_go_on),
+    TEST_CASE(what_could_not_be_posted_begins_anew),
     TEST_CASE(messages_take_the_queue_pairs_that_are_up),
     TEST_CASE(an_idle_receiver_answers),   TEST_CASE(a_busy_receiver_answers_when_it_is_done),
+    TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent),
     TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
     TEST_CASE(invalid_frames_end_the_connection)};
   rig_use(argv[0], "device fake0");
