@@ -135,9 +135,10 @@ static enum ib_refusal make(const struct ib_offer *sender, const struct ib_offer
   plan->max_write_log2 = RAIL_MIN(sender->max_write_log2, receiver->max_write_log2);
   plan->ece = sender->ece && receiver->ece;
   plan->verify = sender->verify || receiver->verify;
-  plan->failover = sender->failover && receiver->failover && plan->nqps > 1;
   plan->rdmacm = sender->rdmacm;
   plan->notices = sender->no_imm || receiver->no_imm;
+  /* A lost QP's count is one of immediates: a notice has been taken by the NIC alone, not by the peer. */
+  plan->failover = sender->failover && receiver->failover && plan->nqps > 1 && !plan->notices;
   return IB_REFUSAL_NONE;
 }
 

@@ -44,7 +44,7 @@ static enum ib_refusal both(const struct ib_offer *s, const struct ib_offer *r, 
   ENSURE_INT(other.qps_per_message, plan->qps_per_message);
   ENSURE_INT(other.max_write_log2, plan->max_write_log2);
   ENSURE(other.ece == plan->ece && other.verify == plan->verify && other.rdmacm == plan->rdmacm &&
-           other.notices == plan->notices, "the sides disagree");
+           other.notices == plan->notices && other.failover == plan->failover, "the sides disagree");
   for (unsigned int i = 0; i < plan->nqps; i++) {
     const struct ib_plan_qp *x = &plan->qps[i], *y = &other.qps[i];
     ENSURE(x->local_rail == y->remote_rail && x->remote_rail == y->local_rail && x->mtu == y->mtu && x->grh == y->grh,
@@ -135,9 +135,12 @@ TEST(iwarp_and_the_rdma_cm) {
   r.rdmacm = true;
   good(&s, &r, &plan);
   CHECK(plan.rdmacm && !plan.notices);
+  s.failover = r.failover = true;
+  good(&s, &r, &plan);
+  CHECK(plan.failover);
   r.no_imm = true; /* one side's need is enough */
   good(&s, &r, &plan);
-  CHECK(plan.notices);
+  CHECK(plan.notices && !plan.failover); /* nothing counts what the peer has */
   for (unsigned int i = 0; i < 2; i++) s.rails[i].roce = false, s.rails[i].iwarp = true;
   bad(&s, &r, IB_REFUSAL_LINK, 0, 0);
   r.rails[0].roce = false;
