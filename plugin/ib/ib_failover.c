@@ -349,15 +349,14 @@ static bool has_better(const struct ib_comm *comm, unsigned int index) {
 /* A port that is down may come back in time, and meanwhile its HCA goes on trying; with no better one it tries on. */
 static bool may_come_back(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
+  atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PORT); /* before the look at it, or else its next fall is forgotten */
   if (!(atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
-    atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PORT);
     path->deadline = 0;
     return true;
   }
+  ib_path_fault(comm, index, IB_PATH_FAULT_PORT); /* look again */
   if (!path->deadline) path->deadline = rail_deadline_in_ms((uint64_t)ib_params.port_grace_ms);
-  if (rail_deadline_passed(path->deadline)) return false;
-  atomic_fetch_or(&comm->faults, IB_COMM_PATHS); /* look again */
-  return true;
+  return !rail_deadline_passed(path->deadline);
 }
 
 /* Sends STOPPED, once. False: it cannot be sent. */

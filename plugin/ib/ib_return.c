@@ -164,6 +164,13 @@ static void send_ready(struct ib_comm *comm, struct ib_path *path) {
   (void)rail_watch_wake(&comm->watched); /* else the peer, or the end of the oob connection, ends it */
 }
 
+/* What was in fault before the new one takes its place: a post of a flush, an event of the flush QP that is replaced, a
+ * port that is up again. The port is looked at afterwards, so that its next fall is not forgotten. */
+static void forget_faults(struct ib_comm *comm, unsigned int index) {
+  atomic_fetch_and(&path_of(comm, index)->faults, ~(IB_PATH_FAULT_PORT | IB_PATH_FAULT_EVENT | IB_PATH_FAULT_POST));
+  if (atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN) ib_path_fault(comm, index, IB_PATH_FAULT_PORT);
+}
+
 /* Flushes of the rail come first: the peer may write from READY on. */
 static enum ib_return install(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
@@ -171,11 +178,10 @@ static enum ib_return install(struct ib_comm *comm, unsigned int index) {
     rail_result_t result = ib_flush_return_rail(ib_recv_comm_of(comm), comm->qps[index].rail);
     if (result != RAIL_OK) return moved(result);
   }
+  forget_faults(comm, index);
   if (!ib_comm_replace_qp(comm, &comm->qps[index], &path->next)) return IB_RETURN_WAITS; /* until it is destroyed */
   path->state = IB_PATH_VERIFYING;
   path->verified = false;
-  if (!(atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN))
-    atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PORT); /* down and up again meanwhile */
   if (comm->sender) {
     atomic_fetch_and(&path->heard, ~IB_PATH_PEER_READY); /* the receiver's answers this READY */
     send_ready(comm, path);

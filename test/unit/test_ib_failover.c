@@ -170,6 +170,28 @@ TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
   rail_log_set_sink(log_capture);
 }
 
+/* A flush that could not be posted, an event of the flush queue pair that is replaced: the new one has not failed. But
+ * a port that is down is. */
+TEST(faults_of_before_are_not_the_new_queue_pairs) {
+  static const struct pair_shape shape = {1, 2, 1, 12, 4, 0};
+  for (int down = 0; down < 2; down++) {
+    struct pair p;
+    pair_open(&p, &shape);
+    CHECK_OK(ib_failover_init(p.rc));
+    struct ib_path *path = &p.rc->failover->paths[1];
+    path->next = p.rc->qps[1];
+    p.rc->qps[1].qp = NULL; /* dropped; the same verbs object comes back */
+    path->state = IB_PATH_REBUILDING;
+    atomic_store(&path->faults, IB_PATH_FAULT_EVENT | IB_PATH_FAULT_POST | IB_PATH_FAULT_PORT);
+    atomic_store(&p.ports[0].faults, down ? IB_PORT_DOWN : 0);
+    CHECK_OK(ib_failover_run(p.rc));
+    CHECK_INT(path->state, down ? IB_PATH_STOPPING : IB_PATH_VERIFYING);
+    CHECK_INT(atomic_load(&path->faults), down ? IB_PATH_FAULT_PORT : 0);
+    pair_close(&p);
+  }
+  rail_log_set_sink(log_capture);
+}
+
 /* Of a message's four writes the first `posted` are taken, the next one is refused. The message waits from then on: its
  * QP is not lost before a poll finds nothing, and its peer answers later still. */
 static void refuse_a_write(int posted) {
@@ -352,7 +374,7 @@ int main(int argc, char **argv) {
     TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be),   TEST_CASE(a_full_ring),
     TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(a_second_stopped_is_a_protocol_error), TEST_CASE(a_try_that_the_peer_has_ended_does_not_go_on),
     TEST_CASE(what_could_not_be_posted_begins_anew),
-    TEST_CASE(messages_take_the_queue_pairs_that_are_up),
+    TEST_CASE(faults_of_before_are_not_the_new_queue_pairs), TEST_CASE(messages_take_the_queue_pairs_that_are_up),
     TEST_CASE(an_idle_receiver_answers),   TEST_CASE(a_busy_receiver_answers_when_it_is_done),
     TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent),
     TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
