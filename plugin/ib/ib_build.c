@@ -31,6 +31,7 @@ static void fill_base(struct ib_setup *s) {
   for (unsigned int i = 0; i < c->nrails; i++) {
     c->rails[i].port = s->ports[i];
     c->rails[i].gid_index = s->gid_index[i];
+    c->rails[i].lid = s->mine.rails[i].lid;
     memcpy(c->rails[i].gid, s->mine.rails[i].gid, sizeof c->rails[i].gid);
   }
 }

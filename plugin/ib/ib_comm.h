@@ -55,6 +55,7 @@ struct ib_rail {
   struct ibv_cq *cq;
   int gid_index;
   uint8_t gid[16];
+  uint16_t lid; /* InfiniBand: at the handshake, as the peer's address vectors have it */
   struct ibv_mr *ctrl_mr; /* registration of ib_comm.ctrl_buf */
   struct ibv_mr *notice_mr; /* of ib_recv_comm.notices; NULL: there are none */
 };

@@ -85,11 +85,15 @@ static bool is_gid(const struct ib_gid_table *table, unsigned int i, const struc
   return table->gids[i].type == type || table->gids[i].type == IB_GID_UNKNOWN || type == IB_GID_UNKNOWN;
 }
 
-/* Is the port active, and has it its GID again? It may be at another index than before the link was down. */
+/* Is the port active, and has it its LID and its GID again? That may be at another index than before the link was down.
+ * InfiniBand does without a GID where neither side needs a GRH. */
 static bool has_address(struct ib_rail *rail, uint8_t peers_type) {
+  static const uint8_t none[sizeof rail->gid];
   struct ib_port_attr now;
   if (ib_port_query(rail->port, &now) != RAIL_OK || !now.active) return false;
-  if (!rail->port->roce || is_gid(&now.gids, (unsigned int)rail->gid_index, rail, peers_type)) return true;
+  if (!rail->port->roce && now.lid != rail->lid) return false;
+  if (!rail->port->roce && memcmp(rail->gid, none, sizeof none) == 0) return true;
+  if (is_gid(&now.gids, (unsigned int)rail->gid_index, rail, peers_type)) return true;
   for (unsigned int i = 0; i < now.gids.count; i++)
     if (is_gid(&now.gids, i, rail, peers_type)) {
       rail->gid_index = (int)i;
