@@ -25,8 +25,8 @@
   "are packets of the RDMA CM let through (RoCE: UDP port 4791; iWARP: TCP)? The peer's log may say more"
 #define CHECK_LOCAL "dmesg; is /dev/infiniband/rdma_cm accessible (in a container, too), is ulimit -l large enough?"
 
-/* One line: which queue pair, which ports, at what step. Of these reasons GONE, a peer that has ended or given up, is
- * none for accept to end. */
+/* One line: which queue pair, which ports, at what step. Of these reasons GONE, a peer that has ended or given up, and
+ * TIMEOUT are none for accept to end. */
 static rail_result_t fail(struct ib_setup *s, unsigned int qp, unsigned int reason, const char *step, const char *why,
                           const char *check) {
   char way[IB_WAY_TEXT];
@@ -400,7 +400,9 @@ static rail_result_t run_until(struct ib_setup *s, enum ib_cm_state state) {
   s->base.more = more;
   rail_result_t result = ib_setup_recv_refusal(s);
   if (result != RAIL_IN_PROGRESS || !rail_setup_is_late(&s->base)) return result;
-  return fail(s, first, IB_REASON_CM, "not ready within the time limit (RAIL_IB_CONNECT_TIMEOUT), waiting for",
+  /* A peer that is silent is that peer's affair: accept goes on. */
+  bool for_peer = !s->base.connector && cm->paths[first].state != IB_CM_ANSWERING;
+  return fail(s, first, for_peer ? RAIL_REASON_TIMEOUT : IB_REASON_CM, "not ready within the time limit (RAIL_IB_CONNECT_TIMEOUT), waiting for",
               waits_for[cm->paths[first].state], CHECK_WAY);
 }
 

@@ -179,6 +179,59 @@ TEST(whatever_fails_of_verbs) {
 
 /* ---- ends ------------------------------------------------------------------------------------------ */
 
+static void drop_connector(struct hs *h) {
+  struct rail_handle handle;
+  struct ib_hints hints;
+  const char *why;
+  CHECK(ib_handle_decode(h->handle, &handle, &hints, &why));
+  void *attempt = rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt);
+  rail_attempts_remove(&h->ctx->attempts, handle.attempt);
+  rail_net_setup_drop_attempt(attempt);
+}
+
+/* The connector makes no more calls: in the steps of the RDMA CM, too, the acceptor drops that peer alone. */
+TEST(a_peer_that_is_silent) {
+  for (int row = 0; row < 4; row++) {
+    const bool rnic = row & 1, no_last = row & 2; /* its last message is lost */
+    const int dev = rnic ? RNIC2 : B;
+    bool over = false, waited = false;
+    for (int n = 1; !over; n++) {
+      struct hs h;
+      begin(&h);
+      hs_listen(&h, rnic ? RNIC1 : A1);
+      if (no_last) fake_script("cm lost event=established times=ever");
+      struct hs first = h;
+      ib_params.connect_ms = 30;
+      for (int i = 0; i < n && first.connect == RAIL_IN_PROGRESS && first.accept == RAIL_IN_PROGRESS; i++) {
+        hs_connect_once(&first, dev);
+        hs_accept_once(&first);
+      }
+      over = first.connect != RAIL_IN_PROGRESS || first.accept != RAIL_IN_PROGRESS;
+      uint64_t deadline = rail_deadline_in_ms(100);
+      while (first.accept == RAIL_IN_PROGRESS && !hs_logged("RAIL_IB_CONNECT_TIMEOUT") &&
+             !rail_deadline_passed(deadline))
+        hs_accept_once(&first);
+      ib_params.connect_ms = 30000;
+      fake_script("reset; cm answer ms=68000");
+      waited |= hs_logged(no_last ? "waiting for: the peer's last message" : "waiting for: the peer's request");
+      over |= no_last && waited;
+      if (hs_logged("RDMA CM, queue pair ")) {
+        CHECK_MSG(first.accept == RAIL_IN_PROGRESS, "after %d calls: %s", n, hs_lines);
+        if (first.connect == RAIL_IN_PROGRESS) drop_connector(&first);
+        hs_run(&h, dev);
+        CHECK_MSG(h.connect == RAIL_OK && h.accept == RAIL_OK, "after %d calls: %s", n, hs_lines);
+      } else if (first.connect == RAIL_IN_PROGRESS) {
+        drop_connector(&first);
+      }
+      if (first.connect == RAIL_OK) CHECK_OK(ib_close_send(first.sent));
+      if (first.accept == RAIL_OK) CHECK_OK(ib_close_recv(first.received));
+      end(&h);
+      CHECK(n < 500);
+    }
+    CHECK_MSG(waited, "row %d never waited for the peer", row);
+  }
+}
+
 /* The connector is dropped after so many calls: the acceptor gives it up, and accepts another. */
 TEST(a_peer_that_ends_at_any_time) {
   for (int rnic = 0; rnic < 2; rnic++) {
@@ -196,15 +249,7 @@ TEST(a_peer_that_ends_at_any_time) {
       }
       over = first.connect == RAIL_OK || first.accept != RAIL_IN_PROGRESS;
       if (first.connect == RAIL_OK) CHECK_OK(ib_close_send(first.sent));
-      if (first.connect == RAIL_IN_PROGRESS) {
-        struct rail_handle handle;
-        struct ib_hints hints;
-        const char *why;
-        CHECK(ib_handle_decode(first.handle, &handle, &hints, &why));
-        void *attempt = rail_net_ctx_attempt("RailIB", h.ctx, handle.attempt);
-        rail_attempts_remove(&h.ctx->attempts, handle.attempt);
-        rail_net_setup_drop_attempt(attempt);
-      }
+      if (first.connect == RAIL_IN_PROGRESS) drop_connector(&first);
       if (first.accept == RAIL_OK) CHECK_OK(ib_close_recv(first.received));
       if (!over) {
         hs_run(&h, dev);
@@ -239,7 +284,7 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(steps_that_do_not_come), TEST_CASE(a_last_message_that_is_lost),
     TEST_CASE(a_port_that_is_down_is_no_place_to_connect_from), TEST_CASE(whatever_fails),
-    TEST_CASE(whatever_fails_of_verbs), TEST_CASE(a_peer_that_ends_at_any_time),
+    TEST_CASE(whatever_fails_of_verbs), TEST_CASE(a_peer_that_is_silent), TEST_CASE(a_peer_that_ends_at_any_time),
     TEST_CASE(a_listener_that_ends_at_any_time)};
   return cm_rig_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }
