@@ -253,7 +253,8 @@ static uint64_t ping_interval(const struct rail_oob_limits *limits) {
 
 uint64_t rail_oob_tick_ns(const struct rail_oob_limits *limits) {
   uint64_t interval = ping_interval(limits);
-  return interval ? RAIL_MAX(RAIL_MIN(interval / 5, MAX_TICK_MS * MS), MIN_TICK_MS * MS) : 0;
+  if (!interval) return (uint64_t)limits->tick_ms * MS;
+  return RAIL_MAX(RAIL_MIN(interval / 5, MAX_TICK_MS * MS), MIN_TICK_MS * MS);
 }
 
 /* A peer that runs again finds the connection closed at once. */

@@ -133,6 +133,7 @@ uint64_t ib_return_next(const struct ib_comm *comm);
 void ib_return_verified(struct ib_comm *comm, unsigned int qp);
 /* Posts the receive WRs of one QP, in INIT; errno of ibv_post_recv, or 0. */
 int ib_return_prepost(struct ib_comm *comm, struct ib_qp *qp);
+#define IB_RETURN_TICK_MS 1000 /* so often, at least, the watch thread asks whether a QP is to be rebuilt */
 /* Destroys what is half made. */
 void ib_return_close(struct ib_comm *comm);
 

@@ -359,6 +359,20 @@ TEST(behind_stopped_nothing_of_the_same_try_is_sent) {
   close_comm(comm, peer);
 }
 
+/* With every limit off, too, the watch thread says when a path is to be tried again. */
+TEST(a_return_by_time_needs_no_limits) {
+  const int64_t were[] = {ib_params.deadline_ms, ib_params.peer_ms, ib_params.peer_warn_ms};
+  int peer;
+  ib_params.deadline_ms = ib_params.peer_ms = ib_params.peer_warn_ms = 0;
+  struct ib_comm *comm = comm_with(false, &peer);
+  atomic_store(&comm->failover->retry_at, rail_deadline_in_ms(10));
+  CHECK_INT(FAULTS(comm), 0);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 5000);
+  CHECK_INT(recv_frame(peer, NULL, 0), -1); /* it sends nothing */
+  close_comm(comm, peer);
+  ib_params.deadline_ms = were[0], ib_params.peer_ms = were[1], ib_params.peer_warn_ms = were[2];
+}
+
 /* Its queue pairs are the progress thread's to stop. */
 TEST(a_sender_leaves_it_to_its_caller) {
   int peer;
@@ -412,7 +426,7 @@ int main(int argc, char **argv) {
     TEST_CASE(a_port_of_infiniband_comes_back_with_its_addresses), TEST_CASE(faults_of_before_are_not_the_new_queue_pairs), TEST_CASE(messages_take_the_queue_pairs_that_are_up),
     TEST_CASE(an_idle_receiver_answers),   TEST_CASE(a_busy_receiver_answers_when_it_is_done),
     TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent),
-    TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
+    TEST_CASE(a_return_by_time_needs_no_limits), TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
     TEST_CASE(invalid_frames_end_the_connection)};
   rig_use(argv[0], "device fake0");
   return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
