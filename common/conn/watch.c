@@ -90,14 +90,20 @@ static bool linger_is_over(const struct rail_watched *w) {
   return w->destroy && (w->oob.closed || rail_now_ns() >= w->linger_until);
 }
 
+/* GOODBYE, of a connection that is closed next. Unread bytes would make the kernel reset it then, and the peer might
+ * lose the GOODBYE. */
+static void goodbye_and_read(struct rail_oob *oob) {
+  char scratch[256];
+  rail_oob_goodbye(oob);
+  shutdown(oob->fd, SHUT_WR);
+  for (int i = 0; i < 16 && recv(oob->fd, scratch, sizeof scratch, MSG_DONTWAIT) > 0; i++) continue;
+}
+
 /* Releases the lock meanwhile: destroying QPs takes long. */
 static void end_linger(struct rail_watch *watch, struct rail_watched *w) {
   void *comm = w->args.comm;
   void (*destroy)(void *) = w->destroy;
-  if (w->goodbye_last) {
-    rail_oob_goodbye(&w->oob);
-    update_epoll(watch, w);
-  }
+  if (w->goodbye_last) goodbye_and_read(&w->oob);
   unlink_watched(watch, w);
   pthread_mutex_unlock(&lock);
   destroy(comm);
@@ -367,21 +373,11 @@ rail_result_t rail_watch_add(struct rail_watch *watch, const struct rail_watch_a
   return RAIL_SYSTEM_ERROR;
 }
 
-/* Unread bytes would make the kernel reset the connection at close, and the peer might lose our GOODBYE. */
-static void read_all(int fd) {
-  char scratch[256];
-  for (int i = 0; i < 16 && recv(fd, scratch, sizeof scratch, MSG_DONTWAIT) > 0; i++) continue;
-}
-
 void rail_watch_remove(struct rail_watch *watch, struct rail_watched **handle, bool goodbye) {
   pthread_mutex_lock(&lock);
   struct rail_watched *w = *handle;
   if (w) {
-    if (goodbye) {
-      rail_oob_goodbye(&w->oob);
-      shutdown(w->oob.fd, SHUT_WR);
-      read_all(w->oob.fd);
-    }
+    if (goodbye) goodbye_and_read(&w->oob);
     unlink_watched(watch, w);
     *handle = NULL;
   }
