@@ -69,8 +69,17 @@ static void report_count(struct sk_comm *comm, uint32_t stream, uint64_t generat
 
 /* ---- loss ----------------------------------------------------------------- */
 
+/* The handshake of its TLS was not over: nothing waits for it any more. It comes back, if it does, with all of it done
+ * (join_sending, join_receiving). */
+static void abandon_handshake(struct sk_comm *comm, struct sk_stream *s) {
+  if (!s->answered || s->welcomed) return;
+  if (comm->side == SK_SENDER) sk_send_on_welcome(sender_of(comm), s);
+  s->welcomed = true;
+}
+
 /* No byte goes out or comes in over it any more. */
 static void take_down(struct sk_comm *comm, struct sk_stream *s) {
+  abandon_handshake(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);

@@ -84,6 +84,7 @@ RAIL_COLD static enum parse_result bad_type(struct sk_comm *comm, const struct s
  * may follow. A handshake that fails leaves a stream that broke: it counts when something is outstanding. */
 RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum parse_result *parsed) {
   *parsed = PARSE_NEEDS_BYTES;
+  if (s->fd < 0) return false; /* to be connected again */
   if (!s->answered) {
     if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s))) return false;
     rail_result_t result = sk_send_on_answer(comm, s);

@@ -345,6 +345,7 @@ rail_result_t sk_tls_begin(struct sk_tls *t, int fd, const uint8_t secret[SK_TLS
 rail_result_t sk_tls_handshake(struct sk_tls *t) {
   if (t->up) return RAIL_OK;
   if (t->err) return fail(t, t->err, t->why);
+  if (!t->ssl) return RAIL_IN_PROGRESS;
   t->drained = false;
   ossl.ERR_clear_error();
   int returned = ossl.SSL_do_handshake(t->ssl);

@@ -270,10 +270,45 @@ TEST(a_handshake_that_does_not_end) {
   sk_params.handshake_ms = was;
 }
 
+/* ---- a stream that is lost before its handshake is over ------------------------------- */
+
+enum loss { LOSS_RESET, LOSS_END, LOSS_GARBAGE };
+
+/* Stream k of this side, which has written its part of the handshake and waits for the other's. */
+static void lose(struct data *d, unsigned int k, enum loss loss) {
+  static const uint8_t garbage[16] = "no TLS record";
+  uint8_t unread[4096];
+  ENSURE(d->comm->streams[k].answered && !d->comm->streams[k].welcomed, "not in its handshake");
+  ENSURE(data_is_readable(d, k), "it has written nothing");
+  if (loss == LOSS_GARBAGE) data_write(d, k, garbage, sizeof garbage);
+  while (loss == LOSS_END && recv(d->ends[k], unread, sizeof unread, MSG_DONTWAIT) > 0) continue;
+  if (loss != LOSS_GARBAGE) data_end(d, k); /* with bytes that were not read: a reset */
+}
+
+/* Whichever stream it is, on whichever side: the connection goes on over the other. */
+TEST(a_stream_lost_in_its_handshake) {
+  for (unsigned int k = 0; k < STREAMS; k++)
+    for (int side = SK_SENDER; side <= SK_RECEIVER; side++)
+      for (int loss = LOSS_RESET; loss <= LOSS_GARBAGE; loss++) {
+        data_prepare();
+        open_both(SK_FEATURE_TLS | SK_FEATURE_FAILOVER);
+        data_settle(&sender);
+        if (side == SK_RECEIVER) CHECK(carry(k, sender.ends[k], receiver.ends[k], 0));
+        data_settle(&receiver);
+        lose(side == SK_SENDER ? &sender : &receiver, k, (enum loss)loss);
+        data_settle(side == SK_SENDER ? &sender : &receiver);
+        for (size_t size = 0; size < MESSAGE; size = 10 * size + 1) pass(size);
+        CHECK_MSG(log_said("lost stream"), "side %d, stream %u, loss %d: %s", side, k, loss, log_lines);
+        CHECK(sender.comm->streams[k].fd < 0 && receiver.comm->streams[k].fd < 0);
+        CHECK(!sender.comm->await_answer && sender.comm->unanswered == 0);
+        close_both();
+      }
+}
+
 TEST(libssl_is_there) { CHECK(tls_prepare()); }
 
 TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(a_mark_crosses_in_clear), TEST_CASE(no_mark_crosses_encrypted),
           TEST_CASE(a_slow_wire), TEST_CASE(a_wire_that_is_cut), TEST_CASE(a_wire_that_is_cut_at_rest),
           TEST_CASE(what_has_come_is_read), TEST_CASE(a_bit_that_is_changed),
           TEST_CASE(bytes_in_clear_behind_the_answer), TEST_CASE(an_answer_without_tls),
-          TEST_CASE(a_handshake_that_does_not_end))
+          TEST_CASE(a_handshake_that_does_not_end), TEST_CASE(a_stream_lost_in_its_handshake))
