@@ -30,8 +30,8 @@ static const unsigned char cipher_id[] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256
 /* ---- loading ---------------------------------------------------------- */
 
 #define FUNCTIONS(X)                                                                                                   \
-  X(TLS_method) X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_ctrl) X(SSL_CTX_set_options) X(SSL_CTX_set_ciphersuites)      \
-  X(SSL_CTX_set_num_tickets) X(SSL_set_verify) X(SSL_CTX_set_psk_use_session_callback)                                 \
+  X(TLS_method) X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_ctrl) X(SSL_CTX_set_options) X(SSL_CTX_clear_options)        \
+  X(SSL_CTX_set_ciphersuites) X(SSL_CTX_set_num_tickets) X(SSL_set_verify) X(SSL_CTX_set_psk_use_session_callback)     \
   X(SSL_CTX_set_psk_find_session_callback) X(SSL_new) X(SSL_free) X(SSL_set_bio) X(SSL_set_ex_data)                    \
   X(SSL_get_ex_data) X(SSL_set_connect_state) X(SSL_set_accept_state) X(SSL_do_handshake) X(SSL_session_reused)        \
   X(SSL_read) X(SSL_write) X(SSL_key_update) X(SSL_shutdown) X(SSL_get_error) X(SSL_has_pending) X(SSL_CIPHER_find)    \
@@ -66,6 +66,8 @@ static long bio_ctrl(BIO *bio, int command, long number, void *pointer);
 /* TLS 1.3 with one cipher, PSK with (EC)DHE (OpenSSL's default is psk_dhe_ke alone), nothing else. */
 static const char *make_context(void) {
   const uint64_t options = SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_TICKET;
+  /* The system's openssl.cnf may have set these: a key without (EC)DHE, and a cut that is taken for an end. */
+  const uint64_t forbidden = SSL_OP_ALLOW_NO_DHE_KEX | SSL_OP_IGNORE_UNEXPECTED_EOF;
   const long modes = SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_AUTO_RETRY;
   context = ossl.SSL_CTX_new(ossl.TLS_method());
   bio_method = ossl.BIO_meth_new(BIO_TYPE_SOURCE_SINK, "RailSocket");
@@ -75,6 +77,7 @@ static const char *make_context(void) {
               ossl.SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") == 1;
   if (!fits) return "this OpenSSL has no TLS 1.3 with AES-128-GCM (does a policy forbid it?)";
   (void)ossl.SSL_CTX_set_options(context, options);
+  (void)ossl.SSL_CTX_clear_options(context, forbidden);
   (void)ossl.SSL_CTX_ctrl(context, SSL_CTRL_MODE, modes, NULL);
   (void)ossl.SSL_CTX_ctrl(context, SSL_CTRL_SET_SESS_CACHE_MODE, SSL_SESS_CACHE_OFF, NULL);
   (void)ossl.SSL_CTX_set_num_tickets(context, 0);
@@ -192,18 +195,20 @@ RAIL_COLD static rail_result_t fail(struct sk_tls *t, int err, const char *why) 
 
 /* A call of OpenSSL has returned that it did not do what was asked. */
 static rail_result_t not_done(struct sk_tls *t, int returned) {
+  static const char cut[] = "it was cut: it ended without TLS' close_notify";
   switch (ossl.SSL_get_error(t->ssl, returned)) {
     case SSL_ERROR_WANT_READ:
     case SSL_ERROR_WANT_WRITE:
       errno = EAGAIN;
       return RAIL_IN_PROGRESS;
     case SSL_ERROR_ZERO_RETURN:
+      if (t->eof) return fail(t, ECONNRESET, cut); /* after a close_notify the socket is not read any more */
       t->ended = true;
       errno = 0;
       return RAIL_REMOTE_ERROR;
     default:
       if (t->err) return fail(t, t->err, t->why); /* the socket's */
-      if (t->eof) return fail(t, ECONNRESET, "it was cut: it ended without TLS' close_notify");
+      if (t->eof) return fail(t, ECONNRESET, cut);
       const char *why = ossl.ERR_reason_error_string(ossl.ERR_peek_error());
       return fail(t, EPROTO, why ? why : "TLS failed");
   }

@@ -14,15 +14,30 @@
 
 static const uint8_t tls_secret[SK_TLS_SECRET] = "the same on both sides, 32 bytes";
 
+/* The system's configuration asks for what the plugin must not have. */
+static void write_openssl_conf(const char *path) {
+  static const char text[] = "openssl_conf = a\n[a]\nssl_conf = b\n[b]\nsystem_default = c\n"
+                             "[c]\nOptions = AllowNoDHEKEX,SessionTicket,Compression,ClientRenegotiation\n"
+                             "MinProtocol = TLSv1.2\nCiphersuites = TLS_AES_256_GCM_SHA384\n";
+  int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  ENSURE(fd >= 0 && write(fd, text, sizeof text - 1) == (ssize_t)sizeof text - 1, "cannot write %s", path);
+  close(fd);
+}
+
 /* Once per process: a key, and libssl. False: this build, or this machine, has none. */
 static bool tls_prepare(void) {
   static bool done;
+  char conf[sizeof key_dir + 8];
   if (done) return true;
   make_key_dir();
+  snprintf(conf, sizeof conf, "%s/cnf", key_dir);
+  write_openssl_conf(conf);
+  setenv("OPENSSL_CONF", conf, 1);
   setenv("RAIL_SOCKET_AUTH_FILE", key_path, 1);
   setenv("RAIL_SOCKET_TLS", "psk", 1);
   sk_params_load();
   bool loaded = sk_protocol_load() && sk_tls_load();
+  unlink(conf);
   remove_key_dir();
   done = loaded;
   return loaded;

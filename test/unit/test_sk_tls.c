@@ -150,6 +150,22 @@ TEST(what_poll_does_not_see) {
   tls_end(&p);
 }
 
+/* Whatever the system's configuration allows (write_openssl_conf): keys are agreed on anew, by (EC)DHE, with the one
+ * cipher. RFC 8446, 4.1.2 and 4.2.9. */
+TEST(what_is_offered) {
+  static const uint8_t modes[] = {0, 45, 0, 2, 1, 1};              /* psk_dhe_ke alone */
+  static const uint8_t ciphers[] = {0, 4, 0x13, 0x01, 0x00, 0xff}; /* the other is the SCSV of RFC 5746 */
+  struct tls_pair p;
+  uint8_t hello[2048];
+  tls_open(&p, tls_secret);
+  CHECK_INT(sk_tls_handshake(p.side[TLS_CONNECTOR]), RAIL_IN_PROGRESS);
+  ssize_t n = recv(p.wire[TLS_CONNECTOR], hello, sizeof hello, MSG_DONTWAIT);
+  CHECK(n > 100);
+  CHECK(memmem(hello, (size_t)n, modes, sizeof modes) != NULL);
+  CHECK(memmem(hello, (size_t)n, ciphers, sizeof ciphers) != NULL);
+  tls_end(&p);
+}
+
 /* ---- handshakes that fail -------------------------------------------------- */
 
 static void fails(struct tls_pair *p, int side, int err) {
@@ -383,7 +399,7 @@ TEST(libssl_is_there) { CHECK(tls_prepare()); }
 
 TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(bytes_go_both_ways), TEST_CASE(nothing_leaves_before_the_handshake),
           TEST_CASE(a_byte_at_a_time), TEST_CASE(keys_are_changed), TEST_CASE(what_poll_does_not_see),
-          TEST_CASE(another_key), TEST_CASE(a_handshake_that_is_played_again),
+          TEST_CASE(what_is_offered), TEST_CASE(another_key), TEST_CASE(a_handshake_that_is_played_again),
           TEST_CASE(garbage_instead_of_a_handshake), TEST_CASE(changed_on_the_way),
           TEST_CASE(a_slow_peer_has_a_deadline), TEST_CASE(ended_and_cut), TEST_CASE(cut_in_a_record),
           TEST_CASE(changed_data), TEST_CASE(what_is_left_at_the_end))
