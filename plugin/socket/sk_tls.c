@@ -135,6 +135,8 @@ struct sk_tls {
   int err;      /* failed: no call does anything any more */
   const char *why;
   uint64_t deadline; /* of the handshake */
+  bool moved;   /* bytes were read in this call of it */
+  bool renewed; /* its deadline was: once */
   uint32_t records, records_per_key;
   uint8_t secret[SK_TLS_SECRET]; /* until the handshake is over */
 
@@ -303,6 +305,7 @@ static int bio_read(BIO *bio, char *bytes, int size) {
   if (result != RAIL_OK && errno) (void)fail(t, errno, NULL);
   else if (result != RAIL_OK) t->eof = true;
   if (result != RAIL_OK) return t->eof ? 0 : -1;
+  t->moved = true;
   t->drained = n < (size_t)size + AHEAD;
   if (n <= (size_t)size) return (int)n;
   t->ahead_at = 0;
@@ -347,11 +350,20 @@ rail_result_t sk_tls_begin(struct sk_tls *t, int fd, const uint8_t secret[SK_TLS
   return RAIL_OK;
 }
 
+/* A process that was stopped finds the time passed and the peer's bytes there: it has one more time, for the rest. */
+static bool is_out_of_time(struct sk_tls *t) {
+  if (!rail_deadline_passed(t->deadline)) return false;
+  if (!t->moved || t->renewed) return true;
+  t->renewed = true;
+  t->deadline = rail_deadline_in_ms((uint64_t)sk_params.handshake_ms);
+  return false;
+}
+
 rail_result_t sk_tls_handshake(struct sk_tls *t) {
   if (t->up) return RAIL_OK;
   if (t->err) return fail(t, t->err, t->why);
   if (!t->ssl) return RAIL_IN_PROGRESS;
-  t->drained = false;
+  t->drained = t->moved = false;
   ossl.ERR_clear_error();
   int returned = ossl.SSL_do_handshake(t->ssl);
   if (returned != 1) {
@@ -359,7 +371,7 @@ rail_result_t sk_tls_handshake(struct sk_tls *t) {
     if (t->ended) return fail(t, ECONNRESET, "the peer ended TLS in its handshake");
     if (result == RAIL_IN_PROGRESS && t->out_size) (void)push_out(t);
     if (result == RAIL_IN_PROGRESS && t->out_err) return fail(t, t->out_err, NULL);
-    if (result != RAIL_IN_PROGRESS || !rail_deadline_passed(t->deadline)) return result;
+    if (result != RAIL_IN_PROGRESS || !is_out_of_time(t)) return result;
     return fail(t, ETIMEDOUT, "it was not finished in time (RAIL_SOCKET_HANDSHAKE_TIMEOUT)");
   }
   explicit_bzero(t->secret, sizeof t->secret);

@@ -279,6 +279,39 @@ TEST(a_slow_peer_has_a_deadline) {
   sk_params.handshake_ms = was;
 }
 
+/* Who was stopped until the time had passed goes on with what has come meanwhile. */
+TEST(who_was_stopped_goes_on) {
+  int64_t was = sk_params.handshake_ms;
+  struct tls_pair p;
+  sk_params.handshake_ms = 50;
+  tls_open(&p, tls_secret);
+  (void)sk_tls_handshake(p.side[TLS_CONNECTOR]);
+  (void)tls_carry(&p, TLS_CONNECTOR, 1 << 20);
+  poll(NULL, 0, 80);
+  sk_params.handshake_ms = was;
+  CHECK_INT(sk_tls_handshake(p.side[TLS_ACCEPTOR]), RAIL_IN_PROGRESS);
+  (void)tls_carry(&p, TLS_ACCEPTOR, 1 << 20);
+  tls_shake(&p, 1 << 20);
+  tls_end(&p);
+}
+
+/* But it has the time only once more, however the bytes come. */
+TEST(a_deadline_is_put_off_once) {
+  int64_t was = sk_params.handshake_ms;
+  struct tls_pair p;
+  sk_params.handshake_ms = 50;
+  tls_open(&p, tls_secret);
+  (void)sk_tls_handshake(p.side[TLS_CONNECTOR]);
+  for (int stop = 1; stop <= 2; stop++) {
+    CHECK_INT(tls_carry(&p, TLS_CONNECTOR, 50), 50);
+    poll(NULL, 0, 80);
+    CHECK_INT(sk_tls_handshake(p.side[TLS_ACCEPTOR]), stop == 1 ? RAIL_IN_PROGRESS : RAIL_REMOTE_ERROR);
+  }
+  CHECK_INT(errno, ETIMEDOUT);
+  tls_end(&p);
+  sk_params.handshake_ms = was;
+}
+
 /* ---- the end ------------------------------------------------------------------ */
 
 /* One side ends properly with these bytes; the other end of the wire carries them and ends. */
@@ -401,5 +434,6 @@ TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(bytes_go_both_ways), TEST_CASE(n
           TEST_CASE(a_byte_at_a_time), TEST_CASE(keys_are_changed), TEST_CASE(what_poll_does_not_see),
           TEST_CASE(what_is_offered), TEST_CASE(another_key), TEST_CASE(a_handshake_that_is_played_again),
           TEST_CASE(garbage_instead_of_a_handshake), TEST_CASE(changed_on_the_way),
-          TEST_CASE(a_slow_peer_has_a_deadline), TEST_CASE(ended_and_cut), TEST_CASE(cut_in_a_record),
+          TEST_CASE(a_slow_peer_has_a_deadline), TEST_CASE(who_was_stopped_goes_on),
+          TEST_CASE(a_deadline_is_put_off_once), TEST_CASE(ended_and_cut), TEST_CASE(cut_in_a_record),
           TEST_CASE(changed_data), TEST_CASE(what_is_left_at_the_end))
