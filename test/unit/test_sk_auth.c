@@ -323,6 +323,50 @@ static void child_stream_keys(struct pipes *io, void *arg) {
 
 TEST(each_stream_has_its_key) { in_child(child_stream_keys, NULL); }
 
+static rail_result_t dial_again(struct sk_tls **tls, int steps) {
+  rail_result_t result = RAIL_IN_PROGRESS;
+  for (int i = 0; i < steps && result == RAIL_IN_PROGRESS; i++) {
+    result = sk_reconnect_lost(hs_sent.reconnect, 1, &hs_sent.fds[1], tls);
+    usleep(1000);
+  }
+  return result;
+}
+
+static void take_back(struct sk_tls **tls) {
+  unsigned int stream;
+  for (int i = 0; i < 20; i++) {
+    ENSURE_INT(sk_accepted_take(hs_received.accepted, &stream, &hs_received.fds[1], tls), RAIL_IN_PROGRESS);
+    usleep(1000);
+  }
+}
+
+/* A connection at rest is moved once a second. An attempt to come back has 3 s until its answer is read, and 3 s from
+ * there; here it takes 1.6 s for each. */
+static void child_slow_return(struct pipes *io, void *arg) {
+  struct hs h;
+  struct sk_tls *sent = NULL, *received = NULL;
+  (void)io, (void)arg;
+  setenv("RAIL_SOCKET_TLS", "psk", 1);
+  begin(&h);
+  ENSURE(sk_tls_load(), "no TLS: %s", log_lines);
+  hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  rail_sock_close(&hs_sent.fds[1]);
+  rail_sock_close(&hs_received.fds[1]);
+  ENSURE_INT(dial_again(&sent, 20), RAIL_IN_PROGRESS); /* HELLO goes */
+  take_back(&received);                                /* and the answer */
+  usleep(1600 * 1000);
+  ENSURE_INT(dial_again(&sent, 1), RAIL_IN_PROGRESS); /* is read, and ClientHello goes */
+  usleep(1600 * 1000);
+  ENSURE_INT(dial_again(&sent, 1), RAIL_IN_PROGRESS); /* nothing is there yet */
+  take_back(&received);
+  ENSURE_INT(dial_again(&sent, 1), RAIL_OK);
+  sk_tls_free(sent);
+  hs_end(&h);
+  sk_tls_unload();
+}
+
+TEST(a_slow_return_has_time_for_tls) { in_child(child_slow_return, NULL); }
+
 /* One side encrypts, with the key or with none on the other: the acceptor refuses, and both have a line. */
 static void child_one_encrypts(struct pipes *io, void *arg) {
   const int *which = arg; /* who does: 0 the acceptor, 1 the connector */
@@ -364,7 +408,8 @@ static void child_tls_and_no_key(struct pipes *io, void *arg) {
 
 TEST(no_key_where_the_other_encrypts) { in_child(child_tls_and_no_key, NULL); }
 
-TEST_MAIN(TEST_CASE(tls_without_a_key), TEST_CASE(each_stream_has_its_key), TEST_CASE(one_side_encrypts),
+TEST_MAIN(TEST_CASE(tls_without_a_key), TEST_CASE(each_stream_has_its_key),
+          TEST_CASE(a_slow_return_has_time_for_tls), TEST_CASE(one_side_encrypts),
           TEST_CASE(no_key_where_the_other_encrypts), TEST_CASE(a_key_that_cannot_be_used), TEST_CASE(macs),
           TEST_CASE(both_sides_have_it), TEST_CASE(wrong_macs_and_replays), TEST_CASE(one_side_without),
           TEST_CASE(two_keys))
