@@ -180,14 +180,12 @@ static unsigned int return_stream(struct sk_acceptor *a, const struct rail_pendi
 
 /* RAIL_OK: frames may follow. RAIL_IN_PROGRESS: its TLS handshake goes on. Else its peer has gone in the meantime. */
 static rail_result_t set_up_returned(struct sk_accepted_comm *c, unsigned int i) {
-  uint8_t secret[SK_TLS_SECRET];
   if (!c->streams[i].tls) {
     RAIL_TRY(welcome(c->acceptor, c->streams[i].fd, &c->streams[i].session, c->limits.features));
     if (!(c->limits.features & SK_FEATURE_TLS)) return RAIL_OK;
     c->streams[i].tls = sk_tls_new(false);
     if (!c->streams[i].tls) return RAIL_SYSTEM_ERROR;
-    RAIL_TRY(sk_tls_secret(&c->streams[i].session, secret));
-    RAIL_TRY(sk_tls_begin(c->streams[i].tls, c->streams[i].fd, secret));
+    RAIL_TRY(sk_tls_begin_stream(c->streams[i].tls, c->streams[i].fd, &c->streams[i].session));
   }
   return sk_tls_handshake(c->streams[i].tls);
 }

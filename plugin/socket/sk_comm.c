@@ -29,14 +29,12 @@
 
 /* Both sides: what comes first of the sender's streams is the answer in clear, of the receiver's TLS. */
 static rail_result_t init_tls(struct sk_comm *comm, struct sk_stream *s) {
-  uint8_t secret[SK_TLS_SECRET];
   if (!(comm->features & SK_FEATURE_TLS)) return RAIL_OK;
   s->tls = sk_tls_new(comm->side == SK_SENDER);
   if (!s->tls) return RAIL_SYSTEM_ERROR;
   if (comm->side == SK_SENDER) return RAIL_OK;
   s->welcomed = false;
-  RAIL_TRY(sk_tls_secret(&comm->sessions[s->index], secret));
-  return sk_tls_begin(s->tls, s->fd, secret);
+  return sk_tls_begin_stream(s->tls, s->fd, &comm->sessions[s->index]);
 }
 
 /* All sockets are the comm's from here on, whatever fails. */
@@ -123,24 +121,27 @@ static void drop_args(const struct sk_comm_args *args) {
   sk_accepted_free(args->accepted);
 }
 
+/* A key of TLS that cannot be made has a line of its own. */
+static rail_result_t not_created(const char *call, rail_result_t result) {
+  if (result == RAIL_SYSTEM_ERROR) RAIL_WARN("RailSocket: %s: out of memory for a connection", call);
+  return result;
+}
+
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
   struct sk_send_comm *sc = calloc(1, sizeof *sc);
   *send_comm = NULL;
   if (!sc) {
     drop_args(args);
-    goto no_memory;
+    return not_created("connect", RAIL_SYSTEM_ERROR);
   }
   rail_result_t result = init(&sc->base, args);
-  if (sk_send_init(sc, args) != RAIL_OK || result != RAIL_OK) {
+  if (sk_send_init(sc, args) != RAIL_OK) result = RAIL_SYSTEM_ERROR;
+  if (result != RAIL_OK) {
     destroy(&sc->base);
-    goto no_memory;
+    return not_created("connect", result);
   }
   *send_comm = start(&sc->base, sc);
   return RAIL_OK;
-
-no_memory:
-  RAIL_WARN("RailSocket: connect: out of memory for a connection");
-  return RAIL_SYSTEM_ERROR;
 }
 
 rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) {
@@ -148,18 +149,16 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
   *recv_comm = NULL;
   if (!rc) {
     drop_args(args);
-    goto no_memory;
+    return not_created("accept", RAIL_SYSTEM_ERROR);
   }
-  if (init(&rc->base, args) != RAIL_OK || sk_recv_init(rc, args) != RAIL_OK) {
+  rail_result_t result = init(&rc->base, args);
+  if (result == RAIL_OK) result = sk_recv_init(rc, args);
+  if (result != RAIL_OK) {
     destroy(&rc->base);
-    goto no_memory;
+    return not_created("accept", result);
   }
   *recv_comm = start(&rc->base, rc);
   return RAIL_OK;
-
-no_memory:
-  RAIL_WARN("RailSocket: accept: out of memory for a connection");
-  return RAIL_SYSTEM_ERROR;
 }
 
 /* ---- stop ------------------------------------------------------------------- */
@@ -197,17 +196,17 @@ static bool drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   return !cut;
 }
 
-/* What is still queued, as bytes. */
-static void collect_queued(const struct sk_stream *s, struct rail_linger_tail *tail) {
+/* What is still queued, as bytes. False: there is no memory for them. */
+static bool collect_queued(const struct sk_stream *s, struct rail_linger_tail *tail) {
   size_t size = 0, at = 0;
   uint32_t staged = s->stage_head;
   for (uint32_t i = 0; i < s->out_count; i++) {
     const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
     size += (size_t)out->staged + out->len;
   }
-  if (!size) return;
+  if (!size) return true;
   tail->bytes = malloc(size);
-  if (!tail->bytes) return;
+  if (!tail->bytes) return false;
   for (uint32_t i = 0; i < s->out_count; i++) {
     const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
     memcpy(tail->bytes + at, s->stage + staged, out->staged);
@@ -218,6 +217,7 @@ static void collect_queued(const struct sk_stream *s, struct rail_linger_tail *t
   }
   tail->size = size;
   tail->done = s->out_done;
+  return true;
 }
 
 /* What was encrypted and has not left is a copy, and leaves with the tail. */
@@ -229,7 +229,7 @@ static void count_encrypted(struct sk_stream *s) {
 static void collect_tail(struct sk_stream *s, bool whole, struct rail_linger_tail *tail) {
   if (s->out_errno) return;
   count_encrypted(s);
-  collect_queued(s, tail);
+  whole &= collect_queued(s, tail);
   if (!s->tls) return;
   struct rail_linger_tail queued = *tail;
   const uint8_t *rest = queued.bytes ? queued.bytes + queued.done : NULL;

@@ -12,8 +12,8 @@
 #include "plugin/socket/sk_tls.h"
 
 #define PAUSE_MS 100  /* before the next attempt: a lost interface comes back after seconds */
-/* One attempt, from SYN to the answer, and as long again for TLS, of which a connection at rest makes a step a second: in
- * a dead network packets are repeated ever more rarely. */
+/* One attempt, from SYN to the answer, and as long again for TLS, of which a connection at rest makes a step a second.
+ * No longer: in a dead network packets are repeated ever more rarely. */
 #define TRY_MS 3000
 
 void sk_dial_init(struct sk_dial *d, const struct sk_device *nic, const union rail_addr *peer, unsigned int stream,
@@ -135,14 +135,12 @@ static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s)
 
 /* After the answer: until frames may follow. */
 static rail_result_t run_tls(const struct sk_reconnect *r, struct stream *s) {
-  uint8_t secret[SK_TLS_SECRET];
   if (!(r->limits.features & SK_FEATURE_TLS)) return RAIL_OK;
   if (!s->tls) {
     s->deadline = rail_deadline_in_ms(TRY_MS);
     s->tls = sk_tls_new(true);
     if (!s->tls) return RAIL_SYSTEM_ERROR;
-    RAIL_TRY(sk_tls_secret(&s->session, secret));
-    RAIL_TRY(sk_tls_begin(s->tls, s->dial.dial.fd, secret));
+    RAIL_TRY(sk_tls_begin_stream(s->tls, s->dial.dial.fd, &s->session));
   }
   return sk_tls_handshake(s->tls);
 }

@@ -154,12 +154,10 @@ void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s) {
 
 /* From here on all is TLS: what came in clear behind the answer is not the peer's. */
 static rail_result_t begin_tls(struct sk_comm *comm, struct sk_stream *s) {
-  uint8_t secret[SK_TLS_SECRET];
   if (sk_stream_have(s))
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: bytes in clear on stream %u, where TLS must begin",
                         s->index);
-  if (sk_tls_secret(&comm->sessions[s->index], secret) == RAIL_OK && sk_tls_begin(s->tls, s->fd, secret) == RAIL_OK)
-    return RAIL_OK;
+  if (sk_tls_begin_stream(s->tls, s->fd, &comm->sessions[s->index]) == RAIL_OK) return RAIL_OK;
   return sk_comm_fail(comm, RAIL_SYSTEM_ERROR, "stream %u cannot begin TLS: no HMAC, or no memory", s->index);
 }
 

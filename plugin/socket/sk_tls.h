@@ -9,7 +9,7 @@
  *   sk_tls_writev, _recvv as sendmsg and recvmsg
  *   sk_tls_close          the end, so that the peer can tell it from a cut
  *
- * The key is not that of the file but made of it for this one stream (sk_tls_secret in sk_wire.h): it fits no other
+ * The key is not that of the file but made of it for this one stream (sk_tls_secret): it fits no other
  * HELLO. Both sides have it before TLS begins, so there are no certificates and no tickets; the
  * (EC)DHE exchange keeps what was recorded from whoever learns the key later.
  *
@@ -38,6 +38,7 @@
 bool sk_tls_load(void);
 void sk_tls_unload(void);
 
+struct rail_session;
 struct sk_tls;
 
 /* NULL: out of memory. */
@@ -46,10 +47,16 @@ void sk_tls_free(struct sk_tls *tls); /* NULL is fine */
 /* As new, for another socket. */
 void sk_tls_reset(struct sk_tls *tls);
 
+/* The stream's key: of the shared key, its HELLO and the nonce of its welcome, which the session holds once the welcome
+ * was sent or received. RAIL_SYSTEM_ERROR, after one line: libcrypto makes none. */
+rail_result_t sk_tls_secret(const struct rail_session *session, uint8_t secret[SK_TLS_SECRET]);
+/* sk_tls_begin with it. RAIL_INTERNAL_ERROR, after that line: there is none. */
+rail_result_t sk_tls_begin_stream(struct sk_tls *tls, int fd, const struct rail_session *session);
+
 /* Over `fd`, which stays the caller's. An error is one of memory; its text is sk_tls_error's. */
 rail_result_t sk_tls_begin(struct sk_tls *tls, int fd, const uint8_t secret[SK_TLS_SECRET]);
-/* RAIL_IN_PROGRESS: later, when the socket has changed, or TLS was begun. Else it has failed, and so will every call. It
- * must end within RAIL_SOCKET_HANDSHAKE_TIMEOUT of begin. A call that finds the time passed and the peer's bytes there
+/* RAIL_IN_PROGRESS: later, when the socket has changed or TLS was begun. Else it has failed, and so will every call.
+ * It must end within RAIL_SOCKET_HANDSHAKE_TIMEOUT of begin. A call that finds the time passed and the peer's bytes there
  * gives it that time once more, but only one does: this process may have been stopped. */
 rail_result_t sk_tls_handshake(struct sk_tls *tls);
 

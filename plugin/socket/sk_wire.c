@@ -3,7 +3,6 @@
 #include "plugin/socket/sk_wire.h"
 
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_tls.h"
 
 static struct rail_key key = {.plugin = "RailSocket", .param = "RAIL_SOCKET_AUTH_FILE"};
 
@@ -100,13 +99,4 @@ unsigned int sk_answer_decode(struct rail_session *session, const void *bytes, u
   memcpy(&payload, answer.body, sizeof payload);
   if ((le32toh(payload) ^ features) & SK_FEATURE_TLS) return SK_REASON_TLS;
   return le32toh(payload) == features ? RAIL_REASON_NONE : RAIL_REASON_GARBAGE;
-}
-
-_Static_assert(SK_TLS_SECRET == RAIL_MAC_SIZE, "a stream's key is a mac");
-
-rail_result_t sk_tls_secret(const struct rail_session *session, uint8_t secret[RAIL_MAC_SIZE]) {
-  static const char label[RAIL_LABEL_SIZE] = "RailSocket 3 tls"; /* the version is SK_WIRE_VERSION */
-  const struct rail_mac_part parts[] = {{session->hello_mac, sizeof session->hello_mac},
-                                        {session->nonce, sizeof session->nonce}};
-  return rail_key_mac_of(session->protocol->key, label, parts, RAIL_COUNT_OF(parts), secret);
 }

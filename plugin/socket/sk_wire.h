@@ -87,8 +87,4 @@ rail_result_t sk_welcome_encode(struct rail_session *session, uint32_t features,
 unsigned int sk_answer_decode(struct rail_session *session, const void *bytes, uint32_t features,
                               unsigned int *version);
 
-/* The stream's key for TLS: of the shared key, its HELLO and the nonce of its welcome, which the session holds once the
- * welcome was sent or received. */
-rail_result_t sk_tls_secret(const struct rail_session *session, uint8_t secret[RAIL_MAC_SIZE]);
-
 #endif
