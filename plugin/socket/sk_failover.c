@@ -141,6 +141,7 @@ static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, c
     if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, path->nic->name);
     rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
+    s->answered = true; /* if not here: the peer counts what it has accepted */
     take_down(comm, s);
   }
   path->state = SK_PATH_DOWN;

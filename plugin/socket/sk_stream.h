@@ -94,6 +94,14 @@ struct sk_host {       /* what this side knows of the kernel at the other end */
   bool has_unacked;    /* bytes that the peer's host does not have, as of the latest call */
 };
 
+/* `answered` and `welcomed`, with the state of the path (sk_path.h), which without FAILOVER is always UP:
+ *
+ *   -         -         UP     sender: waits for the answer; without a socket, until HELLO goes again
+ *   answered  -         UP     in TLS' handshake
+ *   answered  welcomed  UP     carries frames
+ *   answered  welcomed  else   lost, without a socket; if in its handshake, that is over with it
+ *
+ * A receiver's streams begin as answered, and without TLS as welcomed. */
 struct sk_stream {
   int fd;
   uint16_t index;

@@ -320,6 +320,23 @@ TEST(a_stream_that_comes_back_announces_what_is_under_way) {
   rail_sock_close(&listener);
 }
 
+/* The receiver has lost a stream whose answer is not here: nothing waits for that any more. */
+TEST(a_stream_lost_before_its_answer) {
+  struct data d;
+  const struct data_entry count = frames_of(0, 0, 1);
+  data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
+  data_create(&d);
+  data_welcome(&d, 0);
+  void *request = isend(&d, 0, 8, 0);
+  data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
+  data_settle(&d);
+  CHECK(!d.comm->await_answer && d.comm->streams[1].fd < 0);
+  expect_frame(&d, 0, SK_FRAME_MSG, 0, 8);
+  data_send_control(&d, 0, 1, sk_credit_of(8), 1, &count, 1);
+  data_wait(request, NULL);
+  data_close(&d);
+}
+
 /* ---- receiver --------------------------------------------------------------------- */
 
 /* The main stream is lost with a grant that may not have arrived: it is given again, as all that is known. */
@@ -463,6 +480,6 @@ TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another
           TEST_CASE(more_granted_messages_under_way_than_may_go_ahead),
           TEST_CASE(what_a_lost_stream_had_not_delivered_goes_again),
           TEST_CASE(the_last_stream_is_not_given_up), TEST_CASE(a_stream_that_comes_back_announces_what_is_under_way),
-          TEST_CASE(grants_are_given_again), TEST_CASE(a_piece_that_was_cut_off_comes_again),
+          TEST_CASE(a_stream_lost_before_its_answer), TEST_CASE(grants_are_given_again), TEST_CASE(a_piece_that_was_cut_off_comes_again),
           TEST_CASE(counts_of_lost_streams_are_the_last_word), TEST_CASE(a_generation_of_which_nothing_came),
           TEST_CASE(a_stream_comes_back_after_half_a_payload))
