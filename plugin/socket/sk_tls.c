@@ -397,17 +397,18 @@ ssize_t sk_tls_writev(struct sk_tls *t, const struct iovec *iov, int niov) {
     errno = t->err ? t->err : EAGAIN;
     return -1;
   }
-  size_t at = t->held, done, size;
+  size_t old = t->held, done, size; /* what was encrypted in an earlier call comes first in this vector, too */
   int i = 0;
   bool full = t->out_size && !push_out(t);
   if (full || t->out_err) {
     errno = full ? EAGAIN : t->out_err;
     return -1;
   }
-  while (i < niov && at >= iov[i].iov_len) at -= iov[i++].iov_len; /* what was encrypted in an earlier call */
-  done = i < niov ? t->held : t->held - at;
+  while (i < niov && old >= iov[i].iov_len) old -= iov[i++].iov_len;
+  done = i < niov ? t->held : t->held - old;
   t->held -= done;
   if (t->held) return (ssize_t)done; /* the caller has handed over less than in that call */
+  size_t at = old; /* within iov[i] */
   ossl.ERR_clear_error();
   for (const uint8_t *bytes; (bytes = next_record(t, iov, niov, &i, &at, &size));) {
     t->more = i < niov - 1 || (i == niov - 1 && at < iov[i].iov_len); /* the socket's last segment waits for it */

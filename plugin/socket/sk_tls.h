@@ -56,8 +56,8 @@ rail_result_t sk_tls_begin_stream(struct sk_tls *tls, int fd, const struct rail_
 /* Over `fd`, which stays the caller's. An error is one of memory; its text is sk_tls_error's. */
 rail_result_t sk_tls_begin(struct sk_tls *tls, int fd, const uint8_t secret[SK_TLS_SECRET]);
 /* RAIL_IN_PROGRESS: later, when the socket has changed or TLS was begun. Else it has failed, and so will every call.
- * It must end within RAIL_SOCKET_HANDSHAKE_TIMEOUT of begin. A call that finds the time passed and the peer's bytes there
- * gives it that time once more, but only one does: this process may have been stopped. */
+ * It must end within RAIL_SOCKET_HANDSHAKE_TIMEOUT of begin. The first call that finds the time passed and the peer's
+ * bytes there gives it that time once more: this process may have been stopped. */
 rail_result_t sk_tls_handshake(struct sk_tls *tls);
 
 /* As sendmsg: how many of these bytes the kernel has, or -1 with errno. EAGAIN: it is full, or the handshake goes on.
