@@ -108,7 +108,7 @@ __attribute__((unused)) static void data_open(struct data *d) {
 
 __attribute__((unused)) static void data_end(struct data *d, unsigned int stream) { rail_sock_close(&d->ends[stream]); }
 
-static void data_close(struct data *d) {
+__attribute__((unused)) static void data_close(struct data *d) {
   ENSURE_INT(d->args.side == SK_SENDER ? sk_close_send(d->comm) : sk_close_recv(d->comm), RAIL_OK);
   for (unsigned int i = 0; i < DATA_STREAMS; i++) data_end(d, i);
   sk_close_all();

@@ -480,6 +480,7 @@ TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another
           TEST_CASE(more_granted_messages_under_way_than_may_go_ahead),
           TEST_CASE(what_a_lost_stream_had_not_delivered_goes_again),
           TEST_CASE(the_last_stream_is_not_given_up), TEST_CASE(a_stream_that_comes_back_announces_what_is_under_way),
-          TEST_CASE(a_stream_lost_before_its_answer), TEST_CASE(grants_are_given_again), TEST_CASE(a_piece_that_was_cut_off_comes_again),
+          TEST_CASE(a_stream_lost_before_its_answer), TEST_CASE(grants_are_given_again),
+          TEST_CASE(a_piece_that_was_cut_off_comes_again),
           TEST_CASE(counts_of_lost_streams_are_the_last_word), TEST_CASE(a_generation_of_which_nothing_came),
           TEST_CASE(a_stream_comes_back_after_half_a_payload))

@@ -2,10 +2,8 @@
  * Encrypted connections, both sides in this process, over a wire in the test's hands: what crosses it, and what becomes
  * of a connection whose wire is cut, changed or slow.
  * TEST-SAN: asan tsan
- * TEST-PRELOAD: rail-fault
  *
  * RAIL_TEST_MEGABYTES=1000: so much crosses in the capture (100; 10 under a sanitizer). */
-#include "kit/preload/preload.h"
 #include "test/unit/sk_data.h"
 #include "test/unit/sk_tls.h"
 
@@ -307,35 +305,7 @@ TEST(a_stream_lost_in_its_handshake) {
       }
 }
 
-/* ---- what there is no memory, or no key for ------------------------------------------- */
-
-/* Frames are queued that cannot be kept at the close: the stream does not end as if they had gone. */
-TEST(no_memory_for_the_last_frames) {
-  if (!kit_fail_loaded()) tap_skip_case("librail-fault.so is not preloaded");
-  data_prepare();
-  open_both(SK_FEATURE_TLS);
-  pass(100);
-  struct sk_stream *s = &sender.comm->streams[0], *peer = &receiver.comm->streams[0];
-  while (s->out_count < 3) sk_stream_send_frame(s, SK_FRAME_PONG, 0, 0, 0); /* the socket is full */
-  kit_fail_arm(2, KIT_FAIL_ALLOC); /* after that of the close itself */
-  ENSURE_INT(sk_close_send(sender.comm), RAIL_OK);
-  kit_fail_disarm();
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  while (!peer->eof) {
-    carry_all();
-    rail_linger_reap();
-    (void)data_turn(&receiver);
-    if (recv(sender.ends[0], &(uint8_t){0}, 1, MSG_PEEK | MSG_DONTWAIT) == 0) shutdown(receiver.ends[0], SHUT_WR);
-    ENSURE(!rail_deadline_passed(deadline), "the stream does not end");
-  }
-  CHECK_INT(peer->in_errno, ECONNRESET);
-  ENSURE_INT(sk_close_recv(receiver.comm), RAIL_OK);
-  for (unsigned int i = 0; i < STREAMS; i++) {
-    data_end(&sender, i);
-    data_end(&receiver, i);
-  }
-  sk_close_all();
-}
+/* ---- no key for a stream ---------------------------------------------------------------- */
 
 static unsigned char *no_hmac(const void *md, const void *key, int key_len, const unsigned char *data, size_t len,
                               unsigned char *mac, unsigned int *mac_len) {
@@ -363,4 +333,4 @@ TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(a_mark_crosses_in_clear), TEST_C
           TEST_CASE(what_has_come_is_read), TEST_CASE(a_bit_that_is_changed),
           TEST_CASE(bytes_in_clear_behind_the_answer), TEST_CASE(an_answer_without_tls),
           TEST_CASE(a_handshake_that_does_not_end), TEST_CASE(a_stream_lost_in_its_handshake),
-          TEST_CASE(no_memory_for_the_last_frames), TEST_CASE(no_key_for_a_stream))
+          TEST_CASE(no_key_for_a_stream))
