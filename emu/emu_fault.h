@@ -12,6 +12,13 @@ struct emu_statement {
   char *words[EMU_WORDS];
   const char *file; /* where it stands */
   int line;
+  const struct emu_statements *others; /* for one that holds others */
+};
+/* What emu_script.c does with statements. Both complain. */
+struct emu_statements {
+  const struct emu_verb *(*verb_of)(const struct emu_statement *s); /* NULL: there is none, or its words are wrong */
+  /* Those of a text, which is changed, from this line of the file on, under the lock. */
+  bool (*run)(char *text, const char *file, int line);
 };
 struct emu_word {
   const char *name;
@@ -39,9 +46,6 @@ struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned i
 extern const struct emu_verb emu_config_verbs[], emu_fault_verbs[]; /* up to a name that is NULL */
 
 /* emu_script.c */
-const struct emu_verb *emu_verb_of(const struct emu_statement *s); /* complains, and returns NULL */
-/* Statements, from this line of the file on, under the lock. The text is changed. Complains. */
-bool emu_script(char *text, const char *file, int line);
 void emu_script_pending(void); /* those that wait for this moment */
 void emu_commands(void);       /* statements that were appended to the file RAIL_EMU_CONTROL */
 uint64_t emu_commands_next(void); /* when that is to be done again */

@@ -136,7 +136,7 @@ static bool do_seed(const struct emu_statement *s) {
 static bool do_adversary(const struct emu_statement *s) {
   char text[] = "delay us=300 rate=16; delay us=20 rate=4; tear us=50 rate=4; duplicate rate=64; drop rate=256;"
                 "clock virtual";
-  return (s->n < 2 || do_seed(s)) && emu_script(text, s->file, s->line);
+  return (s->n < 2 || do_seed(s)) && s->others->run(text, s->file, s->line);
 }
 
 static bool do_clock(const struct emu_statement *s) {
@@ -190,9 +190,9 @@ static bool do_at(const struct emu_statement *s) {
   size_t used = 0;
   if (s->n < 3) return emu_complain(s, "a number and a statement are missing");
   if (emu_faults.nlater == MOST) return emu_complain(s, "there may be %d", MOST);
-  struct emu_statement later = {.n = s->n - 2, .file = s->file, .line = s->line};
+  struct emu_statement later = {.n = s->n - 2, .file = s->file, .line = s->line, .others = s->others};
   memcpy(later.words, s->words + 2, (size_t)later.n * sizeof later.words[0]);
-  if (!read_number(s, s->words[1], 10, &request) || !emu_verb_of(&later)) return false;
+  if (!read_number(s, s->words[1], 10, &request) || !s->others->verb_of(&later)) return false;
   char *text = emu_faults.later[emu_faults.nlater].text;
   for (int i = 0; i < later.n && used < ROOM; i++)
     used += (size_t)snprintf(text + used, ROOM - used, "%s ", later.words[i]);

@@ -13,7 +13,7 @@
 
 /* ---- one statement, or many ------------------------------------------------------ */
 
-const struct emu_verb *emu_verb_of(const struct emu_statement *s) {
+static const struct emu_verb *verb_of(const struct emu_statement *s) {
   const struct emu_verb *const tables[] = {emu_config_verbs, emu_fault_verbs};
   for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
     for (const struct emu_verb *verb = tables[i]; verb->name; verb++)
@@ -22,19 +22,22 @@ const struct emu_verb *emu_verb_of(const struct emu_statement *s) {
   return NULL;
 }
 
+static bool run_all(char *text, const char *file, int line);
+
 static bool run(char *text, const char *file, int line) {
-  struct emu_statement s = {.file = file, .line = line};
+  static const struct emu_statements others = {verb_of, run_all};
+  struct emu_statement s = {.file = file, .line = line, .others = &others};
   char *rest = NULL;
   for (char *word = strtok_r(text, " \t\r", &rest); word; word = strtok_r(NULL, " \t\r", &rest)) {
     if (s.n == EMU_WORDS) return emu_complain(&s, "more than %d words", EMU_WORDS);
     s.words[s.n++] = word;
   }
-  const struct emu_verb *verb = s.n ? emu_verb_of(&s) : NULL;
+  const struct emu_verb *verb = s.n ? verb_of(&s) : NULL;
   return s.n == 0 || (verb && verb->run(&s));
 }
 
 /* Statements end at ';' or a line's end; '#' begins a comment. */
-bool emu_script(char *text, const char *file, int line) {
+static bool run_all(char *text, const char *file, int line) {
   bool good = true;
   while (*text) {
     size_t len = strcspn(text, ";\n#");
@@ -75,9 +78,9 @@ static void load(void) {
   const char *file;
   char usual[] = "device emu0; device emu1", *text = read_text(&file);
   pthread_mutex_lock(&emu.lock);
-  if (text && !emu_script(text, file, 1))
+  if (text && !run_all(text, file, 1))
     fprintf(stderr, "rail-emu: the statements that are wrong are ignored; the others hold\n");
-  if (emu.ndevices == 0 && !emu.no_devices) (void)emu_script(usual, "the usual devices", 1);
+  if (emu.ndevices == 0 && !emu.no_devices) (void)run_all(usual, "the usual devices", 1);
   pthread_mutex_unlock(&emu.lock);
   free(text);
 }
@@ -94,7 +97,7 @@ int rail_emu_command(const char *text) {
   char *copy = strdup(text);
   if (!copy) return -1;
   pthread_mutex_lock(&emu.lock);
-  bool good = emu_script(copy, "rail_emu_command", 1);
+  bool good = run_all(copy, "rail_emu_command", 1);
   pthread_mutex_unlock(&emu.lock);
   free(copy);
   return good ? 0 : -1;
@@ -105,7 +108,7 @@ void emu_script_pending(void) {
   if (!emu_faults.due_text[0]) return;
   memcpy(text, emu_faults.due_text, sizeof text);
   emu_faults.due_text[0] = 0;
-  (void)emu_script(text, "of a statement 'at'", 1);
+  (void)run_all(text, "of a statement 'at'", 1);
 }
 
 enum { LOOK_NS = 5000000 };
@@ -135,7 +138,7 @@ void emu_commands(void) {
   text[n] = 0;
   int line = control.line;
   for (ssize_t i = 0; i < n; i++) control.line += text[i] == '\n';
-  (void)emu_script(text, control.path, line);
+  (void)run_all(text, control.path, line);
 }
 
 uint64_t emu_commands_next(void) { return control.path ? control.next : UINT64_MAX; }
