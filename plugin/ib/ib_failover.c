@@ -152,8 +152,7 @@ static enum rail_oob_next answer(struct ib_comm *comm, struct ib_path *path, enu
   return RAIL_OOB_LATER;
 }
 
-/* Encodes what is to be sent of a path, in the order in which it was decided; false: nothing. Behind STOPPED nothing of
- * the same try is sent any more: forget_counts discards it. */
+/* Encodes what is due of a path, in the order in which it was decided; false: nothing. STOPPED is a try's last frame. */
 static bool next_of_path(struct ib_path *path, struct rail_oob_frame *frame) {
   if (atomic_exchange(&path->send_due, false)) {
     frame->type = IB_FRAME_STOPPED;
@@ -291,9 +290,8 @@ static rail_result_t bad_count(struct ib_comm *comm, unsigned int index, uint32_
 
 /* STOPPED of a queue pair that is down: its count is settled, and neither side has begun another. */
 static rail_result_t stopped_twice(struct ib_comm *comm, unsigned int index) {
-  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says once more that it has stopped lost queue "
-            "pair %u, though no other has taken its place; is it of another release?", comm->peer_text,
-            port_of(comm, index)->name, index);
+  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says once more that it has stopped lost "
+            "queue pair %u; is it of another release?", comm->peer_text, port_of(comm, index)->name, index);
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
@@ -451,8 +449,7 @@ static rail_result_t resend(struct ib_comm *comm) {
   return RAIL_OK;
 }
 
-/* Not one that the peer has stopped: handle_faults ends that try first. The watch thread may have answered STOPPED
- * already, and what is heard since then is the next try's. */
+/* Not one that the peer has stopped: handle_faults ends that try. What is heard since STOPPED is the next try's. */
 static void bring_back(struct ib_comm *comm, unsigned int index, bool *pending) {
   struct ib_path *path = path_of(comm, index);
   if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return;

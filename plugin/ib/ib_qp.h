@@ -50,8 +50,8 @@ struct ib_qp {
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
   uint16_t next_notice;        /* place of the notice that is posted again next (ib_notice.h) */
-  bool down;                   /* lost, and a receiver's count is told, a sender's parts are settled (ib_failover.h): what
-                                * still completes on it counts no more */
+  bool down;                   /* lost, and a receiver's count is told, a sender's parts are settled: what still
+                                * completes on it counts no more (ib_failover.h) */
   _Atomic uint32_t tails;      /* last writes of parts: posted by a sender, counted by a receiver; modulo 2^32 */
   uint16_t *posted;            /* a sender's signaled writes, a ring of IB_SEND_DEPTH (ib_send.c) */
   uint32_t posted_head, posted_tail; /* completed, posted: count without end */

@@ -433,7 +433,7 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
   for (unsigned int i = 0; i < nover; i++) write_done(&sc->base, &sc->sends[over[i] >> 8]);
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
-  if (!left && sc->resend_of == qp->index) sc->resend.posted = 0; /* a part of its that was begun is not there any more */
+  if (!left && sc->resend_of == qp->index) sc->resend.posted = 0; /* what was begun is settled */
   return left;
 }
 

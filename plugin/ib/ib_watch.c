@@ -14,9 +14,9 @@
 
 static void load_limits(struct rail_oob_limits *limits) {
   *limits = (struct rail_oob_limits){.deadline_ms = ib_params.deadline_ms, .peer_ms = ib_params.peer_ms,
-                                     .warn_ms = ib_params.peer_warn_ms,
-                                     .tick_ms = ib_params.failover ? IB_RETURN_TICK_MS : 0, .deadline_param = "RAIL_IB_DEADLINE",
-                                     .peer_param = "RAIL_IB_PEER_TIMEOUT"};
+                                     .warn_ms = ib_params.peer_warn_ms, .deadline_param = "RAIL_IB_DEADLINE",
+                                     .peer_param = "RAIL_IB_PEER_TIMEOUT",
+                                     .tick_ms = ib_params.failover ? IB_RETURN_TICK_MS : 0};
 }
 
 static struct rail_oob_work oob_work(const void *arg) {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Closing connections: half-made ones of every degree, receivers that linger, and that nothing is left. */
+#include <sys/eventfd.h>
+
 #include "test/unit/ib_watch_rig.h"
 
 struct left { long mr, cq, qp; };
@@ -74,6 +76,40 @@ TEST(lingers_until_told) {
     CHECK_INT(recv_frame(peer, NULL, 1000), 0);
     close(peer);
   }
+}
+
+/* Occupies the watch thread until a PING is there that it has not read, and the lingering one's time is over. */
+static atomic_bool lingers;
+
+static bool ping_meanwhile(void *peer) {
+  RIG_WAIT(atomic_load(&lingers), 5000);
+  send_frame(*(const int *)peer, RAIL_OOB_PING, 1);
+  poll(NULL, 0, 20);
+  return false;
+}
+
+/* Closing the socket then would reset the connection, and with it the GOODBYE. */
+TEST(a_goodbye_at_the_end_is_not_reset_away) {
+  static struct rail_watch_fd source;
+  static int peer;
+  struct left before = live();
+  int64_t was = ib_params.linger_ms;
+  char byte;
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  ib_params.linger_ms = 10;
+  comm->rails[0].port->iwarp = true;
+  source = (struct rail_watch_fd){.fd = eventfd(1, EFD_CLOEXEC), .readable = ping_meanwhile, .arg = &peer};
+  CHECK(rail_watch_add_fd(&ib_watch, &source));
+  struct ib_port *port = comm->rails[0].port;
+  CHECK_OK(ib_close_send(comm));
+  atomic_store(&lingers, true);
+  RIG_WAIT(same(before), 5000);
+  port->iwarp = false;
+  CHECK_INT(recv_frame(peer, NULL, 5000), RAIL_OOB_GOODBYE);
+  CHECK_INT(read(peer, &byte, 1), 0);
+  close(peer);
+  close(source.fd);
+  ib_params.linger_ms = was;
 }
 
 /* Unless RAIL_IB_LINGER says how long: until the sender's HCA has sent again. */
@@ -218,7 +254,7 @@ int main(int argc, char **argv) {
     TEST_CASE(a_sender_says_goodbye),
     TEST_CASE(success_whatever_it_is_given),
     TEST_CASE(lingers_until_told),
-    TEST_CASE(how_long_it_lingers),
+    TEST_CASE(a_goodbye_at_the_end_is_not_reset_away), TEST_CASE(how_long_it_lingers),
     TEST_CASE(a_sender_says_that_it_is_drained),
     TEST_CASE(drained_out_of_turn),
     TEST_CASE(lingers_until_the_end_of_the_stream),

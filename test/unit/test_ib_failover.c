@@ -143,8 +143,8 @@ TEST(a_second_stopped_is_a_protocol_error) {
   rail_log_set_sink(log_capture);
 }
 
-/* A receiver made no calls while its peer lost a queue pair that was on its way back; the watch thread has answered, and
- * the peer's next NEW is there: it is the next try's, and this one sends nothing more. */
+/* A receiver made no calls while its peer lost a queue pair that was on its way back; the watch thread has answered,
+ * and the peer's next NEW is there: it is the next try's, and this one sends nothing more. */
 TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
   static const struct pair_shape shape = {1, 3, 1, 12, 4, 0};
   struct pair p;
@@ -420,13 +420,14 @@ TEST(invalid_frames_end_the_connection) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be),   TEST_CASE(a_full_ring),
-    TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(a_second_stopped_is_a_protocol_error), TEST_CASE(a_try_that_the_peer_has_ended_does_not_go_on),
-    TEST_CASE(what_could_not_be_posted_begins_anew),
-    TEST_CASE(a_port_of_infiniband_comes_back_with_its_addresses), TEST_CASE(faults_of_before_are_not_the_new_queue_pairs), TEST_CASE(messages_take_the_queue_pairs_that_are_up),
-    TEST_CASE(an_idle_receiver_answers),   TEST_CASE(a_busy_receiver_answers_when_it_is_done),
-    TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent),
-    TEST_CASE(a_return_by_time_needs_no_limits), TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
+    TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be), TEST_CASE(a_full_ring),
+    TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(a_second_stopped_is_a_protocol_error),
+    TEST_CASE(a_try_that_the_peer_has_ended_does_not_go_on), TEST_CASE(what_could_not_be_posted_begins_anew),
+    TEST_CASE(a_port_of_infiniband_comes_back_with_its_addresses),
+    TEST_CASE(faults_of_before_are_not_the_new_queue_pairs), TEST_CASE(messages_take_the_queue_pairs_that_are_up),
+    TEST_CASE(an_idle_receiver_answers), TEST_CASE(a_busy_receiver_answers_when_it_is_done),
+    TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent), TEST_CASE(a_return_by_time_needs_no_limits),
+    TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
     TEST_CASE(invalid_frames_end_the_connection)};
   rig_use(argv[0], "device fake0");
   return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));

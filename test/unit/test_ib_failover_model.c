@@ -136,8 +136,7 @@ static bool has_body(int m) { return m == 0; }
 /* ---- what may happen: each calls reach for the state after it ------------------- */
 
 static void receiver_posts(struct state s) {
-  if (s.receives == model.msgs) return;
-  s.receives++;
+  if (s.receives++ == model.msgs) return;
   reach(&s);
 }
 
@@ -340,31 +339,25 @@ static void receiver_reconciles(struct state s, unsigned int q) {
 static void sender_rebuilds(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
   if (p->s != DOWN || p->nring || p->s_peer || p->s_tries == model.returns) return;
-  p->s = REBUILDING;
-  p->s_tries++;
+  p->s = REBUILDING, p->s_tries++;
   memset(p->wire, 0, sizeof p->wire);
-  p->nwire = 0;
-  p->acks = model.flaw == STALE_COMPLETIONS ? p->acks : 0;
+  p->nwire = 0, p->acks = model.flaw == STALE_COMPLETIONS ? p->acks : 0;
   frame_to_r(&s, q, FRAME_NEW);
   reach(&s);
 }
 
 static void receiver_rebuilds(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
-  if (p->r != DOWN || p->r_peer || p->r_tries == model.returns) return;
-  if (p->ncqe) return;
-  p->r = REBUILDING;
-  p->r_tries++;
+  if (p->r != DOWN || p->r_peer || p->r_tries == model.returns || p->ncqe) return;
+  p->r = REBUILDING, p->r_tries++;
   frame_to_s(&s, q, FRAME_NEW);
   reach(&s);
 }
 
-/* Has the peer stopped it? Then this try ends, and what is heard is the next one's. */
-static bool try_ends(uint8_t peer) { return peer && model.flaw != RETURN_GOES_ON; }
-
+/* If the peer has stopped it this try ends, and what is heard is the next one's. */
 static void sender_returns(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
-  if (try_ends(p->s_peer)) return;
+  if (p->s_peer && model.flaw != RETURN_GOES_ON) return;
   if (p->s == REBUILDING && p->s_new) {
     p->s = VERIFYING, p->s_new = 0;
     frame_to_r(&s, q, FRAME_READY);
@@ -378,7 +371,7 @@ static void sender_returns(struct state s, unsigned int q) {
 
 static void receiver_returns(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
-  if (try_ends(p->r_peer)) return;
+  if (p->r_peer && model.flaw != RETURN_GOES_ON) return;
   if (p->r == REBUILDING && p->r_new) {
     p->r = VERIFYING, p->r_new = p->r_verified = 0;
   } else if (p->r == VERIFYING && p->r_ready) {
@@ -441,10 +434,9 @@ static void check_end(const struct state *s) {
     if ((s->qp[q].s_peer && s->qp[q].s == UP) || (s->qp[q].r_peer && s->qp[q].r == UP)) return;
   for (unsigned int m = 0; m < model.msgs; m++)
     if (!s->counted[m] || !s->sent[m]) wrong("something waits for ever");
-  for (unsigned int q = 0; q < model.qps; q++) {
-    if ((s->qp[q].s == UP) != (s->qp[q].r == UP)) wrong("one side alone uses a queue pair");
-    if (s->qp[q].s >= REBUILDING && s->qp[q].r >= REBUILDING) wrong("a queue pair never comes back");
-  }
+  for (unsigned int q = 0; q < model.qps; q++)
+    if ((s->qp[q].s == UP) != (s->qp[q].r == UP) || (s->qp[q].s >= REBUILDING && s->qp[q].r >= REBUILDING))
+      wrong("one side alone uses a queue pair, or it never comes back");
 }
 
 static size_t try_all(enum flaw flaw, unsigned int msgs, unsigned int qps, unsigned int losses, unsigned int returns) {
@@ -453,16 +445,13 @@ static size_t try_all(enum flaw flaw, unsigned int msgs, unsigned int qps, unsig
   first.part = first.part_qp = NONE;
   if (losses > 1) first.receives = (uint8_t)msgs; /* all are posted: fewer states */
   model.flaw = flaw;
-  model.msgs = msgs;
-  model.qps = qps;
-  model.losses = losses;
-  model.returns = returns;
+  model.msgs = msgs, model.qps = qps;
+  model.losses = losses, model.returns = returns;
   model.wrong = NULL;
   seen.n = seen.room = seen.size = 0;
   free(seen.states);
   free(seen.table);
-  seen.states = NULL;
-  seen.table = NULL;
+  seen.states = NULL, seen.table = NULL;
   reach(&first);
   for (size_t i = 0; i < seen.n && !model.wrong; i++) {
     struct state s = seen.states[i]; /* the array may move */

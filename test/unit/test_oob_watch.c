@@ -57,11 +57,8 @@ static void load_limits(struct rail_oob_limits *limits) {
                                      .peer_param = "TOY_PEER"};
 }
 
-static void (*during_extra)(void);
-
 static bool on_extra(void *arg) {
   uint64_t count = 0;
-  if (during_extra) during_extra();
   if (read(*(const int *)arg, &count, sizeof count) == sizeof count) atomic_fetch_add(&read_bytes, (int)count);
   return extra_again;
 }
@@ -424,34 +421,6 @@ TEST(another_descriptor) {
   CHECK_INT(open_fds(), fds);
 }
 
-/* The time of one that lingers is over when the thread has not read its peer's PING yet: closing the socket would reset
- * the connection, and with it what the peer has not read. */
-static atomic_bool lingers;
-
-static void ping_meanwhile(void) {
-  UNTIL(atomic_load(&lingers));
-  send_frame(&comm, RAIL_OOB_PING, 1);
-  poll(NULL, 0, 20);
-}
-
-TEST(a_goodbye_at_the_end_is_not_reset_away) {
-  const uint64_t one = 1;
-  char byte;
-  extra_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  during_extra = ping_meanwhile;
-  begin_one(true);
-  CHECK_INT(write(extra_fd, &one, sizeof one), sizeof one);
-  CHECK(rail_watch_linger_open(&watch, &comm.handle, 10, destroy));
-  atomic_store(&lingers, true);
-  UNTIL(atomic_load(&comm.destroyed) == 1);
-  CHECK_INT(next_frame(&comm), RAIL_OOB_GOODBYE);
-  CHECK_INT(read(comm.peer, &byte, 1), 0);
-  rail_sock_close(&comm.peer);
-  rail_watch_end(&watch);
-  during_extra = NULL;
-  rail_sock_close(&extra_fd);
-}
-
 TEST(begin_fails) {
   int fds = open_fds();
   add_errno = ENOSPC;
@@ -518,7 +487,7 @@ int main(int argc, char **argv) {
     TEST_CASE(start_and_stop), TEST_CASE(sleeps), TEST_CASE(add_and_remove), TEST_CASE(frames_become_events),
     TEST_CASE(garbage), TEST_CASE(ping_is_answered), TEST_CASE(a_peer_that_does_not_read),
     TEST_CASE(what_remove_sends), TEST_CASE(silent_processes), TEST_CASE(lingering), TEST_CASE(each_of_two),
-    TEST_CASE(another_descriptor), TEST_CASE(a_goodbye_at_the_end_is_not_reset_away), TEST_CASE(begin_fails), TEST_CASE(never_closed),
+    TEST_CASE(another_descriptor), TEST_CASE(begin_fails), TEST_CASE(never_closed),
     TEST_CASE(fork_leaves_the_parent_alone),
   };
   rail_log_set_sink(log_capture);
