@@ -152,7 +152,7 @@ static enum rail_oob_next answer(struct ib_comm *comm, struct ib_path *path, enu
   return RAIL_OOB_LATER;
 }
 
-/* Encodes what is due of a path, in the order in which it was decided; false: nothing. STOPPED is a try's last frame. */
+/* Encodes what is due of a path, in the order in which it was decided; false: none. STOPPED is a try's last frame. */
 static bool next_of_path(struct ib_path *path, struct rail_oob_frame *frame) {
   if (atomic_exchange(&path->send_due, false)) {
     frame->type = IB_FRAME_STOPPED;
