@@ -316,6 +316,7 @@ static unsigned char *no_hmac(const void *md, const void *key, int key_len, cons
 TEST(no_key_for_a_stream) {
   struct rail_key *key = (struct rail_key *)(uintptr_t)sk_protocol.key;
   void *comm;
+  CHECK(tls_prepare());
   data_prepare();
   data_begin_another(&receiver, SK_RECEIVER, STREAMS, SK_FEATURE_TLS);
   __typeof__(key->hmac) was = key->hmac;
