@@ -400,7 +400,7 @@ static rail_result_t run_until(struct ib_setup *s, enum ib_cm_state state) {
   s->base.more = more;
   rail_result_t result = ib_setup_recv_refusal(s);
   if (result != RAIL_IN_PROGRESS || !rail_setup_is_late(&s->base)) return result;
-  /* A peer that is silent is that peer's affair: accept goes on. */
+  /* Only that peer is silent: accept goes on. */
   bool for_peer = !s->base.connector && cm->paths[first].state != IB_CM_ANSWERING;
   return fail(s, first, for_peer ? RAIL_REASON_TIMEOUT : IB_REASON_CM, "not ready within the time limit "
               "(RAIL_IB_CONNECT_TIMEOUT), waiting for", waits_for[cm->paths[first].state], CHECK_WAY);

@@ -137,7 +137,7 @@ static enum ib_refusal make(const struct ib_offer *sender, const struct ib_offer
   plan->verify = sender->verify || receiver->verify;
   plan->rdmacm = sender->rdmacm;
   plan->notices = sender->no_imm || receiver->no_imm;
-  /* A lost QP's count is one of immediates: a notice has been taken by the NIC alone, not by the peer. */
+  /* Notices are for NICs whose completions do not say that the peer has the bytes (docs/protocol-ib.md, 8). */
   plan->failover = sender->failover && receiver->failover && plan->nqps > 1 && !plan->notices;
   return IB_REFUSAL_NONE;
 }
