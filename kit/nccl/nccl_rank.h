@@ -15,6 +15,7 @@ struct kit_nccl_id { char bytes[128]; };
 
 /* NCCL's calls, and CUDA's runtime's, from the library and what it was linked with. */
 #define KIT_NCCL_CALLS(X)                                                                                    \
+  X(ncclGetVersion, (int *version))                                                                          \
   X(ncclGetUniqueId, (struct kit_nccl_id *id))                                                               \
   X(ncclCommInitRank, (void **comm, int ranks, struct kit_nccl_id id, int rank))                             \
   X(ncclCommSplit, (void *comm, int color, int key, void **part, void *config))                              \
