@@ -118,6 +118,7 @@ struct sk_comm {
   struct sk_reconnect *reconnect;    /* sender: until all streams are answered, with FAILOVER to the end */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
   struct sk_path *paths;    /* one per stream with the feature FAILOVER, else NULL */
+  uint32_t main_stream;     /* index; see sk_main_stream */
 };
 
 /* What the handshake agreed on, with the connected sockets; the comm takes the sockets over, also when it fails. */

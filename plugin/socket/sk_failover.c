@@ -77,6 +77,13 @@ static void abandon_handshake(struct sk_comm *comm, struct sk_stream *s) {
   s->welcomed = true;
 }
 
+/* The main stream may be the one that is lost. */
+static void choose_main_stream(struct sk_comm *comm) {
+  if (comm->paths[comm->main_stream].state == SK_PATH_UP) return;
+  for (uint32_t i = comm->nstreams; i-- > 0;)
+    if (comm->paths[i].state == SK_PATH_UP) comm->main_stream = i;
+}
+
 /* No byte goes out or comes in over it any more. */
 static void take_down(struct sk_comm *comm, struct sk_stream *s) {
   abandon_handshake(comm, s);
@@ -106,10 +113,12 @@ static rail_result_t lose_stream(struct sk_comm *comm, struct sk_stream *s, cons
   take_down(comm, s);
   if (comm->side == SK_SENDER) {
     path->state = SK_PATH_AWAITING_COUNT;
+    choose_main_stream(comm);
     request_counts(comm);
     return RAIL_OK;
   }
   path->state = SK_PATH_DOWN;
+  choose_main_stream(comm);
   report_count(comm, s->index, path->generation);
   if (!was_main) return RAIL_OK;
   for (uint32_t i = 0; i < comm->nstreams; i++) /* reports about others may have been lost with it */
@@ -145,6 +154,7 @@ static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, c
     take_down(comm, s);
   }
   path->state = SK_PATH_DOWN;
+  choose_main_stream(comm);
   return sk_path_arrived(sender_of(comm), path, frame->seq);
 }
 

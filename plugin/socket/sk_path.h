@@ -58,12 +58,11 @@ void sk_paths_release(struct sk_comm *comm);
 /* Options of each stream's socket; nothing without FAILOVER. */
 void sk_path_set_options(const struct sk_comm *comm, int fd);
 
-/* Announcements with payload, and control frames, go over the first stream that is up. */
+/* Announcements with payload, and control frames, go over this one: stream 0 until it is lost, then the first one that
+ * is up, until that is lost. A stream that comes back does not take over: its control frames could overtake those that
+ * are on their way, and the sender would pair grants with the wrong sends. After a loss LOST and a reset come first. */
 static inline struct sk_stream *sk_main_stream(const struct sk_comm *comm) {
-  if (rail_likely(!comm->paths)) return &comm->streams[0];
-  for (uint32_t i = 0; i < comm->nstreams; i++)
-    if (comm->paths[i].state == SK_PATH_UP) return &comm->streams[i];
-  return &comm->streams[0];
+  return &comm->streams[comm->main_stream];
 }
 
 /* ---- sender -------------------------------------------------------------- */
