@@ -7,6 +7,7 @@ and a line without torch or GPU.
     torch_ranks.py LIBRARY    a piece of the path of the libnccl that must be in use, and no other
     torch_ranks.py --cpu      with gloo, on the CPU: to try this script where there is no GPU
 """
+import ctypes
 import datetime
 import os
 import sys
@@ -50,11 +51,21 @@ def all_to_all(torch, dist, rank, n, count, dtype):
     return got, torch.cat([number(torch, r, n * count, dtype)[rank * count:(rank + 1) * count] for r in range(n)])
 
 
-def loaded():
-    """The files of libnccl and librailyard in this process."""
+def mappings():
+    """(first address, address after the last, file) of what is mapped from files."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        names = {line.split()[-1] for line in maps if "libnccl.so" in line or "librailyard.so" in line}
-    return sorted(names)
+        lines = [line.split() for line in maps if "/" in line]
+    return [(*(int(n, 16) for n in words[0].split("-")), words[-1]) for words in lines]
+
+
+def in_use():
+    """The files whose libnccl torch calls. torch may load its own beside a preloaded one: then the loader's first
+    match counts, which is the one that the program's own scope has."""
+    try:
+        address = ctypes.cast(ctypes.CDLL(None).ncclAllReduce, ctypes.c_void_p).value
+    except AttributeError:
+        return sorted({name for _, _, name in mappings() if "libnccl.so" in name or "librailyard.so" in name})
+    return [name for first, after, name in mappings() if first <= address < after]
 
 
 def run(torch, dist, wanted):
@@ -74,7 +85,7 @@ def run(torch, dist, wanted):
             result = "not ok" if wrong else "ok"
             print(f"{result} {cases} - rank {rank}: {collective.__name__} of {dtype}, {wrong} wrong", flush=True)
     dist.barrier()
-    found = loaded()
+    found = in_use()
     right = CPU or found and all(wanted in name for name in found)
     print(f"{'ok' if right else 'not ok'} {cases + 1} - rank {rank}: the library is {', '.join(found)}", flush=True)
     dist.destroy_process_group()
