@@ -33,7 +33,7 @@ static rail_result_t init_tls(struct sk_comm *comm, struct sk_stream *s) {
   s->tls = sk_tls_new(comm->side == SK_SENDER);
   if (!s->tls) return RAIL_SYSTEM_ERROR;
   if (comm->side == SK_SENDER) return RAIL_OK;
-  s->welcomed = false;
+  s->ready = false;
   return sk_tls_begin_stream(s->tls, s->fd, &comm->sessions[s->index]);
 }
 
@@ -50,8 +50,8 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   comm->reconnect = args->reconnect;
   comm->accepted = args->accepted;
   memcpy(comm->sessions, args->sessions, sizeof comm->sessions);
-  comm->await_answer = sends;
-  comm->unanswered = sends ? args->nstreams : 0;
+  comm->await_ready = sends;
+  comm->not_ready = sends ? args->nstreams : 0;
   pthread_mutex_init(&comm->mrs_lock, NULL);
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);
   if (!comm->streams) {
@@ -66,7 +66,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->paths ? buffer : PIECES_BUFFER,
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
-    s->answered = s->welcomed = !sends;
+    s->welcomed = s->ready = !sends;
     sk_stream_set_options(s);
     r = init_tls(comm, s);
     if (r != RAIL_OK) result = r;

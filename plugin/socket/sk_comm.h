@@ -105,17 +105,17 @@ struct sk_comm {
   rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend, which is below it */
 
   /* The owner's. */
-  bool await_answer;   /* sender: write nothing before the peer's answers are here */
-  uint32_t pongs;      /* sent in this call of sk_progress */
-  bool more;           /* the latest sk_progress ended because it had done enough */
-  bool ended;          /* a stream that is read has ended */
-  uint32_t unanswered; /* sender: streams whose answer is not here */
+  bool await_ready;   /* sender: write nothing before all streams were ready */
+  uint32_t pongs;     /* sent in this call of sk_progress */
+  bool more;          /* the latest sk_progress ended because it had done enough */
+  bool ended;         /* a stream that is read has ended */
+  uint32_t not_ready; /* sender: streams that have never been ready */
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;
-  uint32_t features;   /* agreed: SK_FEATURE_FAILOVER */
-  struct rail_session sessions[SK_MAX_STREAMS]; /* sender: of the answers that it waits for */
-  struct sk_reconnect *reconnect;    /* sender: until all streams are answered, with FAILOVER to the end */
+  uint32_t features;  /* agreed: SK_FEATURE_FAILOVER, SK_FEATURE_TLS */
+  struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO and answer; the stream's key is made of it */
+  struct sk_reconnect *reconnect;    /* sender: until all streams were ready, with FAILOVER to the end */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
   struct sk_path *paths;    /* one per stream with the feature FAILOVER, else NULL */
   uint32_t main_stream;     /* index; see sk_main_stream */
@@ -132,11 +132,11 @@ struct sk_comm_args {
   const struct sk_device *nics[SK_MAX_STREAMS]; /* the one interface each stream runs over, here */
   union rail_addr peers[SK_MAX_STREAMS];         /* and its other end */
   uint32_t eager_size, eager_count, eager_bytes; /* the sender's limits, from its HELLO */
-  uint32_t features;                             /* agreed: SK_FEATURE_FAILOVER */
+  uint32_t features;                             /* agreed: SK_FEATURE_FAILOVER, SK_FEATURE_TLS */
   /* How a stream is connected again; the comm's from here on. */
   struct sk_reconnect *reconnect;    /* sender */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
-  struct rail_session sessions[SK_MAX_STREAMS]; /* sender: of the answers to come */
+  struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO; a receiver's with its answer, too */
 };
 
 /* ---- sk_comm.c: open and close ------------------------------------------ */

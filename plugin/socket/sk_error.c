@@ -26,14 +26,14 @@ rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const cha
 
 rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s) {
   int err = s->out_errno ? s->out_errno : s->in_errno;
-  if (err == 0 && !s->answered)
+  if (err == 0 && !s->welcomed)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "the peer closed stream %u before it answered the handshake; it has ended or given up waiting",
                         s->index);
   if (err == 0)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "the peer closed the connection with requests outstanding; see the first error in its log");
-  const char *when = s->answered && !s->welcomed ? " in TLS' handshake" : "";
+  const char *when = s->welcomed && !s->ready ? " in TLS' handshake" : "";
   return sk_comm_fail(comm, rail_result_of_errno(err),
                       "stream %u broke%s: %s; look for the first error in the peer's log", s->index, when,
                       sk_stream_error_text(s, err));

@@ -72,20 +72,19 @@ static void report_count(struct sk_comm *comm, uint32_t stream, uint64_t generat
 /* The handshake of its TLS was not over: nothing waits for it any more. It comes back, if it does, with all of it done
  * (join_sending, join_receiving). */
 static void abandon_handshake(struct sk_comm *comm, struct sk_stream *s) {
-  if (!s->answered || s->welcomed) return;
-  if (comm->side == SK_SENDER) sk_send_on_welcome(sender_of(comm), s);
-  s->welcomed = true;
+  if (s->welcomed) sk_stream_ready(comm, s);
 }
 
-/* The main stream may be the one that is lost. */
+/* If the main stream is down: the lowest stream that is up. */
 static void choose_main_stream(struct sk_comm *comm) {
   if (comm->paths[comm->main_stream].state == SK_PATH_UP) return;
-  for (uint32_t i = comm->nstreams; i-- > 0;)
-    if (comm->paths[i].state == SK_PATH_UP) comm->main_stream = i;
+  uint32_t i = 0;
+  while (i < comm->nstreams && comm->paths[i].state != SK_PATH_UP) i++;
+  if (i < comm->nstreams) comm->main_stream = i;
 }
 
-/* No byte goes out or comes in over it any more. */
-static void take_down(struct sk_comm *comm, struct sk_stream *s) {
+/* No byte goes out or comes in over it any more. `state`: what its path is from here on. */
+static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_state state) {
   abandon_handshake(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);
@@ -97,6 +96,8 @@ static void take_down(struct sk_comm *comm, struct sk_stream *s) {
   s->out_bytes = 0;
   s->len = s->left = 0;
   s->target = NULL;
+  comm->paths[s->index].state = state;
+  choose_main_stream(comm);
 }
 
 /* The stream is dead here: over to the others. RAIL_OK, or the comm's failure if it was the last. */
@@ -110,15 +111,11 @@ static rail_result_t lose_stream(struct sk_comm *comm, struct sk_stream *s, cons
             "sent again", comm->side == SK_SENDER ? "sending to" : "receiving from", rail_addr_text(&comm->peer, peer),
             s->index, path->nic->name, why);
   bool was_main = sk_main_stream(comm) == s;
-  take_down(comm, s);
+  take_down(comm, s, comm->side == SK_SENDER ? SK_PATH_AWAITING_COUNT : SK_PATH_DOWN);
   if (comm->side == SK_SENDER) {
-    path->state = SK_PATH_AWAITING_COUNT;
-    choose_main_stream(comm);
     request_counts(comm);
     return RAIL_OK;
   }
-  path->state = SK_PATH_DOWN;
-  choose_main_stream(comm);
   report_count(comm, s->index, path->generation);
   if (!was_main) return RAIL_OK;
   for (uint32_t i = 0; i < comm->nstreams; i++) /* reports about others may have been lost with it */
@@ -150,11 +147,10 @@ static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, c
     if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, path->nic->name);
     rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
-    s->answered = true; /* if not here: the peer counts what it has accepted */
-    take_down(comm, s);
+    s->welcomed = true; /* if WELCOME is not here: the peer counts what it has accepted */
+    take_down(comm, s, SK_PATH_DOWN);
   }
   path->state = SK_PATH_DOWN;
-  choose_main_stream(comm);
   return sk_path_arrived(sender_of(comm), path, frame->seq);
 }
 
@@ -192,11 +188,12 @@ rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, con
 static void bring_up(struct sk_comm *comm, struct sk_stream *s, int fd, struct sk_tls *tls) {
   sk_tls_free(s->tls);
   s->tls = tls;
-  s->answered = true;
+  s->welcomed = true;
   set_socket(comm, s, fd);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 1);
   comm->paths[s->index].state = SK_PATH_UP;
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: stream %u over %s has come back", s->index, comm->paths[s->index].nic->name);
+  sk_stream_ready(comm, s);
 }
 
 /* Before anything else it must carry the announcements of all messages that the receiver may not have seen: the other
@@ -209,7 +206,6 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   if (sc->undelivered_count > JOIN_ROOM || path->count) return; /* pieces of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
-  sk_send_on_welcome(sc, s);
   path->generation++;
   path->frames = path->first = path->count = 0;
   sk_stream_send_frame(s, SK_FRAME_JOIN, 0, path->generation, s->index);
@@ -228,10 +224,9 @@ static void join_receiving(struct sk_comm *comm) {
         rail_sock_close(&fd);
         continue;
       }
-      (void)lose_stream(comm, s, "the peer has connected it again");
+      (void)lose_stream(comm, s, "the peer has connected it again"); /* fails for the last stream only */
     }
     bring_up(comm, s, fd, tls);
-    s->welcomed = true;
     comm->paths[stream].joining = true;
   }
 }
@@ -270,7 +265,7 @@ rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     int fd;
-    if (s->answered || (s->fd >= 0 && !s->eof)) continue;
+    if (s->welcomed || (s->fd >= 0 && !s->eof)) continue;
     if (s->fd >= 0) drop_socket(comm, s);
     rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
     if (result == RAIL_IN_PROGRESS) continue;

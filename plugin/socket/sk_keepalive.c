@@ -107,8 +107,8 @@ static bool has_pending_work(const struct sk_comm *comm) {
     return true;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
-    if ((s->out_count && !s->out_errno) || (s->fd < 0 && !s->welcomed)) return true; /* or to be connected again */
-    if (s->tls && !s->eof && s->answered && (!s->welcomed || sk_tls_is_pending(s->tls))) return true;
+    if ((s->out_count && !s->out_errno) || (s->fd < 0 && !s->ready)) return true; /* or to be connected again */
+    if (s->tls && !s->eof && s->welcomed && (!s->ready || sk_tls_is_pending(s->tls))) return true;
   }
   if (sk_comm_error(comm) != RAIL_OK) return false;
   if (comm->side == SK_SENDER) return !STAILQ_EMPTY(&sender(comm)->ready) || !STAILQ_EMPTY(&sender(comm)->bulk);
@@ -165,12 +165,24 @@ struct outstanding {
   uint64_t least, most; /* and their sizes */
   uint32_t moving;      /* messages that are under way */
   uint64_t missing;     /* and what is to come of them */
-  bool unanswered;      /* the handshake */
+  bool unwelcomed;      /* a stream's WELCOME was not read */
+  bool in_handshake;    /* a stream's TLS handshake is not over */
 };
 
 static void add_waiting(struct outstanding *o, uint64_t size) {
   o->least = o->waiting++ ? RAIL_MIN(o->least, size) : size;
   o->most = RAIL_MAX(o->most, size);
+}
+
+static void add_setup(struct outstanding *o, const struct sk_stream *s) {
+  o->unwelcomed |= !s->welcomed;
+  o->in_handshake |= s->welcomed && !s->ready;
+}
+
+/* Appended to "the peer's process": how far the connection is. */
+static const char *setup_text(const struct outstanding *o) {
+  if (o->unwelcomed) return ", which has not accepted the connection";
+  return o->in_handshake ? ", whose TLS handshake is not over" : "";
 }
 
 static void collect_sends(const struct sk_send_comm *sc, struct outstanding *o) {
@@ -186,7 +198,7 @@ static void collect_sends(const struct sk_send_comm *sc, struct outstanding *o) 
   STAILQ_FOREACH(send, &sc->bulk, next) o->missing += send->size - send->framed;
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     o->missing += sc->base.streams[i].out_bytes;
-    o->unanswered |= !sc->base.streams[i].welcomed;
+    add_setup(o, &sc->base.streams[i]);
   }
 }
 
@@ -243,7 +255,7 @@ RAIL_COLD static void give_up_process(struct sk_comm *comm, const struct outstan
                "no sign of life from the peer's process for %.1f s%s; last progress %.1f s ago; %s; is it stopped, or "
                "in a debugger? RAIL_SOCKET_PEER_TIMEOUT is %.1f s",
                seconds(now - comm->keepalive.last_sign),
-               o->unanswered ? ", which has not accepted the connection" : "", seconds(now - comm->keepalive.since),
+               setup_text(o), seconds(now - comm->keepalive.since),
                describe(comm, o, text, sizeof text), seconds((uint64_t)sk_params.peer_timeout_ms * MS));
   shut_down(comm);
 }
@@ -301,7 +313,7 @@ static void describe_silence(const struct sk_keepalive *k, const struct outstand
   else
     snprintf(text, size, "no sign of life from the peer's process%s%s (is it stopped, in a debugger, being "
              "checkpointed?)%s", sk_params.deadline_ms ? ", though its host answers" : "",
-             o->unanswered ? ", which has not accepted yet" : "", end);
+             setup_text(o), end);
 }
 
 static void format_stall(const struct sk_comm *comm, const struct outstanding *o, uint64_t now, char *line,

@@ -60,7 +60,9 @@ void sk_path_set_options(const struct sk_comm *comm, int fd);
 
 /* Announcements with payload, and control frames, go over this one: stream 0 until it is lost, then the first one that
  * is up, until that is lost. A stream that comes back does not take over: its control frames could overtake those that
- * are on their way, and the sender would pair grants with the wrong sends. After a loss LOST and a reset come first. */
+ * are on their way, and the sender would pair grants with the wrong sends. A receiver that has lost its main
+ * stream begins on the next one with LOST, if that has room, and a CONTROL with SK_FRAME_RESET, which voids its earlier
+ * grants. */
 static inline struct sk_stream *sk_main_stream(const struct sk_comm *comm) {
   return &comm->streams[comm->main_stream];
 }

@@ -34,7 +34,7 @@ static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, con
 }
 
 void sk_progress_ping(struct sk_comm *comm) {
-  if (!comm->await_answer) send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
+  if (!comm->await_ready) send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
 }
 
 /* ---- frames ---------------------------------------------------------------- */
@@ -81,11 +81,12 @@ RAIL_COLD static enum parse_result bad_type(struct sk_comm *comm, const struct s
 }
 
 /* What comes before the first frame: the sender reads the acceptor's answer; then TLS has its handshake. True: frames
- * may follow. A handshake that fails leaves a stream that broke: it counts when something is outstanding. */
+ * may follow. A failed handshake ends the stream (eof, in_errno); check_peer or check_ends reports it only if a request
+ * is outstanding. */
 RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum parse_result *parsed) {
   *parsed = PARSE_NEEDS_BYTES;
   if (s->fd < 0) return false; /* to be connected again */
-  if (!s->answered) {
+  if (!s->welcomed) {
     if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s))) return false;
     rail_result_t result = sk_send_on_answer(comm, s);
     *parsed = result == RAIL_IN_PROGRESS ? PARSE_BLOCKED : PARSE_FAILED;
@@ -98,8 +99,7 @@ RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum par
     s->in_errno = errno;
   }
   if (result != RAIL_OK) return false;
-  if (comm->side == SK_SENDER) sk_send_on_welcome(rail_container_of(comm, struct sk_send_comm, base), s);
-  s->welcomed = true;
+  sk_stream_ready(comm, s);
   return true;
 }
 
@@ -108,7 +108,7 @@ static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
   rail_result_t result;
   enum parse_result parsed;
-  if (rail_unlikely(!s->welcomed) && !set_up(comm, s, &parsed)) return parsed;
+  if (rail_unlikely(!s->ready) && !set_up(comm, s, &parsed)) return parsed;
   for (;;) {
     if (s->len) {
       if (!sk_stream_take_payload(s)) return PARSE_NEEDS_BYTES;
@@ -167,18 +167,18 @@ static rail_result_t check_peer(struct sk_send_comm *sc) {
 static rail_result_t progress_send(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
-  bool awaited = comm->await_answer;
+  bool awaited_ready = comm->await_ready;
   sk_send_start_submitted(sc);
   if (sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   if (!sk_send_should_read(sc)) return sk_comm_error(comm);
   sc->unread_posts = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    if (i == 0 || !s->welcomed || comm->paths) RAIL_TRY(read_stream(comm, s, &bytes));
+    if (i == 0 || !s->ready || comm->paths) RAIL_TRY(read_stream(comm, s, &bytes));
   }
-  if (rail_unlikely(comm->unanswered && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
+  if (rail_unlikely(comm->not_ready && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
   bool more = bytes >= SK_CALL_BYTES || (bytes && comm->paths); /* there may be something to send again */
-  bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(awaited && !comm->await_answer);
+  bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(awaited_ready && !comm->await_ready);
   if (post && sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   comm->more |= more;
   return check_peer(sc);
@@ -198,7 +198,7 @@ RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     if (s->eof && s->len) return sk_comm_fail_lost(comm, s); /* in the middle of a payload */
-    /* What has been cut or changed on its way may have been anything. */
+    /* A TLS stream that ended without close_notify may have lost a message for a posted buffer. */
     if (s->eof && s->tls && s->in_errno && (rc->partial || rc->posted.count)) return sk_comm_fail_lost(comm, s);
     if (!s->eof && first->eof && sk_stream_have(s) >= SK_HEAD)
       return sk_comm_fail_lost(comm, first); /* waits for an announcement that will not come */
@@ -246,7 +246,7 @@ rail_result_t sk_progress_watch(struct sk_comm *comm) {
   if (comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
   else rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = UINT32_MAX / 2;
   RAIL_TRY(sk_progress(comm));
-  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES && !comm->await_answer)
+  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES && !comm->await_ready)
     send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PONG);
   return RAIL_OK;
 }

@@ -126,22 +126,20 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
 
 /* ---- frames ---------------------------------------------------------------- */
 
-/* The last of its frames is made: the request is done when they are written, but not before the peer has accepted the
- * connection. It may still refuse it, and a caller that has no request left would never learn that. (With FAILOVER a
+/* The last of its frames is made: the request is done when they are written, but not before all streams were ready. The
+ * peer may still refuse the connection, and a caller that has no request left would never learn that. (With FAILOVER a
  * frame counts when it has arrived, which says as much.) */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
-  if (rail_unlikely(sc->base.unanswered && !sc->base.paths)) STAILQ_INSERT_TAIL(&sc->unaccepted, send, next);
+  if (rail_unlikely(sc->base.not_ready && !sc->base.paths)) STAILQ_INSERT_TAIL(&sc->unaccepted, send, next);
   else sk_unfinished_drop(&send->base.unfinished);
 }
 
-void sk_send_on_welcome(struct sk_send_comm *sc, struct sk_stream *s) {
+void sk_send_on_ready(struct sk_send_comm *sc) {
   struct sk_send *send;
-  if (s->welcomed) return; /* it was, before it was lost */
-  s->welcomed = true;
-  if (--sc->base.unanswered) return;
-  sc->base.await_answer = false;
+  if (--sc->base.not_ready) return;
+  sc->base.await_ready = false;
   if (!sc->base.paths) {
     sk_reconnect_free(sc->base.reconnect);
     sc->base.reconnect = NULL;
@@ -178,7 +176,7 @@ rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s) {
   if (reason != RAIL_REASON_NONE)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
                         s->index, rail_reason_text(&sk_protocol, reason), versions);
-  s->answered = true;
+  s->welcomed = true;
   return s->tls ? begin_tls(comm, s) : RAIL_OK;
 }
 
@@ -270,7 +268,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
       if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
-      if (!s->out_count || rail_unlikely(comm->await_answer)) continue;
+      if (!s->out_count || rail_unlikely(comm->await_ready)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR && !comm->paths)) return result;
       /* A frame that is only half out means that the socket is full, or nearly. */
@@ -351,7 +349,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
     if (can_batch(sc, size)) {
       announce_ready(sc);
       atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
-    } else if (sc->waiting.count || rail_unlikely(comm->await_answer)) {
+    } else if (sc->waiting.count || rail_unlikely(comm->await_ready)) {
       (void)comm->progress(comm); /* its grant may be in the socket already, or the peer's answer */
     } else {
       (void)sk_send_post(sc);

@@ -94,19 +94,19 @@ struct sk_host {       /* what this side knows of the kernel at the other end */
   bool has_unacked;    /* bytes that the peer's host does not have, as of the latest call */
 };
 
-/* `answered` and `welcomed`, with the state of the path (sk_path.h), which without FAILOVER is always UP:
+/* `welcomed` and `ready`, with the state of the path (sk_path.h), which without FAILOVER is always UP:
  *
- *   -         -         UP     sender: waits for the answer; without a socket, until HELLO goes again
- *   answered  -         UP     in TLS' handshake
- *   answered  welcomed  UP     carries frames
- *   answered  welcomed  else   lost, without a socket; if in its handshake, that is over with it
+ *   -         -      UP     sender: waits for the answer; without a socket, until HELLO goes again
+ *   welcomed  -      UP     in TLS' handshake
+ *   welcomed  ready  UP     carries frames
+ *   welcomed  ready  else   lost, without a socket; if in its handshake, that is over with it
  *
- * A receiver's streams begin as answered, and without TLS as welcomed. */
+ * A receiver's streams begin as welcomed, and without TLS as ready. */
 struct sk_stream {
   int fd;
   uint16_t index;
-  bool answered; /* the acceptor has welcomed it (always true on the receiving side) */
-  bool welcomed; /* and with TLS its handshake is over: frames may follow */
+  bool welcomed; /* the acceptor's WELCOME was read (always true on the receiving side) */
+  bool ready;    /* and with TLS its handshake is over: frames may follow */
   bool eof;      /* nothing more comes in */
   int in_errno;  /* why, if not by a proper end */
   int out_errno; /* nothing more goes out, because of this */
