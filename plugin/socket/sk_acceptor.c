@@ -183,9 +183,7 @@ static rail_result_t set_up_returned(struct sk_accepted_comm *c, unsigned int i)
   if (!c->streams[i].tls) {
     RAIL_TRY(welcome(c->acceptor, c->streams[i].fd, &c->streams[i].session, c->limits.features));
     if (!(c->limits.features & SK_FEATURE_TLS)) return RAIL_OK;
-    c->streams[i].tls = sk_tls_new(false);
-    if (!c->streams[i].tls) return RAIL_SYSTEM_ERROR;
-    RAIL_TRY(sk_tls_begin_stream(c->streams[i].tls, c->streams[i].fd, &c->streams[i].session));
+    RAIL_TRY(sk_tls_open(&c->streams[i].session, c->streams[i].fd, &c->streams[i].tls));
   }
   return sk_tls_handshake(c->streams[i].tls);
 }

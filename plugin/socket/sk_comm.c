@@ -27,17 +27,7 @@
 
 /* ---- open ------------------------------------------------------------------- */
 
-/* Both sides: what comes first of the sender's streams is the answer in clear, of the receiver's TLS. */
-static rail_result_t init_tls(struct sk_comm *comm, struct sk_stream *s) {
-  if (!(comm->features & SK_FEATURE_TLS)) return RAIL_OK;
-  s->tls = sk_tls_new(comm->side == SK_SENDER);
-  if (!s->tls) return RAIL_SYSTEM_ERROR;
-  if (comm->side == SK_SENDER) return RAIL_OK;
-  s->ready = false;
-  return sk_tls_begin_stream(s->tls, s->fd, &comm->sessions[s->index]);
-}
-
-/* All sockets are the comm's from here on, whatever fails. */
+/* All sockets are the comm's from here on, whatever fails. An error is one of memory. */
 static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args) {
   bool sends = args->side == SK_SENDER;
   uint32_t buffer = sends ? SEND_BUFFER : RECV_BUFFER;
@@ -68,8 +58,9 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     if (r != RAIL_OK) result = r;
     s->welcomed = s->ready = !sends;
     sk_stream_set_options(s);
-    r = init_tls(comm, s);
-    if (r != RAIL_OK) result = r;
+    bool tls = comm->features & SK_FEATURE_TLS;
+    if (sends && tls) s->tls = sk_tls_new(true); /* begins behind the answer, which comes in clear */
+    if (sends && tls && !s->tls) result = RAIL_SYSTEM_ERROR;
     if (sends && !comm->paths && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
   }
   sk_stats_attach(comm, args);
@@ -121,10 +112,19 @@ static void drop_args(const struct sk_comm_args *args) {
   sk_accepted_free(args->accepted);
 }
 
-/* A key of TLS that cannot be made has a line of its own. */
-static rail_result_t not_created(const char *call, rail_result_t result) {
-  if (result == RAIL_SYSTEM_ERROR) RAIL_WARN("RailSocket: %s: out of memory for a connection", call);
-  return result;
+static rail_result_t out_of_memory(const char *call) {
+  RAIL_WARN("RailSocket: %s: out of memory for a connection", call);
+  return RAIL_SYSTEM_ERROR;
+}
+
+/* Receiver: the answers were sent, so what comes next is TLS. An error has had its line. */
+static rail_result_t open_tls(struct sk_comm *comm) {
+  for (uint32_t i = 0; i < comm->nstreams && comm->features & SK_FEATURE_TLS; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    s->ready = false;
+    RAIL_TRY(sk_tls_open(&comm->sessions[i], s->fd, &s->tls));
+  }
+  return RAIL_OK;
 }
 
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
@@ -132,13 +132,13 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
   *send_comm = NULL;
   if (!sc) {
     drop_args(args);
-    return not_created("connect", RAIL_SYSTEM_ERROR);
+    return out_of_memory("connect");
   }
   rail_result_t result = init(&sc->base, args);
   if (sk_send_init(sc, args) != RAIL_OK) result = RAIL_SYSTEM_ERROR;
   if (result != RAIL_OK) {
     destroy(&sc->base);
-    return not_created("connect", result);
+    return out_of_memory("connect");
   }
   *send_comm = start(&sc->base, sc);
   return RAIL_OK;
@@ -149,13 +149,18 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
   *recv_comm = NULL;
   if (!rc) {
     drop_args(args);
-    return not_created("accept", RAIL_SYSTEM_ERROR);
+    return out_of_memory("accept");
   }
   rail_result_t result = init(&rc->base, args);
   if (result == RAIL_OK) result = sk_recv_init(rc, args);
   if (result != RAIL_OK) {
     destroy(&rc->base);
-    return not_created("accept", result);
+    return out_of_memory("accept");
+  }
+  result = open_tls(&rc->base);
+  if (result != RAIL_OK) {
+    destroy(&rc->base);
+    return result;
   }
   *recv_comm = start(&rc->base, rc);
   return RAIL_OK;

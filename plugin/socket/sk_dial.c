@@ -12,8 +12,8 @@
 #include "plugin/socket/sk_tls.h"
 
 #define PAUSE_MS 100  /* before the next attempt: a lost interface comes back after seconds */
-/* One attempt, from SYN to the answer, and as long again for TLS, of which a connection at rest makes a step a second.
- * No longer: in a dead network packets are repeated ever more rarely. */
+/* One attempt, from SYN to the answer. An idle connection is moved once a second, so TLS' round trips have a deadline
+ * of their own, as long again. No longer: in a dead network retransmission backs off. */
 #define TRY_MS 3000
 
 void sk_dial_init(struct sk_dial *d, const struct sk_device *nic, const union rail_addr *peer, unsigned int stream,
@@ -138,9 +138,7 @@ static rail_result_t run_tls(const struct sk_reconnect *r, struct stream *s) {
   if (!(r->limits.features & SK_FEATURE_TLS)) return RAIL_OK;
   if (!s->tls) {
     s->deadline = rail_deadline_in_ms(TRY_MS);
-    s->tls = sk_tls_new(true);
-    if (!s->tls) return RAIL_SYSTEM_ERROR;
-    RAIL_TRY(sk_tls_begin_stream(s->tls, s->dial.dial.fd, &s->session));
+    RAIL_TRY(sk_tls_open(&s->session, s->dial.dial.fd, &s->tls));
   }
   return sk_tls_handshake(s->tls);
 }

@@ -7,7 +7,7 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 
-#define FUNCTIONS(X)                                                                                                   \
+#define OSSL_FUNCTIONS(X)                                                                                              \
   X(TLS_method) X(SSL_CTX_new) X(SSL_CTX_free) X(SSL_CTX_ctrl) X(SSL_CTX_set_options) X(SSL_CTX_clear_options)        \
   X(SSL_CTX_set_ciphersuites) X(SSL_CTX_set_num_tickets) X(SSL_set_verify) X(SSL_CTX_set_psk_use_session_callback)     \
   X(SSL_CTX_set_psk_find_session_callback) X(SSL_new) X(SSL_free) X(SSL_set_bio) X(SSL_set_ex_data)                    \
@@ -19,18 +19,21 @@
   X(ERR_clear_error) X(ERR_peek_error) X(ERR_reason_error_string) X(OpenSSL_version)
 
 static struct {
-#define POINTER(name) __typeof__(name) *name;
-  FUNCTIONS(POINTER)
+#define OSSL_POINTER(name) __typeof__(name) *name;
+  OSSL_FUNCTIONS(OSSL_POINTER)
 } ossl;
+#undef OSSL_POINTER
 
 /* NULL, or what is wrong. libssl brings libcrypto, whose functions are found by it. */
 static const char *open_library(void) {
   /* Never closed: it has exit handlers of its own. */
   void *dl = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!dl) return "OpenSSL's libssl.so.3 is not installed";
-#define FIND(name) if (!(*(void **)&ossl.name = dlsym(dl, #name))) return "libssl.so.3 lacks " #name;
-  FUNCTIONS(FIND)
+#define OSSL_FIND(name) if (!(*(void **)&ossl.name = dlsym(dl, #name))) return "libssl.so.3 lacks " #name;
+  OSSL_FUNCTIONS(OSSL_FIND)
   return NULL;
 }
+#undef OSSL_FIND
+#undef OSSL_FUNCTIONS
 
 #endif

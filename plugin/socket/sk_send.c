@@ -155,8 +155,9 @@ static rail_result_t begin_tls(struct sk_comm *comm, struct sk_stream *s) {
   if (sk_stream_have(s))
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: bytes in clear on stream %u, where TLS must begin",
                         s->index);
-  if (sk_tls_begin_stream(s->tls, s->fd, &comm->sessions[s->index]) == RAIL_OK) return RAIL_OK;
-  return sk_comm_fail(comm, RAIL_SYSTEM_ERROR, "stream %u cannot begin TLS: no HMAC, or no memory", s->index);
+  rail_result_t result = sk_tls_begin_stream(s->tls, s->fd, &comm->sessions[s->index]);
+  if (result == RAIL_OK) return RAIL_OK;
+  return sk_comm_fail(comm, result, "stream %u cannot begin TLS; the line before says why", s->index);
 }
 
 rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s) {

@@ -16,7 +16,8 @@ static const struct rail_stats_counter comm_counters[] = {
   [SK_COMM_GRANTED_MESSAGES] = {"granted_messages", RAIL_STATS_COUNTER,
                                 "Messages that waited for the receiver's buffer."},
   [SK_COMM_CHUNKS] = {"chunks", RAIL_STATS_COUNTER, "Pieces that messages were cut into."},
-  [SK_COMM_SYSTEM_CALLS] = {"system_calls", RAIL_STATS_COUNTER, "Calls that moved bytes, or tried to."},
+  [SK_COMM_SYSTEM_CALLS] = {"system_calls", RAIL_STATS_COUNTER, "System calls that moved bytes, or tried to; with "
+                            "RAIL_SOCKET_TLS calls of TLS, which make one or more each."},
   [SK_COMM_CONTROL_FRAMES] = {"control_frames", RAIL_STATS_COUNTER, "Frames of grants, credit or counts, no payload."},
   [SK_COMM_STALLS] = {"stalls", RAIL_STATS_COUNTER,
                       "Times that nothing moved for the stall time though something was outstanding."},

@@ -82,7 +82,8 @@ bool sk_tls_load(void) {
   RAIL_WARN("RailSocket: RAIL_SOCKET_TLS=psk cannot be used: %s; %s, or set it to off on all sides; no devices", why,
             what);
   sk_tls_unload();
-  return !(failed = true);
+  failed = true;
+  return false;
 }
 
 void sk_tls_unload(void) {
@@ -108,8 +109,8 @@ struct sk_tls {
   int err;      /* failed: no call does anything any more */
   const char *why;
   uint64_t deadline; /* of the handshake */
-  bool moved;   /* bytes were read in this call of it */
-  bool renewed; /* its deadline was: once */
+  bool read_some; /* bytes were read in this call of it */
+  bool extended;  /* its deadline was: once */
   uint32_t records, records_per_key;
   uint8_t secret[SK_TLS_SECRET]; /* until the handshake is over */
 
@@ -169,7 +170,7 @@ RAIL_COLD static rail_result_t fail(struct sk_tls *t, int err, const char *why) 
 }
 
 /* A call of OpenSSL has returned that it did not do what was asked. */
-static rail_result_t not_done(struct sk_tls *t, int returned) {
+static rail_result_t ssl_error(struct sk_tls *t, int returned) {
   static const char cut[] = "it was cut: it ended without TLS' close_notify";
   switch (ossl.SSL_get_error(t->ssl, returned)) {
     case SSL_ERROR_WANT_READ:
@@ -220,7 +221,7 @@ static int find_session(SSL *ssl, const unsigned char *id, size_t id_size, SSL_S
 
 /* ---- the socket ----------------------------------------------------------- */
 
-/* OpenSSL's own would raise SIGPIPE, and read each record's head by a call of its own. */
+/* OpenSSL's socket BIO would raise SIGPIPE, and read each record's head by a call of its own. */
 
 /* Of these bytes those that do not fit into the socket are kept. -1: so many cannot be. */
 static int keep(struct sk_tls *t, const char *bytes, size_t size) {
@@ -278,7 +279,7 @@ static int bio_read(BIO *bio, char *bytes, int size) {
   if (result != RAIL_OK && errno) (void)fail(t, errno, NULL);
   else if (result != RAIL_OK) t->eof = true;
   if (result != RAIL_OK) return t->eof ? 0 : -1;
-  t->moved = true;
+  t->read_some = true;
   t->drained = n < (size_t)size + AHEAD;
   if (n <= (size_t)size) return (int)n;
   t->ahead_at = 0;
@@ -326,8 +327,8 @@ rail_result_t sk_tls_begin(struct sk_tls *t, int fd, const uint8_t secret[SK_TLS
 /* A process that was stopped finds the time passed and the peer's bytes there: it has one more time, for the rest. */
 static bool is_out_of_time(struct sk_tls *t) {
   if (!rail_deadline_passed(t->deadline)) return false;
-  if (!t->moved || t->renewed) return true;
-  t->renewed = true;
+  if (!t->read_some || t->extended) return true;
+  t->extended = true;
   t->deadline = rail_deadline_in_ms((uint64_t)sk_params.handshake_ms);
   return false;
 }
@@ -336,11 +337,11 @@ rail_result_t sk_tls_handshake(struct sk_tls *t) {
   if (t->up) return RAIL_OK;
   if (t->err) return fail(t, t->err, t->why);
   if (!t->ssl) return RAIL_IN_PROGRESS;
-  t->drained = t->moved = false;
+  t->drained = t->read_some = false;
   ossl.ERR_clear_error();
   int returned = ossl.SSL_do_handshake(t->ssl);
   if (returned != 1) {
-    rail_result_t result = not_done(t, returned);
+    rail_result_t result = ssl_error(t, returned);
     if (t->ended) return fail(t, ECONNRESET, "the peer ended TLS in its handshake");
     if (result == RAIL_IN_PROGRESS && t->out_size) (void)push_out(t);
     if (result == RAIL_IN_PROGRESS && t->out_err) return fail(t, t->out_err, NULL);
@@ -389,7 +390,7 @@ static rail_result_t write_record(struct sk_tls *t, const uint8_t *bytes, size_t
   int n = ossl.SSL_write(t->ssl, bytes, (int)size);
   if (rail_likely(n == (int)size)) return RAIL_OK;
   if (n > 0) return fail(t, EPROTO, "OpenSSL has cut a record");
-  return not_done(t, n);
+  return ssl_error(t, n);
 }
 
 ssize_t sk_tls_writev(struct sk_tls *t, const struct iovec *iov, int niov) {
@@ -478,7 +479,7 @@ rail_result_t sk_tls_recvv(struct sk_tls *t, int fd, const struct iovec *iov, in
       size_t want = RAIL_MIN(iov[i].iov_len - at, sizeof t->plain);
       int got = ossl.SSL_read(t->ssl, t->plain, (int)want);
       if (got <= 0) {
-        rail_result_t result = not_done(t, got);
+        rail_result_t result = ssl_error(t, got);
         return *n ? RAIL_OK : result; /* the next call finds out what is wrong */
       }
       rail_ordered_copy((uint8_t *)iov[i].iov_base + at, t->plain, (size_t)got);

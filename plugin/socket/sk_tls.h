@@ -5,6 +5,7 @@
  *
  *   sk_tls_new            before anything: HELLO's answer still comes in clear, nothing can be written
  *   sk_tls_begin          the answer was read, or sent: from here on both directions are TLS
+ *   sk_tls_open           both, where the answer is there already
  *   sk_tls_handshake      until RAIL_OK
  *   sk_tls_writev, _recvv as sendmsg and recvmsg
  *   sk_tls_close          the end, so that the peer can tell it from a cut
@@ -13,10 +14,11 @@
  * HELLO. Both sides have it before TLS begins, so there are no certificates and no tickets; the
  * (EC)DHE exchange keeps what was recorded from whoever learns the key later.
  *
- * What is encrypted is decided: those bytes are the next to leave, whatever the caller hands over at its next call.
- * They count as written when the kernel has the last byte of their record. What the kernel does not take waits here.
+ * Encrypted bytes are sent next, even if the caller's next call passes other memory. They count as written when the
+ * kernel has the last byte of their record. What the kernel does not take waits here.
  *
- * One thread at a time, as for the stream that it belongs to. Nothing here waits or logs, but sk_tls_load.
+ * One thread at a time, as for the stream that it belongs to. No call waits. Those log that load OpenSSL or make a key:
+ * sk_tls_load, sk_tls_secret, sk_tls_begin_stream, sk_tls_open.
  */
 #ifndef SK_TLS_H
 #define SK_TLS_H
@@ -50,8 +52,10 @@ void sk_tls_reset(struct sk_tls *tls);
 /* The stream's key: of the shared key, its HELLO and the nonce of its welcome, which the session holds once the welcome
  * was sent or received. RAIL_SYSTEM_ERROR, after one line: libcrypto makes none. */
 rail_result_t sk_tls_secret(const struct rail_session *session, uint8_t secret[SK_TLS_SECRET]);
-/* sk_tls_begin with it. RAIL_INTERNAL_ERROR, after that line: there is none. */
+/* sk_tls_begin with it. An error, of the key or of memory, has had one line. */
 rail_result_t sk_tls_begin_stream(struct sk_tls *tls, int fd, const struct rail_session *session);
+/* sk_tls_new and sk_tls_begin_stream. An error has had one line, and *tls is NULL. */
+rail_result_t sk_tls_open(const struct rail_session *session, int fd, struct sk_tls **tls);
 
 /* Over `fd`, which stays the caller's. An error is one of memory; its text is sk_tls_error's. */
 rail_result_t sk_tls_begin(struct sk_tls *tls, int fd, const uint8_t secret[SK_TLS_SECRET]);

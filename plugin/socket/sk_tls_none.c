@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Built where OpenSSL's headers are not: who asks for TLS has no devices, so nothing but load and unload is reached. */
+ * Built where OpenSSL's headers are not: who asks for TLS has no devices, so but for load and unload
+ * only sk_tls_free(NULL) is reached. */
 #ifndef RAIL_HAVE_OPENSSL
 #include <errno.h>
 

@@ -73,7 +73,7 @@ static void data_begin_another(struct data *d, enum sk_side side, unsigned int n
     d->args.fds[i] = fds[1];
     d->args.nics[i] = &data_device;
     d->args.peers[i] = (union rail_addr){.in = {.sin_family = AF_INET}};
-    rail_session_init(&d->args.sessions[i], &sk_protocol, true, &(struct rail_hello){.streams = nstreams});
+    rail_session_init(&d->args.sessions[i], &sk_protocol, side == SK_SENDER, &(struct rail_hello){.streams = nstreams});
   }
 }
 

@@ -321,7 +321,7 @@ TEST(no_key_for_a_stream) {
   data_begin_another(&receiver, SK_RECEIVER, STREAMS, SK_FEATURE_TLS);
   __typeof__(key->hmac) was = key->hmac;
   key->hmac = no_hmac;
-  CHECK_INT(sk_recv_create(&receiver.args, &comm), RAIL_INTERNAL_ERROR);
+  CHECK_INT(sk_recv_create(&receiver.args, &comm), RAIL_SYSTEM_ERROR);
   key->hmac = was;
   CHECK(comm == NULL && log_said("HMAC-SHA-256") && !log_said("memory"));
   for (unsigned int i = 0; i < STREAMS; i++) data_end(&receiver, i);
