@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a receiver reports to its sender: buffers that are posted (grants), credit that is free again, how far it has
- * read. All of it goes in CONTROL frames on stream 0, each of which makes earlier ones redundant but for their grants.
+ * read. All of it goes in CONTROL frames on the main stream, each of which makes earlier ones redundant but for their
+ * grants.
  *
  * A report costs a system call here and one there, so it is made when the sender can be waiting for it. Messages up to
  * the eager size do not wait for grants: a connection that carries only such has no control traffic but one frame of
