@@ -367,23 +367,29 @@ static void child_slow_return(struct pipes *io, void *arg) {
 
 TEST(a_slow_return_has_time_for_tls) { in_child(child_slow_return, NULL); }
 
-/* One side encrypts, with the key or with none on the other: the acceptor refuses, and both have a line. */
+/* The acceptor refuses, with those words in its line, and its answer tells the connector why. */
+static void expect_refusal(struct hs *h, unsigned int reason, const char *words) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  bool connected = false;
+  log_forget();
+  while (!connected || !log_said(words)) {
+    if (!connected) connected = hs_connect_step(h, DEV_A);
+    hs_accept_none(h);
+    ENSURE(!rail_deadline_passed(deadline), "not refused: %s", log_lines);
+  }
+  ENSURE_INT(hs_answer(0), reason);
+}
+
+/* Both have the key, and one side encrypts. */
 static void child_one_encrypts(struct pipes *io, void *arg) {
-  const int *which = arg; /* who does: 0 the acceptor, 1 the connector */
+  const int *which = arg; /* 0: the acceptor, 1: the connector */
   struct hs h;
   (void)io;
   begin(&h);
   sk_params.tls = which[0] == 0 ? SK_TLS_PSK : SK_TLS_OFF;
   hs_listen(&h, DEV_A);
   sk_params.tls = which[0] == 0 ? SK_TLS_OFF : SK_TLS_PSK;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  bool connected = false;
-  while (!connected || !log_said("RAIL_SOCKET_TLS must be the same on both")) {
-    if (!connected) connected = hs_connect_step(&h, DEV_A);
-    hs_accept_none(&h);
-    ENSURE(!rail_deadline_passed(deadline), "not refused: %s", log_lines);
-  }
-  ENSURE_INT(hs_answer(0), SK_REASON_TLS);
+  expect_refusal(&h, SK_REASON_TLS, "RAIL_SOCKET_TLS must be the same on both");
   hs_end(&h);
 }
 
@@ -391,7 +397,7 @@ TEST(one_side_encrypts) {
   for (int which = 0; which < 2; which++) in_child(child_one_encrypts, &which);
 }
 
-/* Without a key on the connector's side it dials all the same, so that the listener says why it refuses. */
+/* Without a key on the connector's side it dials all the same, so that both sides say why: the key comes first. */
 static void child_tls_and_no_key(struct pipes *io, void *arg) {
   struct hs h;
   (void)io, (void)arg;
@@ -401,8 +407,10 @@ static void child_tls_and_no_key(struct pipes *io, void *arg) {
   hs_listen(&h, DEV_A);
   h.handle[5] ^= RAIL_HANDLE_AUTH; /* as that of a listener which encrypts */
   h.handle[7] = (char)(h.handle[7] ^ (int)SK_HANDLE_TLS);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  while (!hs_connect_step(&h, DEV_A)) ENSURE(!rail_deadline_passed(deadline), "it does not dial: %s", log_lines);
+  struct rail_handle *listener = &h.listen->acceptor->listener.handle;
+  listener->auth = true;
+  listener->param |= SK_HANDLE_TLS;
+  expect_refusal(&h, RAIL_REASON_AUTH, "set on one side only");
   hs_end(&h);
 }
 
