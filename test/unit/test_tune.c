@@ -230,7 +230,6 @@ TEST(choice_of_algorithm) {
   }
 }
 
-/* More over a network, where a step takes longer. */
 TEST(small_calls) {
   struct rt_tuning t = {.algos = rt_algo_masks(NULL), .protos = rt_proto_masks(NULL), .all_shm = true, .nchannels = 1,
                         .small_max = 4096, .small_funcs = ~0u};
@@ -251,6 +250,7 @@ TEST(small_calls) {
             (1 << RT_NFUNC) - 1 - (1 << RT_F_ALLREDUCE) - (1 << RT_F_REDUCE));
 }
 
+/* A step takes longer there, and a tree has fewer. */
 TEST(trees_go_further_over_a_network) {
   struct rt_tuning t = tuning();
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4096, 4).algo, RT_ALGO_TREE);
@@ -322,7 +322,6 @@ TEST(chunks_fit_their_slots) {
             }
 }
 
-/* A channel for each 32 KiB of a step, as far as there is room. */
 TEST(chunks_over_a_network_are_larger) {
   struct rt_tuning t = tuning();
   t.slot_size[RT_SIMPLE] = 512 << 10;
@@ -334,6 +333,7 @@ TEST(chunks_over_a_network_are_larger) {
   CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_BROADCAST, 64 << 20, 3, 1), 128 << 10);
 }
 
+/* A channel for each 32 KiB of a step, as far as there are blocks. */
 TEST(channels_of_gpus) {
   struct rt_tuning t = tuning();
   t.blocks = t.nchannels = 8;
