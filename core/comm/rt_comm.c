@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/comm/rt_comm.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,9 +153,7 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
     }
   }
   if (comm->device < 0) comm->device = comm->local_rank;
-  cpu_set_t set;
-  comm->cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  comm->crowded = rt_peers_share_cores(comm->peers, comm->nranks, comm->rank);
+  comm->oversubscribed = rt_host_is_oversubscribed(comm->peers, comm->nranks, comm->rank);
   return RAIL_OK;
 }
 
@@ -228,7 +225,7 @@ static bool proxy_threaded(struct ncclComm *comm) {
     case RT_PROXY_INLINE: return false;
     default: break;
   }
-  return comm->cores >= 2 * comm->local_size;
+  return rt_peer_count_cores(&comm->peers[comm->rank]) >= 2 * comm->local_size;
 }
 
 rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args) {

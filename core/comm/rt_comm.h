@@ -65,8 +65,7 @@ struct rt_ring {
 struct ncclComm {
   uint64_t magic;
   int rank, nranks, local_rank, local_size;
-  int cores;           /* on which this process may run */
-  bool crowded;        /* this host's ranks share cores: a rank that waits gives way at once */
+  bool oversubscribed; /* this host has more ranks than cores for them: a rank that waits yields at once */
   int device;
   enum rt_memory_kind memory; /* of its calls' buffers: the first call with some decides */
   int initial_gpu; /* the device that was current when it was made; -1: none */

@@ -38,7 +38,13 @@ static void list_cores(struct rt_peer *me) {
     if (CPU_ISSET(i, &set)) me->cores[i / 64] |= 1ull << i % 64;
 }
 
-bool rt_peers_share_cores(const struct rt_peer *peers, int nranks, int rank) {
+int rt_peer_count_cores(const struct rt_peer *peer) {
+  int cores = 0;
+  for (unsigned int i = 0; i < RT_PEER_CORES / 64; i++) cores += __builtin_popcountll(peer->cores[i]);
+  return cores;
+}
+
+bool rt_host_is_oversubscribed(const struct rt_peer *peers, int nranks, int rank) {
   int ranks = 0, cores = 0;
   for (int r = 0; r < nranks; r++) ranks += peers[r].host_hash == peers[rank].host_hash;
   for (unsigned int i = 0; i < RT_PEER_CORES / 64; i++) {

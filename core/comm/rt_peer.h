@@ -15,7 +15,7 @@
 #include "core/gpu/rt_fd_receiver.h"
 #include "core/topo/rt_topo.h"
 
-#define RT_PEER_CORES 1024 /* those beyond are not told apart from none */
+#define RT_PEER_CORES 1024 /* cores with higher numbers are ignored */
 
 struct rt_peer {
   uint32_t version; /* RT_PEER_VERSION; checked before anything else */
@@ -42,8 +42,10 @@ struct rt_peer {
 /* Fills in all but the fields that the comments above leave to the caller. */
 void rt_peer_describe(struct rt_peer *me);
 bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
+/* On how many its process may run. */
+int rt_peer_count_cores(const struct rt_peer *peer);
 /* Do the ranks of that rank's host outnumber the cores that they may run on? */
-bool rt_peers_share_cores(const struct rt_peer *peers, int nranks, int rank);
+bool rt_host_is_oversubscribed(const struct rt_peer *peers, int nranks, int rank);
 /* RAIL_BAD_USAGE when a and b cannot work together: `why` names both ranks, the setting and both values; or the rank
  * whose record is invalid. */
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]);

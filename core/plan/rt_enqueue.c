@@ -392,8 +392,8 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
 
 /* ---- a small call in the caller's thread ---------------------------------------------------- */
 
-/* Polls before the call is left to the work queue: ranks that call at the same time need fewer. Where they share cores,
- * the others run in a yield. */
+/* Polls before the call is left to the work queue: ranks that call at the same time need fewer. On an
+ * oversubscribed host the others run in a yield. */
 #define SMALL_POLLS 200
 #define SMALL_YIELDS 4
 
@@ -432,9 +432,9 @@ bool rt_task_run_small(const struct rt_task *t) {
   rt_small_init(&comm->small, &op, t->send, t->recv, comm->calls++);
   int polls = 0;
   enum rt_program_state state;
-  const int most = comm->crowded ? SMALL_YIELDS : SMALL_POLLS;
+  const int most = comm->oversubscribed ? SMALL_YIELDS : SMALL_POLLS;
   while ((state = rt_small_poll(&comm->small, &op)) != RT_PROGRAM_DONE && polls++ < most)
-    if (comm->crowded)
+    if (comm->oversubscribed)
       sched_yield();
     else
       rail_cpu_relax();

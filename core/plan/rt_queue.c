@@ -12,11 +12,11 @@
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_gate.h"
 
-/* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. Where the
- * ranks of a host share cores, spinning keeps the rank that is waited for from running, and each yield runs others. */
+/* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. Where a
+ * host is oversubscribed, spinning keeps the rank that is waited for from running, and each yield runs others. */
 #define SPIN_POLLS 64
 #define YIELD_POLLS 50000
-#define CROWDED_YIELD_POLLS 2000
+#define OVERSUBSCRIBED_YIELD_POLLS 2000
 #define SLEEP_NS 50000
 /* Polls between two checks for departed peers, which cost a cache miss a connection. */
 #define DEPARTED_CHECK_POLLS 4096
@@ -36,9 +36,9 @@
 /* ---- running one plan ------------------------------------------------------ */
 
 static void idle_wait(const struct ncclComm *comm, int idle_polls) {
-  if (idle_polls < SPIN_POLLS && !comm->crowded)
+  if (idle_polls < SPIN_POLLS && !comm->oversubscribed)
     rail_cpu_relax();
-  else if (idle_polls < (comm->crowded ? CROWDED_YIELD_POLLS : YIELD_POLLS))
+  else if (idle_polls < (comm->oversubscribed ? OVERSUBSCRIBED_YIELD_POLLS : YIELD_POLLS))
     sched_yield();
   else
     nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);

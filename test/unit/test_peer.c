@@ -150,24 +150,27 @@ TEST(both_ends_choose_one_transport) {
   }
 }
 
-/* Ranks that are bound to a core each do not share, however few cores each of them sees. */
-TEST(who_shares_cores) {
+/* A host whose ranks are bound to a core each is not oversubscribed, however few cores each of them sees. */
+TEST(oversubscribed_hosts) {
   struct rt_peer peers[4];
   memset(peers, 0, sizeof peers);
   for (int r = 0; r < 4; r++) {
     peers[r].host_hash = 7;
     peers[r].cores[r / 2 * 15] = 1ull << (r % 2 * 63);
   }
-  CHECK(!rt_peers_share_cores(peers, 4, 0));
+  CHECK(!rt_host_is_oversubscribed(peers, 4, 0));
+  peers[3].cores[0] = 7;
+  CHECK_INT(rt_peer_count_cores(&peers[3]), 4);
+  peers[3].cores[0] = 0;
   peers[3].cores[15] = peers[2].cores[15];
-  CHECK(rt_peers_share_cores(peers, 4, 0));
+  CHECK(rt_host_is_oversubscribed(peers, 4, 0));
   peers[3].host_hash = 8; /* elsewhere */
-  CHECK(!rt_peers_share_cores(peers, 4, 0) && !rt_peers_share_cores(peers, 4, 3));
+  CHECK(!rt_host_is_oversubscribed(peers, 4, 0) && !rt_host_is_oversubscribed(peers, 4, 3));
   rt_peer_describe(&peers[0]);
-  CHECK(!rt_peers_share_cores(peers, 1, 0));
+  CHECK(!rt_host_is_oversubscribed(peers, 1, 0));
 }
 
-TEST_MAIN(TEST_CASE(describe), TEST_CASE(who_shares_cores), TEST_CASE(disagreements_are_named),
+TEST_MAIN(TEST_CASE(describe), TEST_CASE(oversubscribed_hosts), TEST_CASE(disagreements_are_named),
           TEST_CASE(another_version_is_refused_before_anything_else), TEST_CASE(places_may_differ),
           TEST_CASE(a_gpu_that_cannot_be_is_refused), TEST_CASE(gpus_have_room), TEST_CASE(who_shares_a_gpu),
           TEST_CASE(both_ends_choose_one_transport))
