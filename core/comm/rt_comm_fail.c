@@ -38,6 +38,13 @@ void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, 
   if (bootstrap) rt_bootstrap_abort(bootstrap, result, text);
 }
 
+void rt_comm_fail_mismatch(struct ncclComm *comm, int peer, uint64_t got, uint64_t expected) {
+  rt_comm_fail(comm, RAIL_BAD_USAGE,
+               "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in "
+               "count, type or order",
+               comm->rank, (unsigned long long)got, peer, (unsigned long long)expected);
+}
+
 void rt_comm_revoke(struct ncclComm *comm) {
   atomic_store(&comm->revoked, true);
   record_failure(comm, RAIL_BAD_USAGE, "revoked by its user (ncclCommRevoke or NCCL_SHRINK_ABORT)");

@@ -75,8 +75,7 @@ void rt_run_begin(struct rt_run *run) {
 void rt_run_check_job(const struct rt_plan *plan, int j) {
   const struct rt_device_job *d = &plan->launch->job[j];
   if (d->state != RT_DEVICE_MISMATCH) return;
-  rt_comm_fail(plan->comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, plan->comm->rank, (unsigned long long)d->got,
-               plan->jobs[j].recv[d->from].connector->peer, (unsigned long long)d->expected);
+  rt_comm_fail_mismatch(plan->comm, plan->jobs[j].recv[d->from].connector->peer, d->got, d->expected);
 }
 
 static bool job_over(const struct rt_run *run, int j) {

@@ -70,15 +70,13 @@ static int peer_of(const struct rt_job *job, const struct rt_conn *c) {
 static enum rt_program_state poll_program(struct ncclComm *comm, struct rt_job *job) {
   enum rt_program_state state = rt_program_poll(&job->program);
   if (state == RT_PROGRAM_MISMATCH)
-    rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)job->program.got,
-                 peer_of(job, job->program.blocked), (unsigned long long)job->program.expected);
+    rt_comm_fail_mismatch(comm, peer_of(job, job->program.blocked), job->program.got, job->program.expected);
   return state == RT_PROGRAM_DONE && !ops_finished(job) ? RT_PROGRAM_WAIT : state;
 }
 
-/* `got`, `expected`: rt_sched_call. */
+/* `got`, `expected`: of rt_sched_call, which has the bytes above 4 bits. */
 static void calls_differ(struct ncclComm *comm, int peer, uint64_t got, uint64_t expected) {
-  rt_comm_fail(comm, RAIL_BAD_USAGE, RT_MISMATCH_TEXT, comm->rank, (unsigned long long)got >> 4, peer,
-               (unsigned long long)expected >> 4);
+  rt_comm_fail_mismatch(comm, peer, got >> 4, expected >> 4);
 }
 
 static enum rt_program_state poll_small(struct ncclComm *comm, struct rt_small_op *op) {

@@ -19,11 +19,6 @@ struct ncclComm;
 struct rt_device_launch;
 struct rt_graph_ref;
 
-/* The error when two ranks' calls differ: rank, bytes, peer, bytes. */
-#define RT_MISMATCH_TEXT                                                                                        \
-  "rank %d got %llu bytes from rank %d where its own call expects %llu: the two ranks' calls differ in count, " \
-  "type or order"
-
 #define RT_NO_NUMBER UINT64_MAX
 
 /* One connection of a job. */
