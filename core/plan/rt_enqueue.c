@@ -85,8 +85,9 @@ static rail_result_t add_tree_connectors(struct builder *b, int channel, int tre
   return RAIL_OK;
 }
 
-/* The connectors that the schedule of a ring, or of a send or receive, uses. */
-static rail_result_t add_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job *job) {
+/* The connectors that the schedule of a ring, or of a send or receive, uses: it receives `from` and sends `to`. */
+static rail_result_t add_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job_end *from,
+                                    struct rt_job_end *to) {
   struct ncclComm *comm = b->comm;
   int n = comm->nranks, index = comm->ring.index;
   int next = rt_ring_rank_at(comm, index + 1), prev = rt_ring_rank_at(comm, index - 1);
@@ -112,8 +113,8 @@ static rail_result_t add_connectors(struct builder *b, const struct rt_task *t, 
     default: break;
   }
   if (n == 1) return RAIL_OK;
-  if (recv) RAIL_TRY(add_connector(b, channel, prev, false, &job->recv[0]));
-  if (send) RAIL_TRY(add_connector(b, channel, next, true, &job->send[0]));
+  if (recv) RAIL_TRY(add_connector(b, channel, prev, false, from));
+  if (send) RAIL_TRY(add_connector(b, channel, next, true, to));
   return RAIL_OK;
 }
 
@@ -169,7 +170,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
   RAIL_TRY(choice.schedule == RT_TREE ? add_tree_connectors(b, channel, tree, job)
-                                      : add_connectors(b, t, channel, job));
+                                      : add_connectors(b, t, channel, &job->recv[0], &job->send[0]));
   b->plan->njobs++;
   return RAIL_OK;
 }
@@ -187,15 +188,16 @@ static bool describe_small(struct rt_small_call *call, const struct rt_task *t) 
 /* The first collective also makes the connections of its ring: a rank whose call differs and is not small waits for
  * them before it can find that out. */
 static rail_result_t add_small_job(struct builder *b, const struct rt_task *t, uint64_t number) {
-  struct rt_job *job = &b->plan->jobs[b->plan->njobs], ring;
+  struct rt_job *job = &b->plan->jobs[b->plan->njobs];
+  struct rt_job_end from, to; /* only to be connected */
   const struct rt_premul *m = &t->premul;
-  if (number == 0) RAIL_TRY(add_connectors(b, t, 0, &ring));
+  if (number == 0) RAIL_TRY(add_connectors(b, t, 0, &from, &to));
   if (!describe_small(&job->small.call, t)) return RAIL_BAD_ARGUMENT;
   job->is_small = true;
   job->type = (int)t->type;
-  job->number = number;
   job->small.send = t->send;
   job->small.recv = t->recv;
+  job->small.number = number;
   if (t->op >= ncclNumOps && m->deferred) job->scalar = m->scalar;
   if (t->op >= ncclNumOps && !m->deferred) rt_scalar_premul(&job->small.call.scalar, (int)t->type, m->value);
   b->plan->njobs++;
@@ -269,7 +271,7 @@ static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, i
 static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   struct rt_program *prog = &job->program;
   if (job->is_small) {
-    rt_small_init(&comm->small, &job->small, job->small.send, job->small.recv, job->number);
+    rt_small_init(&comm->small, &job->small);
     return;
   }
   for (int p = 0; p < RT_PEERS; p++) {
@@ -416,7 +418,7 @@ static rail_result_t enqueue_small(struct ncclComm *comm, const struct rt_small_
   if (!plan) return RAIL_SYSTEM_ERROR;
   plan->comm = comm;
   plan->njobs = 1;
-  plan->jobs[0] = (struct rt_job){.is_small = true, .small = *op, .number = op->number};
+  plan->jobs[0] = (struct rt_job){.is_small = true, .small = *op};
   rt_queue_enqueue(&comm->queue, plan, false);
   return RAIL_OK;
 }
@@ -429,7 +431,10 @@ bool rt_task_run_small(const struct rt_task *t) {
   atomic_fetch_add(&comm->users, 1);
   struct rt_small_op op;
   op.call = *call;
-  rt_small_init(&comm->small, &op, t->send, t->recv, comm->calls++);
+  op.send = t->send;
+  op.recv = t->recv;
+  op.number = comm->calls++;
+  rt_small_init(&comm->small, &op);
   int polls = 0;
   enum rt_program_state state;
   const int most = comm->oversubscribed ? SMALL_YIELDS : SMALL_POLLS;

@@ -101,13 +101,12 @@ int rt_plan_poll(struct ncclComm *comm, struct rt_plan *plan, bool *moved) {
 
 void rt_plan_compare(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
-    struct rt_job *job = &plan->jobs[i];
-    if (job->done || job->number == RT_NO_NUMBER) continue;
-    struct rt_small_op *op = &job->small;
+    const struct rt_job *job = &plan->jobs[i];
+    if (job->done || (!job->is_small && job->number == RT_NO_NUMBER)) continue;
     uint64_t id = 0;
-    int peer = job->is_small ? -1 : rt_small_find(&comm->small, job->number, &id);
-    if (peer >= 0) calls_differ(comm, peer, id, job->program.call);
-    if (job->is_small && rt_small_finds_large(&comm->small, op)) calls_differ(comm, op->peer, op->got, op->call.id);
+    int peer = job->is_small ? rt_small_find_announced(&comm->small, job->small.number, &id)
+                             : rt_small_find_published(&comm->small, job->number, &id);
+    if (peer >= 0) calls_differ(comm, peer, id, job->is_small ? job->small.call.id : job->program.call);
   }
 }
 

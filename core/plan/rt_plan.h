@@ -33,7 +33,7 @@ struct rt_job_end {
 struct rt_job {
   bool is_small;
   struct rt_small_op small;
-  uint64_t number; /* of the communicator's collectives; RT_NO_NUMBER: a send or receive */
+  uint64_t number; /* of the communicator's collectives (a small job's is `small`'s); RT_NO_NUMBER: a send or receive */
   struct rt_program program;
   struct rt_job_end send[RT_PEERS], recv[RT_PEERS];
   int type, op;       /* enum rt_type, enum rt_redop; op -1: nothing is reduced */

@@ -20,7 +20,7 @@
 #define OPEN_TAG 0xd0000000u
 
 struct slot {
-  _Atomic uint64_t seq; /* operation + 1 */
+  _Atomic uint64_t seq; /* sequence number + 1 */
   _Atomic uint64_t call;
   _Atomic uint64_t number; /* of the collective + 1 */
   char payload[LINE - 24];
@@ -188,10 +188,7 @@ bool rt_small_describe(struct rt_small_call *c, enum rt_coll coll, int type, int
 
 /* ---- running ---------------------------------------------------------------------------- */
 
-void rt_small_init(struct rt_small *s, struct rt_small_op *op, const void *send, void *recv, uint64_t number) {
-  op->send = send;
-  op->recv = recv;
-  op->number = number;
+void rt_small_init(struct rt_small *s, struct rt_small_op *op) {
   op->seq = s->next_seq++;
   op->begun = false;
   op->next = op->call.first;
@@ -288,18 +285,17 @@ void rt_small_announce(struct rt_small *s, uint64_t number, uint64_t id) {
   atomic_store_explicit(&a->number, number + 1, memory_order_release);
 }
 
-bool rt_small_finds_large(const struct rt_small *s, struct rt_small_op *op) {
-  for (int r = 0; r < s->nranks; r++) {
-    const struct announced *a = &lane_of(s, r)->announced[op->number % ANNOUNCED];
-    if (atomic_load_explicit(&a->number, memory_order_acquire) != op->number + 1) continue;
-    op->peer = r;
-    op->got = atomic_load_explicit(&a->id, memory_order_relaxed);
-    return true;
+int rt_small_find_announced(const struct rt_small *s, uint64_t number, uint64_t *id) {
+  for (int r = 0; s->segment && r < s->nranks; r++) {
+    const struct announced *a = &lane_of(s, r)->announced[number % ANNOUNCED];
+    if (r == s->rank || atomic_load_explicit(&a->number, memory_order_acquire) != number + 1) continue;
+    *id = atomic_load_explicit(&a->id, memory_order_relaxed);
+    return r;
   }
-  return false;
+  return -1;
 }
 
-int rt_small_find(const struct rt_small *s, uint64_t number, uint64_t *id) {
+int rt_small_find_published(const struct rt_small *s, uint64_t number, uint64_t *id) {
   for (int r = 0; s->segment && r < s->nranks; r++)
     for (uint64_t i = 0; i < RT_SMALL_SLOTS; i++) {
       const struct slot *slot = slot_of(s, r, i);

@@ -6,9 +6,10 @@
  *
  *   slot: | seq | call | number | 40 bytes of payload |   one cache line; a larger payload begins in the next line
  *
- * An operation has the same sequence number on all ranks. It is published by a release store of seq = number + 1, and
- * read after an acquire load of that. A lane has RT_SMALL_SLOTS slots: a rank publishes operation s when all ranks
- * have published s - RT_SMALL_SLOTS + 1, so have finished reading the operation whose slot it takes.
+ * An operation has the same sequence number on all ranks. It is published by a release store of the slot's seq =
+ * sequence number + 1, and read after an acquire load of that. A lane has RT_SMALL_SLOTS slots: a rank publishes
+ * operation s when all ranks have published s - RT_SMALL_SLOTS + 1, so have finished reading the operation whose slot
+ * it takes.
  *
  * Operations run one after the other. A call whose communicator has nothing to do runs in its own thread and is then
  * over when it returns, or handed to the work queue (rt_task_run_small); all others are jobs of a plan.
@@ -42,12 +43,12 @@ struct rt_small_op {
   struct rt_small_call call;
   const char *send;
   char *recv;
-  uint64_t seq;    /* of the communicator's small operations */
-  uint64_t number; /* of all its collectives */
+  uint64_t number; /* of the communicator's collectives */
+  uint64_t seq;    /* of its small operations */
   bool begun;      /* published */
   int next;        /* the rank to read next */
   const char *acc; /* the reduction of those before */
-  /* When RT_PROGRAM_MISMATCH: whose call differs, and its id. */
+  /* When RT_PROGRAM_MISMATCH: whose call differs, and its id (rt_sched_call). */
   int peer;
   uint64_t got;
 };
@@ -75,8 +76,9 @@ void rt_small_close(struct rt_small *s);
 bool rt_small_describe(struct rt_small_call *call, enum rt_coll coll, int type, int op, uint64_t count, int root,
                        int rank, int nranks);
 
-/* Takes the next sequence number. In the order of calls, on all ranks the same. */
-void rt_small_init(struct rt_small *s, struct rt_small_op *op, const void *send, void *recv, uint64_t number);
+/* Takes the next sequence number, in the order of calls, on all ranks the same. The caller has filled in call, send,
+ * recv and number. */
+void rt_small_init(struct rt_small *s, struct rt_small_op *op);
 /* Does what can be done now. */
 enum rt_program_state rt_small_poll(struct rt_small *s, struct rt_small_op *op);
 /* The rank that an operation waits for although it has ended its communicator; -1: none. */
@@ -84,9 +86,9 @@ int rt_small_departed(const struct rt_small *s, const struct rt_small_op *op);
 
 /* Before a collective begins that is not small: ranks whose call of that number is small can find the difference. */
 void rt_small_announce(struct rt_small *s, uint64_t number, uint64_t id);
-/* For an operation that waits: has another rank begun a call of the same number that is not small? */
-bool rt_small_finds_large(const struct rt_small *s, struct rt_small_op *op);
-/* For a call that is not small and waits: the rank whose call of the same number is; -1: none. *id: of that call. */
-int rt_small_find(const struct rt_small *s, uint64_t number, uint64_t *id);
+/* For a call that waits: a rank that has announced one of the same number that is not small, or has published one that
+ * is; -1: none. *id: of that call. */
+int rt_small_find_announced(const struct rt_small *s, uint64_t number, uint64_t *id);
+int rt_small_find_published(const struct rt_small *s, uint64_t number, uint64_t *id);
 
 #endif
