@@ -404,8 +404,8 @@ bool rail_watch_wake(struct rail_watched *const *handle) {
   return usable;
 }
 
-static bool linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms, void (*destroy)(void *comm),
-                   bool goodbye_last) {
+bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms, bool goodbye_last,
+                       void (*destroy)(void *comm)) {
   pthread_mutex_lock(&lock);
   struct rail_watched *w = *handle;
   if (w) {
@@ -419,16 +419,6 @@ static bool linger(struct rail_watch *watch, struct rail_watched **handle, uint6
   }
   pthread_mutex_unlock(&lock);
   return w != NULL;
-}
-
-bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
-                       void (*destroy)(void *comm)) {
-  return linger(watch, handle, ms, destroy, false);
-}
-
-bool rail_watch_linger_open(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
-                            void (*destroy)(void *comm)) {
-  return linger(watch, handle, ms, destroy, true);
 }
 
 void rail_watch_each(struct rail_watch *watch, void (*fn)(void *comm, void *arg), void *arg) {

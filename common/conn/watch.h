@@ -96,13 +96,12 @@ void rail_watch_ping(struct rail_watch *watch, struct rail_watched *const *handl
 /* The plugin has frames of its own to send (rail_oob_ops.next): writes as many as the socket takes. False: it cannot,
  * now or ever, because the connection has ended or its network is down. */
 bool rail_watch_wake(struct rail_watched *const *handle);
-/* The comm is closed and has nothing outstanding. Sends GOODBYE; the thread calls `destroy`, without the lock, when the
- * peer has closed or has sent DRAINED, or after ms. False: it is not watched, and still the caller's. */
-bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
+/* The comm is closed and has nothing outstanding. The thread calls `destroy`, without the lock, when the peer has
+ * closed or has sent DRAINED, or after ms. GOODBYE is sent at once, or with `goodbye_last` right before `destroy`,
+ * where what the comm has sent may still be on its way to a peer that waits. False: it is not watched, and still the
+ * caller's. */
+bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms, bool goodbye_last,
                        void (*destroy)(void *comm));
-/* The same, and GOODBYE goes out at its end: what the comm has sent may still be on its way to a peer that waits. */
-bool rail_watch_linger_open(struct rail_watch *watch, struct rail_watched **handle, uint64_t ms,
-                            void (*destroy)(void *comm));
 /* Calls fn(comm, arg) for each comm that is watched, also those that linger, under the lock. */
 void rail_watch_each(struct rail_watch *watch, void (*fn)(void *comm, void *arg), void *arg);
 

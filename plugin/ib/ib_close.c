@@ -70,7 +70,7 @@ static bool linger_for_iwarp(struct ib_comm *comm) {
   if (!comm->rails[0].port->iwarp || !should_linger(comm)) return false;
   comm->magic = 0; /* it is closed */
   uint64_t ms = RAIL_MIN(ib_comm_linger_ms(comm), IB_GRACE_MS);
-  if (!rail_watch_linger_open(&ib_watch, &comm->watched, ms, destroy_lingering)) ib_comm_destroy(comm);
+  if (!rail_watch_linger(&ib_watch, &comm->watched, ms, true, destroy_lingering)) ib_comm_destroy(comm);
   return true;
 }
 
@@ -90,7 +90,7 @@ rail_result_t ib_close_recv(void *recv_comm) {
   if (!comm) return RAIL_OK;
   if (should_linger(comm)) {
     comm->magic = 0; /* it is closed */
-    if (!rail_watch_linger(&ib_watch, &comm->watched, ib_comm_linger_ms(comm), destroy_lingering))
+    if (!rail_watch_linger(&ib_watch, &comm->watched, ib_comm_linger_ms(comm), false, destroy_lingering))
       ib_comm_destroy(comm);
     return RAIL_OK;
   }

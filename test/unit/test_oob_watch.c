@@ -347,28 +347,33 @@ TEST(silent_processes) {
 }
 
 TEST(lingering) {
-  static struct comm told, timed, gone, last, never;
+  static struct comm told, timed, gone, late, last, never;
   CHECK_OK(rail_watch_begin(&watch));
-  CHECK(!rail_watch_linger(&watch, &never.handle, 1, destroy)); /* not watched: it is still the caller's */
+  CHECK(!rail_watch_linger(&watch, &never.handle, 1, false, destroy)); /* not watched: it is still the caller's */
   add(&watch, &told, false, 7);
   add(&watch, &gone, false, 7);
   add(&watch, &timed, false, 7);
+  add(&watch, &late, true, 7);
   add(&watch, &last, false, 7);
-  CHECK(rail_watch_linger(&watch, &told.handle, 600000, destroy) && !told.handle);
+  CHECK(rail_watch_linger(&watch, &told.handle, 600000, false, destroy) && !told.handle);
   CHECK_INT(next_frame(&told), RAIL_OOB_GOODBYE);
   CHECK_INT(atomic_load(&told.destroyed), 0);
   send_frame(&told, RAIL_OOB_DRAINED, 0);
   UNTIL(atomic_load(&told.destroyed) == 1);
-  CHECK(rail_watch_linger(&watch, &gone.handle, 600000, destroy));
+  CHECK(rail_watch_linger(&watch, &gone.handle, 600000, false, destroy));
   rail_sock_close(&gone.peer);
   UNTIL(atomic_load(&gone.destroyed) == 1);
-  CHECK(rail_watch_linger(&watch, &timed.handle, 30, destroy));
+  CHECK(rail_watch_linger(&watch, &timed.handle, 30, false, destroy));
   UNTIL(atomic_load(&timed.destroyed) == 1);
-  CHECK(rail_watch_linger(&watch, &last.handle, 30, destroy));
+  uint64_t begun = rail_now_ns();
+  CHECK(rail_watch_linger(&watch, &late.handle, 30, true, destroy));
+  CHECK(next_frame(&late) == RAIL_OOB_GOODBYE && rail_now_ns() - begun >= 30 * 1000000ull);
+  CHECK(rail_watch_linger(&watch, &last.handle, 30, false, destroy));
   rail_watch_end(&watch); /* waits for it */
-  CHECK_INT(atomic_load(&last.destroyed), 1);
+  CHECK(atomic_load(&late.destroyed) == 1 && atomic_load(&last.destroyed) == 1);
   rail_sock_close(&told.peer);
   rail_sock_close(&timed.peer);
+  rail_sock_close(&late.peer);
   rail_sock_close(&last.peer);
 }
 
@@ -460,7 +465,7 @@ TEST(fork_leaves_the_parent_alone) {
   CHECK_OK(rail_watch_begin(&second));
   add(&watch, &comm, true, 7);
   add(&second, &closed, false, 7);
-  CHECK(rail_watch_linger(&second, &closed.handle, 600000, destroy));
+  CHECK(rail_watch_linger(&second, &closed.handle, 600000, false, destroy));
   CHECK_INT(next_frame(&closed), RAIL_OOB_GOODBYE);
   pid_t pid = fork();
   CHECK(pid >= 0);
@@ -486,8 +491,8 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(start_and_stop), TEST_CASE(sleeps), TEST_CASE(add_and_remove), TEST_CASE(frames_become_events),
     TEST_CASE(garbage), TEST_CASE(ping_is_answered), TEST_CASE(a_peer_that_does_not_read),
-    TEST_CASE(what_remove_sends), TEST_CASE(silent_processes), TEST_CASE(lingering), TEST_CASE(each_of_two),
-    TEST_CASE(another_descriptor), TEST_CASE(begin_fails), TEST_CASE(never_closed),
+    TEST_CASE(what_remove_sends), TEST_CASE(silent_processes), TEST_CASE(lingering),
+    TEST_CASE(each_of_two), TEST_CASE(another_descriptor), TEST_CASE(begin_fails), TEST_CASE(never_closed),
     TEST_CASE(fork_leaves_the_parent_alone),
   };
   rail_log_set_sink(log_capture);
