@@ -174,17 +174,6 @@ static void add_waiting(struct outstanding *o, uint64_t size) {
   o->most = RAIL_MAX(o->most, size);
 }
 
-static void add_setup(struct outstanding *o, const struct sk_stream *s) {
-  o->unwelcomed |= !s->welcomed;
-  o->in_handshake |= s->welcomed && !s->ready;
-}
-
-/* Appended to "the peer's process": how far the connection is. */
-static const char *setup_text(const struct outstanding *o) {
-  if (o->unwelcomed) return ", which has not accepted the connection";
-  return o->in_handshake ? ", whose TLS handshake is not over" : "";
-}
-
 static void collect_sends(const struct sk_send_comm *sc, struct outstanding *o) {
   const struct sk_match_node *node;
   const struct sk_send *send;
@@ -196,10 +185,7 @@ static void collect_sends(const struct sk_send_comm *sc, struct outstanding *o) 
   o->moving = all > o->waiting ? all - o->waiting : 0;
   STAILQ_FOREACH(send, &sc->ready, next) o->missing += send->size;
   STAILQ_FOREACH(send, &sc->bulk, next) o->missing += send->size - send->framed;
-  for (uint32_t i = 0; i < sc->base.nstreams; i++) {
-    o->missing += sc->base.streams[i].out_bytes;
-    add_setup(o, &sc->base.streams[i]);
-  }
+  for (uint32_t i = 0; i < sc->base.nstreams; i++) o->missing += sc->base.streams[i].out_bytes;
 }
 
 static void collect_recvs(const struct sk_recv_comm *rc, struct outstanding *o) {
@@ -221,7 +207,18 @@ static struct outstanding collect(const struct sk_comm *comm) {
   struct outstanding o = {0};
   if (comm->side == SK_SENDER) collect_sends(sender(comm), &o);
   else collect_recvs(receiver(comm), &o);
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    const struct sk_stream *s = &comm->streams[i];
+    o.unwelcomed |= !s->welcomed;
+    o.in_handshake |= s->welcomed && !s->ready;
+  }
   return o;
+}
+
+/* Appended to "the peer's process": how far the connection is. */
+static const char *setup_text(const struct outstanding *o) {
+  if (o->unwelcomed) return ", which has not accepted the connection";
+  return o->in_handshake ? ", whose TLS handshake is not over" : "";
 }
 
 static const char *describe(const struct sk_comm *comm, const struct outstanding *o, char *text, size_t size) {
@@ -254,8 +251,7 @@ RAIL_COLD static void give_up_process(struct sk_comm *comm, const struct outstan
   sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                "no sign of life from the peer's process for %.1f s%s; last progress %.1f s ago; %s; is it stopped, or "
                "in a debugger? RAIL_SOCKET_PEER_TIMEOUT is %.1f s",
-               seconds(now - comm->keepalive.last_sign),
-               setup_text(o), seconds(now - comm->keepalive.since),
+               seconds(now - comm->keepalive.last_sign), setup_text(o), seconds(now - comm->keepalive.since),
                describe(comm, o, text, sizeof text), seconds((uint64_t)sk_params.peer_timeout_ms * MS));
   shut_down(comm);
 }
@@ -312,8 +308,7 @@ static void describe_silence(const struct sk_keepalive *k, const struct outstand
     snprintf(text, size, "the peer's host does not answer (is it down, or the network between cut?)%s", end);
   else
     snprintf(text, size, "no sign of life from the peer's process%s%s (is it stopped, in a debugger, being "
-             "checkpointed?)%s", sk_params.deadline_ms ? ", though its host answers" : "",
-             setup_text(o), end);
+             "checkpointed?)%s", setup_text(o), sk_params.deadline_ms ? ", though its host answers" : "", end);
 }
 
 static void format_stall(const struct sk_comm *comm, const struct outstanding *o, uint64_t now, char *line,

@@ -55,6 +55,21 @@ TEST(a_process_that_is_silent) {
   data_close(&d);
 }
 
+/* It has not accepted: both lines say so. */
+TEST(a_process_that_does_not_accept) {
+  struct data d;
+  void *request;
+  data_begin(&d, SK_SENDER, 1, 0);
+  data_create(&d);
+  ENSURE_INT(sk_isend(d.comm, bytes, 8, 1, NULL, NULL, &request), RAIL_OK);
+  pass(&d, 11, false);
+  CHECK(log_said("the peer's process, which has not accepted the connection, though its host answers"));
+  pass(&d, 290, false);
+  CHECK(log_said("the peer's process for 300.0 s, which has not accepted the connection; last progress"));
+  CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+  data_close(&d);
+}
+
 TEST(for_ever_if_that_is_asked_for) {
   struct data d;
   void *request;
@@ -164,7 +179,8 @@ TEST(one_warning_a_host) {
   for (int i = 0; i < 2; i++) data_close(&d[i]);
 }
 
-TEST_MAIN(TEST_CASE(a_process_that_is_silent), TEST_CASE(for_ever_if_that_is_asked_for),
+TEST_MAIN(TEST_CASE(a_process_that_is_silent), TEST_CASE(a_process_that_does_not_accept),
+          TEST_CASE(for_ever_if_that_is_asked_for),
           TEST_CASE(a_peer_that_lives_and_posts_nothing), TEST_CASE(one_that_is_stopped_later),
           TEST_CASE(it_moves_and_pauses_again), TEST_CASE(it_lives_and_moves_and_pauses_again),
           TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(one_warning_a_host))

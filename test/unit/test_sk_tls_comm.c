@@ -270,6 +270,23 @@ TEST(a_handshake_that_does_not_end) {
   sk_params.handshake_ms = was;
 }
 
+/* Both sides wait for the other's process, at the watch thread's ticks, and say what for. */
+TEST(a_handshake_that_stalls) {
+  open_both(SK_FEATURE_TLS);
+  (void)irecv(100);
+  (void)isend(100);
+  log_forget();
+  data_settle(&sender);
+  data_settle(&receiver);
+  for (uint64_t ms = 0; ms < 11000; ms += SK_TICK_MS) {
+    sk_keepalive_run(sender.comm, 1000000 * (1000000 + ms));
+    sk_keepalive_run(receiver.comm, 1000000 * (1000000 + ms));
+  }
+  CHECK_INT(log_count("the peer's process, whose TLS handshake is not over, though"), 2);
+  CHECK_INT(log_count("has not accepted"), 0);
+  close_both();
+}
+
 /* ---- a stream that is lost before its handshake is over ------------------------------- */
 
 enum loss { LOSS_RESET, LOSS_END, LOSS_GARBAGE };
@@ -333,5 +350,5 @@ TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(a_mark_crosses_in_clear), TEST_C
           TEST_CASE(a_slow_wire), TEST_CASE(a_wire_that_is_cut), TEST_CASE(a_wire_that_is_cut_at_rest),
           TEST_CASE(what_has_come_is_read), TEST_CASE(a_bit_that_is_changed),
           TEST_CASE(bytes_in_clear_behind_the_answer), TEST_CASE(an_answer_without_tls),
-          TEST_CASE(a_handshake_that_does_not_end), TEST_CASE(a_stream_lost_in_its_handshake),
-          TEST_CASE(no_key_for_a_stream))
+          TEST_CASE(a_handshake_that_does_not_end), TEST_CASE(a_handshake_that_stalls),
+          TEST_CASE(a_stream_lost_in_its_handshake), TEST_CASE(no_key_for_a_stream))
