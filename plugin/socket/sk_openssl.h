@@ -25,7 +25,7 @@ static struct {
 #undef OSSL_POINTER
 
 /* NULL, or what is wrong. libssl brings libcrypto, whose functions are found by it. */
-static const char *open_library(void) {
+static const char *ossl_open(void) {
   /* Never closed: it has exit handlers of its own. */
   void *dl = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!dl) return "OpenSSL's libssl.so.3 is not installed";

@@ -3,8 +3,8 @@
  * A send from isend to its completion.
  *
  * isend looks for the grant of its buffer. With a grant, or small enough to be sent before it (eager), the send is
- * ready: sk_send_post announces it on stream 0 and cuts the rest into chunks for whichever stream is free. It is done
- * when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_finish.
+ * ready: sk_send_post announces it on the main stream and cuts the rest into chunks for whichever stream is free. It is
+ * done when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_finish.
  *
  * Small sends behind others that are outstanding are not written one by one: they stay in the stream's queue until the
  * caller tests, or until they are many.

@@ -71,7 +71,7 @@ bool sk_tls_load(void) {
     why = "it encrypts with the key of RAIL_SOCKET_AUTH_FILE, which is not set";
     what = "set that";
   } else {
-    why = open_library();
+    why = ossl_open();
     if (!why) why = make_context();
   }
   if (!why && !said)
