@@ -40,7 +40,6 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   comm->reconnect = args->reconnect;
   comm->accepted = args->accepted;
   memcpy(comm->sessions, args->sessions, sizeof comm->sessions);
-  comm->await_ready = sends;
   comm->not_ready = sends ? args->nstreams : 0;
   pthread_mutex_init(&comm->mrs_lock, NULL);
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);

@@ -105,11 +105,10 @@ struct sk_comm {
   rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend, which is below it */
 
   /* The owner's. */
-  bool await_ready;   /* sender: write nothing before all streams were ready */
+  uint32_t not_ready; /* sender: streams that have never been ready; nothing is written before it is 0 */
   uint32_t pongs;     /* sent in this call of sk_progress */
   bool more;          /* the latest sk_progress ended because it had done enough */
   bool ended;         /* a stream that is read has ended */
-  uint32_t not_ready; /* sender: streams that have never been ready */
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;

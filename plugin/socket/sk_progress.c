@@ -34,7 +34,7 @@ static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, con
 }
 
 void sk_progress_ping(struct sk_comm *comm) {
-  if (!comm->await_ready) send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
+  if (!comm->not_ready) send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
 }
 
 /* ---- frames ---------------------------------------------------------------- */
@@ -167,7 +167,7 @@ static rail_result_t check_peer(struct sk_send_comm *sc) {
 static rail_result_t progress_send(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
-  bool awaited_ready = comm->await_ready;
+  bool was_ready = !comm->not_ready;
   sk_send_start_submitted(sc);
   if (sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   if (!sk_send_should_read(sc)) return sk_comm_error(comm);
@@ -178,7 +178,7 @@ static rail_result_t progress_send(struct sk_send_comm *sc) {
   }
   if (rail_unlikely(comm->not_ready && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
   bool more = bytes >= SK_CALL_BYTES || (bytes && comm->paths); /* there may be something to send again */
-  bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(awaited_ready && !comm->await_ready);
+  bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(!was_ready && !comm->not_ready);
   if (post && sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   comm->more |= more;
   return check_peer(sc);
@@ -246,7 +246,7 @@ rail_result_t sk_progress_watch(struct sk_comm *comm) {
   if (comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
   else rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = UINT32_MAX / 2;
   RAIL_TRY(sk_progress(comm));
-  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES && !comm->await_ready)
+  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES && !comm->not_ready)
     send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PONG);
   return RAIL_OK;
 }

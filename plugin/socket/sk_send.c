@@ -139,7 +139,6 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
 void sk_send_on_ready(struct sk_send_comm *sc) {
   struct sk_send *send;
   if (--sc->base.not_ready) return;
-  sc->base.await_ready = false;
   if (!sc->base.paths) {
     sk_reconnect_free(sc->base.reconnect);
     sc->base.reconnect = NULL;
@@ -269,7 +268,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
       if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
-      if (!s->out_count || rail_unlikely(comm->await_ready)) continue;
+      if (!s->out_count || rail_unlikely(comm->not_ready)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR && !comm->paths)) return result;
       /* A frame that is only half out means that the socket is full, or nearly. */
@@ -350,7 +349,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
     if (can_batch(sc, size)) {
       announce_ready(sc);
       atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
-    } else if (sc->waiting.count || rail_unlikely(comm->await_ready)) {
+    } else if (sc->waiting.count || rail_unlikely(comm->not_ready)) {
       (void)comm->progress(comm); /* its grant may be in the socket already, or the peer's answer */
     } else {
       (void)sk_send_post(sc);

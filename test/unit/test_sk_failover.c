@@ -330,7 +330,7 @@ TEST(a_stream_lost_before_its_answer) {
   void *request = isend(&d, 0, 8, 0);
   data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
   data_settle(&d);
-  CHECK(!d.comm->await_ready && d.comm->streams[1].fd < 0);
+  CHECK(!d.comm->not_ready && d.comm->streams[1].fd < 0);
   expect_frame(&d, 0, SK_FRAME_MSG, 0, 8);
   data_send_control(&d, 0, 1, sk_credit_of(8), 1, &count, 1);
   data_wait(request, NULL);

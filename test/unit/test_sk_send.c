@@ -159,6 +159,22 @@ TEST(large_messages_one_after_the_other_over_two_streams) {
   data_close(&d);
 }
 
+/* A peer that refuses the last stream must not have read a message on another. */
+TEST(nothing_is_written_before_all_streams_are_welcome) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 3, 0);
+  data_create(&d);
+  void *request = isend(&d, 0, 8, 0);
+  for (unsigned int i = 0; i < 3; i++) {
+    for (unsigned int k = 0; k < 3; k++) data_recv_nothing(&d, k);
+    CHECK(!data_test(request, NULL));
+    data_welcome(&d, i);
+  }
+  data_wait(request, NULL);
+  CHECK_INT(data_recv(&d, 0).type, SK_FRAME_MSG);
+  data_close(&d);
+}
+
 TEST(the_peer_goes_away_while_sends_wait) {
   for (unsigned int i = 0; i < 3; i++) { /* it has answered on all streams, or on all but the one that ends */
     struct data d;
@@ -339,6 +355,7 @@ TEST_MAIN(TEST_CASE(no_more_messages_than_the_credit_counts), TEST_CASE(no_more_
           TEST_CASE(sends_that_wait_for_credit_go_in_the_order_of_their_tag),
           TEST_CASE(a_grant_belongs_to_the_message_that_was_under_way),
           TEST_CASE(large_messages_one_after_the_other_over_two_streams),
+          TEST_CASE(nothing_is_written_before_all_streams_are_welcome),
           TEST_CASE(the_peer_goes_away_while_sends_wait),
           TEST_CASE(the_last_word_of_a_peer_that_reads_no_more),
           TEST_CASE(a_registration_is_free_when_its_sends_are_done),
