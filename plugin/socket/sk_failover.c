@@ -53,11 +53,14 @@ static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
 
 /* ---- counts ------------------------------------------------------------------ */
 
-/* The sender asks for the count of every stream that it gave up: an earlier LOST may have been lost with its stream. */
+/* The sender asks for the count of every stream that it gave up: an earlier LOST may have been lost with its stream. As
+ * all that it sends, it waits in the queue until all streams are ready. */
 static void request_counts(struct sk_comm *comm) {
+  struct sk_stream *s = sk_main_stream(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++)
     if (comm->paths[i].state == SK_PATH_AWAITING_COUNT)
-      sk_stream_send_frame(sk_main_stream(comm), SK_FRAME_LOST, 0, comm->paths[i].generation, i);
+      sk_stream_queue_frame(s, SK_FRAME_LOST, 0, comm->paths[i].generation, i);
+  if (!comm->not_ready) (void)sk_stream_flush(s, &(uint64_t){0});
 }
 
 /* Where there is no room: it is sent again after the next loss, or when it is asked for. */
@@ -203,7 +206,8 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_send_comm *sc = sender_of(comm);
   struct sk_tls *tls;
   int fd;
-  if (sc->undelivered_count > JOIN_ROOM || path->count) return; /* pieces of its last generation go first */
+  if (comm->not_ready || sc->undelivered_count > JOIN_ROOM) return;
+  if (path->count) return; /* pieces of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
   path->generation++;
@@ -256,7 +260,7 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
     }
   }
   if (comm->side == SK_RECEIVER) join_receiving(comm);
-  else request_counts(comm);
+  else if (!comm->not_ready) request_counts(comm);
 }
 
 /* ---- streams that the acceptor has not answered ---------------------------------- */

@@ -16,10 +16,10 @@
 
 /* ---- PING and PONG ------------------------------------------------------- */
 
-/* Where there is no room the peer asks again, or is asked again. Counted before its bytes are: the watch thread, which
- * compares the two without owning the comm, must not take a PING for progress. */
+/* Where there is no room, or streams are not ready, the peer asks again, or is asked again. Counted before its bytes
+ * are: the watch thread, which compares the two without owning the comm, must not take a PING for progress. */
 static void send_keepalive(struct sk_comm *comm, struct sk_stream *s, enum sk_frame_type type) {
-  if (!sk_stream_can_queue(s)) return;
+  if (comm->not_ready || !sk_stream_can_queue(s)) return;
   rail_stats_add(&comm->traffic.keepalives_out, 1);
   sk_stream_send_frame(s, type, 0, 0, 0);
 }
@@ -34,7 +34,7 @@ static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, con
 }
 
 void sk_progress_ping(struct sk_comm *comm) {
-  if (!comm->not_ready) send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
+  send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
 }
 
 /* ---- frames ---------------------------------------------------------------- */
@@ -246,7 +246,7 @@ rail_result_t sk_progress_watch(struct sk_comm *comm) {
   if (comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
   else rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = UINT32_MAX / 2;
   RAIL_TRY(sk_progress(comm));
-  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES && !comm->not_ready)
+  if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES)
     send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PONG);
   return RAIL_OK;
 }

@@ -160,9 +160,12 @@ void sk_streams_flush(struct sk_stream *streams, uint32_t n) {
     while (streams[i].out_count && sk_stream_flush(&streams[i], &written) == RAIL_OK) continue;
 }
 
+void sk_stream_queue_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag) {
+  if (sk_stream_can_queue(s)) sk_frame_encode(sk_stream_queue(s, SK_HEAD, NULL, 0, NULL), type, 0, seq, size, 0, tag);
+}
+
 void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag) {
-  if (!sk_stream_can_queue(s)) return;
-  sk_frame_encode(sk_stream_queue(s, SK_HEAD, NULL, 0, NULL), type, 0, seq, size, 0, tag);
+  sk_stream_queue_frame(s, type, seq, size, tag);
   (void)sk_stream_flush(s, &(uint64_t){0});
 }
 

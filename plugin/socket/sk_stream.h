@@ -165,7 +165,8 @@ static inline uint8_t *sk_stream_queue(struct sk_stream *s, uint32_t staged, con
   return at;
 }
 
-/* A frame without payload, now if the socket takes it. Best effort: none where there is no room. */
+/* A frame without payload, queued, or sent now if the socket takes it. Best effort: none where there is no room. */
+void sk_stream_queue_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag);
 void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag);
 
 /* The next bytes to go, at most about SK_IO_BYTES and `max` pieces; *asked is their sum. Stops at the next payload of

@@ -2,6 +2,8 @@
  * Connections that outlive the loss of a stream, with the peer's ends in the test's hands: what is counted, what goes
  * again over which stream, what is sent twice, and how a stream comes back.
  * TEST-SAN: asan */
+#include <errno.h>
+
 #include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_dial.h"
 #include "test/unit/sk_data.h"
@@ -337,6 +339,27 @@ TEST(a_stream_lost_before_its_answer) {
   data_close(&d);
 }
 
+/* Nor does a loss make the sender write before all others are ready. */
+TEST(a_stream_lost_before_the_last_answer) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 3, SK_FEATURE_FAILOVER);
+  data_create(&d);
+  for (unsigned int i = 0; i < 2; i++) data_welcome(&d, i);
+  (void)isend(&d, 0, 8, 0);
+  data_settle(&d);
+  sk_stream_out_failed(&d.comm->streams[1], EPIPE);
+  data_recv_nothing(&d, 0);
+  CHECK_INT(d.comm->paths[1].state, SK_PATH_AWAITING_COUNT);
+  data_tick(&d);
+  data_recv_nothing(&d, 0);
+  data_welcome(&d, 2);
+  data_settle(&d);
+  expect_frame(&d, 0, SK_FRAME_MSG, 0, 8);
+  CHECK_INT(data_recv(&d, 0).type, SK_FRAME_LOST);
+  data_recv_nothing(&d, 0);
+  data_close(&d);
+}
+
 /* ---- receiver --------------------------------------------------------------------- */
 
 /* The main stream is lost with a grant that may not have arrived: it is given again, as all that is known. */
@@ -437,6 +460,7 @@ TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another
           TEST_CASE(more_granted_messages_under_way_than_may_go_ahead),
           TEST_CASE(what_a_lost_stream_had_not_delivered_goes_again),
           TEST_CASE(the_last_stream_is_not_given_up), TEST_CASE(a_stream_that_comes_back_announces_what_is_under_way),
-          TEST_CASE(a_stream_lost_before_its_answer), TEST_CASE(grants_are_given_again),
+          TEST_CASE(a_stream_lost_before_its_answer), TEST_CASE(a_stream_lost_before_the_last_answer),
+          TEST_CASE(grants_are_given_again),
           TEST_CASE(a_piece_that_was_cut_off_comes_again),
           TEST_CASE(counts_of_lost_streams_are_the_last_word), TEST_CASE(a_generation_of_which_nothing_came))
