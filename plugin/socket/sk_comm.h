@@ -162,6 +162,8 @@ RAIL_COLD rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_
 /* Size over capacity, on either side: tells the peer over `s`, best effort, and fails. */
 RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, struct sk_stream *s, uint32_t seq, uint32_t tag,
                                           uint64_t size, uint64_t capacity);
+/* After a failure: writes what is queued, ERROR last; nothing if that must wait for streams to be ready. */
+void sk_comm_send_error(struct sk_comm *comm);
 /* Frame ERROR: the peer's last message before its side failed. */
 RAIL_COLD rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 /* Log what is wrong with a caller's pointer. */

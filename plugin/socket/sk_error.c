@@ -51,8 +51,12 @@ rail_result_t sk_comm_fail_size(struct sk_comm *comm, struct sk_stream *s, uint3
                "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
                "send and receive do not fit together",
                (unsigned long long)size, tag, (unsigned long long)capacity);
-  sk_streams_flush(comm->streams, comm->nstreams);
+  sk_comm_send_error(comm);
   return RAIL_BAD_USAGE;
+}
+
+void sk_comm_send_error(struct sk_comm *comm) {
+  if (!comm->not_ready) sk_streams_flush(comm->streams, comm->nstreams);
 }
 
 rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {

@@ -107,7 +107,8 @@ static bool has_pending_work(const struct sk_comm *comm) {
     return true;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
-    if ((s->out_count && !s->out_errno) || (s->fd < 0 && !s->ready)) return true; /* or to be connected again */
+    if (s->out_count && !s->out_errno && !comm->not_ready) return true;
+    if (s->fd < 0 && !s->ready) return true; /* to be connected again */
     if (s->tls && !s->eof && s->welcomed && (!s->ready || sk_tls_is_pending(s->tls))) return true;
   }
   if (sk_comm_error(comm) != RAIL_OK) return false;

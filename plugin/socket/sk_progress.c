@@ -231,7 +231,7 @@ rail_result_t sk_progress(struct sk_comm *comm) {
   comm->more = false;
   comm->pongs = 0;
   if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) {
-    sk_streams_flush(comm->streams, comm->nstreams); /* the ERROR frame */
+    sk_comm_send_error(comm);
     return sk_comm_error(comm);
   }
   if (comm->side == SK_RECEIVER) return progress_recv(rail_container_of(comm, struct sk_recv_comm, base));

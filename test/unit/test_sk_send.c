@@ -176,6 +176,23 @@ TEST(nothing_is_written_before_all_streams_are_welcome) {
   data_close(&d);
 }
 
+/* A refusal fails every send, in whichever call, and still nothing is written. */
+TEST(a_refusal_fails_all_sends) {
+  struct data d;
+  struct sk_answer_bytes refusal = sk_make_welcome(0);
+  void *requests[2];
+  data_begin(&d, SK_SENDER, 2, 0);
+  data_create(&d);
+  for (int i = 0; i < 2; i++) requests[i] = isend(&d, i, 8, 0);
+  refusal.answer.reason = htole16(RAIL_REASON_GONE);
+  data_welcome(&d, 0);
+  data_write(&d, 1, &refusal, sizeof refusal);
+  for (int i = 0; i < 2; i++) CHECK_INT(data_failure(requests[i]), RAIL_REMOTE_ERROR);
+  CHECK(log_said("the peer refused stream 1"));
+  for (unsigned int i = 0; i < 2; i++) CHECK(!data_is_readable(&d, i));
+  data_close(&d);
+}
+
 TEST(the_peer_goes_away_while_sends_wait) {
   for (unsigned int i = 0; i < 3; i++) { /* it has answered on all streams, or on all but the one that ends */
     struct data d;
@@ -357,7 +374,7 @@ TEST_MAIN(TEST_CASE(no_more_messages_than_the_credit_counts), TEST_CASE(no_more_
           TEST_CASE(a_grant_belongs_to_the_message_that_was_under_way),
           TEST_CASE(large_messages_one_after_the_other_over_two_streams),
           TEST_CASE(nothing_is_written_before_all_streams_are_welcome),
-          TEST_CASE(the_peer_goes_away_while_sends_wait),
+          TEST_CASE(a_refusal_fails_all_sends), TEST_CASE(the_peer_goes_away_while_sends_wait),
           TEST_CASE(the_last_word_of_a_peer_that_reads_no_more),
           TEST_CASE(a_registration_is_free_when_its_sends_are_done),
           TEST_CASE(nothing_follows_a_message_that_was_cut_off),
