@@ -43,7 +43,6 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   for (int i = 0; i < SK_MAX_BUFFERS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
   STAILQ_INIT(&sc->ready);
   STAILQ_INIT(&sc->bulk);
-  STAILQ_INIT(&sc->unaccepted);
   STAILQ_INIT(&sc->zero_length);
   TAILQ_INIT(&sc->undelivered);
   sc->chunk = args->nstreams == 1 ? SK_MAX_FRAME : (uint32_t)sk_params.chunk / PIECE_ALIGN * PIECE_ALIGN;
@@ -126,27 +125,19 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
 
 /* ---- frames ---------------------------------------------------------------- */
 
-/* The last of its frames is made: the request is done when they are written, but not before all streams were ready. The
- * peer may still refuse the connection, and a caller that has no request left would never learn that. (With FAILOVER a
- * frame counts when it has arrived, which says as much.) */
+/* The last of its frames is made: the request is done when they are written (with FAILOVER: have arrived), so not
+ * before all streams are ready. Until then the peer may refuse the connection, and a caller that has no request left
+ * would never learn that. */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
-  if (rail_unlikely(sc->base.not_ready && !sc->base.paths)) STAILQ_INSERT_TAIL(&sc->unaccepted, send, next);
-  else sk_unfinished_drop(&send->base.unfinished);
+  sk_unfinished_drop(&send->base.unfinished);
 }
 
 void sk_send_on_ready(struct sk_send_comm *sc) {
-  struct sk_send *send;
-  if (--sc->base.not_ready) return;
-  if (!sc->base.paths) {
-    sk_reconnect_free(sc->base.reconnect);
-    sc->base.reconnect = NULL;
-  }
-  while ((send = STAILQ_FIRST(&sc->unaccepted))) {
-    STAILQ_REMOVE_HEAD(&sc->unaccepted, next);
-    sk_unfinished_drop(&send->base.unfinished);
-  }
+  if (--sc->base.not_ready || sc->base.paths) return;
+  sk_reconnect_free(sc->base.reconnect);
+  sc->base.reconnect = NULL;
 }
 
 /* From here on all is TLS: what came in clear behind the answer is not the peer's. */
@@ -281,8 +272,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
 }
 
 bool sk_send_is_idle(const struct sk_send_comm *sc) {
-  if (sc->waiting.count || !STAILQ_EMPTY(&sc->ready) || !STAILQ_EMPTY(&sc->bulk) || sc->undelivered_count ||
-      !STAILQ_EMPTY(&sc->unaccepted))
+  if (sc->waiting.count || !STAILQ_EMPTY(&sc->ready) || !STAILQ_EMPTY(&sc->bulk) || sc->undelivered_count)
     return false;
   for (uint32_t i = 0; i < sc->base.nstreams; i++)
     if (sc->base.streams[i].out_count) return false;

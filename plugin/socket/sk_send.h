@@ -10,7 +10,7 @@
 struct sk_send {
   struct sk_request base;
   struct sk_match_node node;          /* in `waiting` */
-  STAILQ_ENTRY(sk_send) next;         /* in `ready`, then in `bulk`; in `unaccepted`, or in `zero_length` */
+  STAILQ_ENTRY(sk_send) next;         /* in `ready`, then in `bulk`, or in `zero_length` */
   TAILQ_ENTRY(sk_send) undelivered;
   const uint8_t *data;
   uint64_t size;
@@ -57,7 +57,6 @@ struct sk_send_comm {
 
   struct sk_send_list ready;      /* to be announced, in this order */
   struct sk_send_list bulk;       /* announced, with bytes that are in no frame yet */
-  struct sk_send_list unaccepted; /* all in frames; done when all streams were ready */
   uint32_t next_seq;
   uint32_t seen;  /* messages that the peer had seen when it wrote its latest report */
   uint32_t chunk; /* most bytes of one frame */
@@ -85,7 +84,7 @@ rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, cons
 /* The acceptor's answer to this stream's HELLO is here whole. RAIL_IN_PROGRESS: the acceptor was busy, and the stream
  * is connected again (sk_failover_retry_hellos). */
 rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s);
-/* One more stream is ready for the first time. After the last one, sends that waited for this are done. */
+/* One more stream is ready for the first time. After the last one frames are written. */
 void sk_send_on_ready(struct sk_send_comm *sc);
 /* Both sides: frames may follow on this stream, or it was lost before that. Once; a stream stays ready. */
 static inline void sk_stream_ready(struct sk_comm *comm, struct sk_stream *s) {
