@@ -98,12 +98,18 @@ def kit(plugin, *args, status=0, **changes):
 
 def our_plugin_carries_every_collective():
     need_nccl()
-    report = kit(SOCKET, "--sizes", "8,1000,256K")
+    report = kit(SOCKET, "--skip", "comm.*,fault.*", "--sizes", "8,1000,256K")
     assert report["summary"]["passed"] + report["summary"]["skipped"] == len(report["results"]) == 20, report["summary"]
     assert report["summary"]["skipped"] < 10, report["summary"]
     for r in report["results"]:
         if r["status"] == "pass":
             assert any(f["name"] == "connections_by_the_plugin" and f["value"] >= 4 for f in r["figures"]), r
+
+
+def communicators_are_made_and_lost():
+    need_nccl()
+    report = kit(SOCKET, "--only", "comm.*,fault.*", "--repeat", "10")
+    assert [r["status"] for r in report["results"]] == ["pass"] * 6, report["results"]
 
 
 def four_ranks_and_the_bootstrap():
@@ -123,5 +129,5 @@ def another_network_is_noticed():
 if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
-        arguments_are_checked,
-        our_plugin_carries_every_collective, four_ranks_and_the_bootstrap, another_network_is_noticed)])
+        arguments_are_checked, our_plugin_carries_every_collective, communicators_are_made_and_lost,
+        four_ranks_and_the_bootstrap, another_network_is_noticed)])

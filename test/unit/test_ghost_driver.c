@@ -85,9 +85,35 @@ TEST(memory_has_ends_and_owners) {
   free(host);
 }
 
+enum { EXPORTED_SIZE = 2 << 20 };
+
+/* The ends of the two pipes that one process has. */
+struct pipe_ends { int in, out; };
+
+/* Frees the memory when the other process is done with it, or has ended. */
+static void export_memory(void *arg) {
+  const struct pipe_ends *ends = arg;
+  struct gh_ipc handle;
+  char *memory, c;
+  open_libraries();
+  int (*get)(struct gh_ipc *, void *) = symbol("cudaIpcGetMemHandle");
+  CUDA(cuda_malloc((void **)&memory, EXPORTED_SIZE));
+  CUDA(get(&handle, memory));
+  ENSURE(write(ends->out, &handle, sizeof handle) == sizeof handle, "the handle was not written");
+  ENSURE(read(ends->in, &c, 1) == 1, "the process that opened the memory has ended");
+  CUDA(cuda_free(memory));
+}
+
+/* The forked process: it returns to no caller, whatever fails. */
+_Noreturn static void run_exporter(struct pipe_ends ends) {
+  char why[256];
+  bool good = kit_catch(export_memory, &ends, why, sizeof why);
+  if (!good) fprintf(stderr, "# the process that exports: %s\n", why);
+  _exit(good ? 0 : 1);
+}
+
 /* Memory that another process has exported is closed, and neither freed nor exported again. */
 static void foreign_memory(const struct rank *rank, void *arg) {
-  enum { SIZE = 2 << 20 };
   (void)rank, (void)arg;
   struct gh_ipc handle;
   int to_child[2], to_parent[2], status;
@@ -95,23 +121,27 @@ static void foreign_memory(const struct rank *rank, void *arg) {
   ENSURE(pipe(to_child) == 0 && pipe(to_parent) == 0, "no pipes");
   pid_t child = fork();
   ENSURE(child >= 0, "no process");
+  if (child == 0) {
+    close(to_child[1]);
+    close(to_parent[0]);
+    run_exporter((struct pipe_ends){to_child[0], to_parent[1]});
+  }
+  close(to_child[0]); /* so that the end of one process ends the other's read */
+  close(to_parent[1]);
   open_libraries();
   int (*get)(struct gh_ipc *, void *) = symbol("cudaIpcGetMemHandle");
   int (*shut)(void *) = symbol("cudaIpcCloseMemHandle");
   int (*open_handle)(void **, struct gh_ipc, unsigned) = symbol("cudaIpcOpenMemHandle");
-  if (child == 0) {
-    bool good = cuda_malloc((void **)&memory, SIZE) == 0 && get(&handle, memory) == 0 &&
-                write(to_parent[1], &handle, sizeof handle) == sizeof handle && read(to_child[0], &c, 1) == 1;
-    _exit(good && cuda_free(memory) == 0 ? 0 : 1);
-  }
   ENSURE(read(to_parent[0], &handle, sizeof handle) == sizeof handle, "no handle");
   CUDA(open_handle((void **)&memory, handle, 1));
-  memory[SIZE - 1] = 7;
+  memory[EXPORTED_SIZE - 1] = 7;
   ENSURE_INT(cuda_free(memory), 1);
   ENSURE_INT(get(&handle, memory), 1);
   CUDA(shut(memory));
   ENSURE_INT(shut(memory), 1);
   ENSURE(write(to_child[1], &c, 1) == 1 && waitpid(child, &status, 0) == child && status == 0, "the other process");
+  close(to_child[1]);
+  close(to_parent[0]);
 }
 
 TEST(memory_of_another_process) { job_run("", 1, kit_patience_ms(30000), foreign_memory, NULL); }
