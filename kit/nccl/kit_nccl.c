@@ -29,39 +29,48 @@ struct trial {
   char id[16];
   char name[48];
   const char *what;
-  const struct kit_nccl_life *life; /* NULL: a collective */
+  const struct kit_nccl_scenario *scenario; /* NULL: a collective */
   enum kit_nccl_coll coll;
   const char *algo, *proto; /* as NCCL_ALGO and NCCL_PROTO have them; NULL: NCCL's choice */
 };
 
 /* ---- what there is ---- */
 
-static const char *const protos[] = {"LL", "LL128", "Simple"};
+enum {
+  NPROTOS = 3,
+  NRINGS = KIT_NCCL_SENDRECV, /* collectives: each by the ring and each protocol; all-reduce by the tree, too */
+  NTRIALS = (NRINGS + 1) * NPROTOS + (KIT_NCCL_COLLS - NRINGS) + KIT_NCCL_SCENARIOS
+};
 
-/* Each collective by itself, by each protocol; all-reduce by the tree, too. Then the life of communicators. */
-static struct trial trials[KIT_NCCL_COLLS * 3 + 3 + 16];
-static int ntrials;
+static const char *const protos[NPROTOS] = {"LL", "LL128", "Simple"};
+static struct trial trials[NTRIALS];
 
 static void make_trials(void) {
-  for (int coll = 0; coll < KIT_NCCL_COLLS && ntrials < (int)(sizeof trials / sizeof *trials); coll++) {
+  struct trial *t = trials;
+  for (int coll = 0; coll < KIT_NCCL_COLLS; coll++) {
     bool p2p = coll >= KIT_NCCL_SENDRECV;
     int trees = coll == KIT_NCCL_ALL_REDUCE ? 2 : 1;
     for (int tree = 0; tree < trees; tree++)
-      for (int proto = 0; proto < (p2p ? 1 : 3); proto++) {
-        struct trial *t = &trials[ntrials++];
+      for (int proto = 0; proto < (p2p ? 1 : NPROTOS); proto++, t++) {
         *t = (struct trial){.what = WHAT, .coll = (enum kit_nccl_coll)coll, .algo = p2p ? NULL : tree ? "Tree" : "Ring",
                             .proto = p2p ? NULL : protos[proto]};
-        snprintf(t->id, sizeof t->id, "%d.%d", coll + 1, tree * 3 + proto + 1);
+        snprintf(t->id, sizeof t->id, "%d.%d", coll + 1, tree * NPROTOS + proto + 1);
         if (p2p) snprintf(t->name, sizeof t->name, "%s", kit_nccl_colls[coll]);
         else snprintf(t->name, sizeof t->name, "%s.%s.%s", kit_nccl_colls[coll], tree ? "tree" : "ring", t->proto);
       }
   }
-  for (const struct kit_nccl_life *life = kit_nccl_lives; life->name; life++) {
-    struct trial *t = &trials[ntrials++];
-    *t = (struct trial){.what = life->what, .life = life};
-    snprintf(t->id, sizeof t->id, "%d.%d", KIT_NCCL_COLLS + 1, (int)(life - kit_nccl_lives) + 1);
-    snprintf(t->name, sizeof t->name, "%s", life->name);
+  for (int i = 0; i < KIT_NCCL_SCENARIOS; i++, t++) {
+    const struct kit_nccl_scenario *scenario = &kit_nccl_scenarios[i];
+    *t = (struct trial){.what = scenario->what, .scenario = scenario};
+    snprintf(t->id, sizeof t->id, "%d.%d", KIT_NCCL_COLLS + 1, i + 1);
+    snprintf(t->name, sizeof t->name, "%s", scenario->name);
   }
+}
+
+/* Milliseconds for the trial's processes. */
+static uint64_t limit_of(const struct kit_nccl *how, const struct trial *t) {
+  bool repeats = t->scenario && t->scenario->repeats;
+  return how->limit_ms * (repeats ? 1 + (uint64_t)how->repeat / 10 : 1);
 }
 
 /* ---- the environment of a rank ---- */
@@ -112,7 +121,7 @@ static void make_env(struct env *e, const struct kit_nccl *how, const struct tri
   if (how->oob) add_env(e, "NCCL_OOB_NET_ENABLE=1");
   add_env(e, "NCCL_MIN_NCHANNELS=%d", how->channels);
   add_env(e, "NCCL_MAX_NCHANNELS=%d", how->channels);
-  add_env(e, "GHOST_PATIENCE=%" PRIu64, how->limit_ms / 1000 + 1);
+  add_env(e, "GHOST_PATIENCE=%" PRIu64, limit_of(how, t) / 1000 + 1);
   add_default(e, "NCCL_SOCKET_IFNAME", "lo");
   add_default(e, "NCCL_P2P_DISABLE", "1");
   add_default(e, "NCCL_SHM_DISABLE", "1");
@@ -188,7 +197,7 @@ static void fail(struct kit_result *r, const char *what, const char *detail) {
   snprintf(r->text, sizeof r->text, "%s%s", what, detail);
 }
 
-static void judge(struct run *run, struct kit_result *r, const int *logs) {
+static void check_log(struct run *run, struct kit_result *r, const int *logs) {
   struct proof all = {.by_plugin = 0};
   for (int i = 0; i < run->how->ranks; i++) {
     struct proof p = {.by_plugin = 0};
@@ -208,8 +217,9 @@ static void judge(struct run *run, struct kit_result *r, const int *logs) {
   if (all.warning[0]) kit_result_message(r, &warn);
 }
 
-/* The command line that repeats the trial as it was. */
-static void say_again(struct kit_result *r, const struct kit_nccl *how, const struct trial *t, const char *sizes) {
+/* The command line that repeats the trial with the same options; the environment is the caller's. */
+static void format_repeat_command(struct kit_result *r, const struct kit_nccl *how, const struct trial *t,
+                                  const char *sizes) {
   size_t room = sizeof r->again;
   snprintf(r->again, room, "rail-kit nccl ");
   kit_append_quoted(r->again, room, how->plugin);
@@ -234,12 +244,12 @@ static void try_trial(struct run *run, const struct trial *t) {
   snprintf(group.job.kind, sizeof group.job.kind, "nccl");
   snprintf(group.job.name, sizeof group.job.name, "%s", t->name);
   snprintf(group.job.plugin, sizeof group.job.plugin, "%s", how->plugin);
-  group.job.limit_ms = how->limit_ms * (t->life && t->life->repeats ? 1 + (uint64_t)how->repeat / 10 : 1);
+  group.job.limit_ms = limit_of(how, t);
   for (unsigned i = 0; i < how->nsizes; i++)
     snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "%s%llu", i ? "," : "",
              (unsigned long long)how->sizes[i]);
   kit_job_add(&group.job, "library", "%s", how->library);
-  if (t->life) kit_job_add(&group.job, "life", "%s", t->life->name);
+  if (t->scenario) kit_job_add(&group.job, "scenario", "%s", t->scenario->name);
   kit_job_add(&group.job, "repeat", "%d", how->repeat);
   kit_job_add(&group.job, "coll", "%d", (int)t->coll);
   kit_job_add(&group.job, "algo", "%s", !t->algo ? "RING" : t->algo[0] == 'T' ? "TREE" : "RING");
@@ -255,18 +265,18 @@ static void try_trial(struct run *run, const struct trial *t) {
   kit_report_progress(&run->report, t->name);
   kit_group_run(NULL, &group, &outcome);
   kit_result_outcome(&r, &outcome, how->ranks);
-  judge(run, &r, logs);
+  check_log(run, &r, logs);
   for (int i = 0; i < how->ranks; i++) {
     close(logs[i]);
     free_env(&env[i]);
   }
-  say_again(&r, how, t, sizes);
+  format_repeat_command(&r, how, t, sizes);
   kit_report_add(&run->report, &r);
 }
 
 /* ---- all ---- */
 
-/* `path`: lib/ghost beside the folder of this program, where a build has it. */
+/* Writes the folder of the emulated CUDA libraries; reports what is missing. */
 static bool find_ghost(char path[PATH_MAX]) {
   static const char *const libraries[] = {"libcuda.so.1", "libcudart.so.12", "libcudart.so.13", "libnvidia-ml.so.1"};
   char folder[PATH_MAX], file[PATH_MAX + 32];
@@ -293,7 +303,7 @@ int kit_nccl_list(const struct kit_nccl *how) {
   struct kit_filter filter;
   if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
   make_trials();
-  for (int i = 0; i < ntrials; i++)
+  for (int i = 0; i < NTRIALS; i++)
     if (wanted(&filter, &trials[i])) printf("%-6s %s\n", trials[i].id, trials[i].name);
   kit_filter_free(&filter);
   return 0;
@@ -301,7 +311,7 @@ int kit_nccl_list(const struct kit_nccl *how) {
 
 static int run_all(struct run *run, const struct kit_filter *filter) {
   make_trials();
-  for (int i = 0; i < ntrials; i++) run->report.expected += wanted(filter, &trials[i]);
+  for (int i = 0; i < NTRIALS; i++) run->report.expected += wanted(filter, &trials[i]);
   if (run->report.expected == 0) {
     fprintf(stderr, "rail-kit nccl: nothing is called %s; --list shows all\n", run->how->only ? run->how->only : "so");
     return 2;
@@ -311,7 +321,7 @@ static int run_all(struct run *run, const struct kit_filter *filter) {
   if (f && run->report.verbose)
     fprintf(f, "                %12s %12s %9s %6s %4s %11s %8s %11s %8s\n", "size (B)", "count", "type", "redop",
             "root", "time (us)", "#wrong", "in place", "#wrong");
-  for (int i = 0; i < ntrials; i++)
+  for (int i = 0; i < NTRIALS; i++)
     if (wanted(filter, &trials[i])) try_trial(run, &trials[i]);
   if (f && run->version[0]) fprintf(f, "NCCL %s, %d ranks, %s\n", run->version, run->how->ranks, run->probe.name);
   return kit_report_finish(&run->report);
@@ -330,13 +340,13 @@ int kit_nccl_run(const struct kit_nccl *how) {
   run = (struct run){.how = &resolved, .report = {.command = "nccl", .plugin = resolved.plugin, .verbose = !how->quiet,
                                                   .json = how->json, .junit = how->junit, .seed = 1}};
   if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
-  if (!kit_nccl_file(resolved.library, why, sizeof why))
+  if (!kit_nccl_file(resolved.library, why, sizeof why)) {
     fprintf(stderr, "rail-kit nccl: %s\n", why);
-  else if (!find_ghost(run.ghost)) result = 3; /* that was said */
-  else if (!kit_probe(resolved.plugin, &here, &run.probe, why, sizeof why)) {
-    printf("%s: %s\n", resolved.plugin, why);
-    result = 1;
-  } else result = run_all(&run, &filter);
+  } else if (find_ghost(run.ghost)) {
+    bool loads = kit_probe(resolved.plugin, &here, &run.probe, why, sizeof why);
+    if (!loads) printf("%s: %s\n", resolved.plugin, why);
+    result = loads ? run_all(&run, &filter) : 1;
+  }
   kit_filter_free(&filter);
   return result;
 }

@@ -10,6 +10,8 @@
 
 #define KIT_NCCL_SIZES 16
 #define KIT_NCCL_MAX_RANKS 8
+#define KIT_NCCL_WARM 3 /* communicators of comm.repeated after which nothing may grow any more */
+#define KIT_NCCL_SCENARIOS 6
 
 struct kit_nccl_rank;
 
@@ -20,8 +22,8 @@ struct kit_nccl {
   unsigned nsizes;
   const char *types, *redops;     /* words with commas; NULL: all */
   const char *only, *skip, *levels;
-  uint64_t limit_ms;              /* of each case's processes */
-  int repeat;                     /* communicators that comm.repeated makes */
+  uint64_t limit_ms;              /* of each trial's processes; comm.repeated has limit_ms * (1 + repeat / 10) */
+  int repeat;                     /* communicators that comm.repeated makes, more than KIT_NCCL_WARM */
   bool oob;                       /* NCCL's own bootstrap through the plugin, too */
   bool quiet;                     /* no rows of what went well */
   const char *json, *junit;
@@ -33,13 +35,13 @@ int kit_nccl_run(const struct kit_nccl *how);
 int kit_nccl_list(const struct kit_nccl *how);
 void kit_nccl_process(struct kit_process *self);
 
-/* nccl_life.c: communicators made, split and lost. The job's argument `life` is the name of one. */
-extern const struct kit_nccl_life {
+/* nccl_scenario.c: communicators made, split and lost. The job's argument `scenario` is the name of one. */
+extern const struct kit_nccl_scenario {
   const char *name, *what;
-  bool repeats; /* has the limit for each ten of its communicators */
+  bool repeats; /* makes `repeat` communicators, and its limit grows with them */
   void (*run)(struct kit_nccl_rank *r);
-} kit_nccl_lives[]; /* ends with a NULL name */
-void kit_nccl_life(struct kit_process *self);
+} kit_nccl_scenarios[KIT_NCCL_SCENARIOS];
+void kit_nccl_scenario(struct kit_process *self);
 
 /* nccl_file.c: can this file be NCCL on the emulated GPU? False: `why` has what is wrong with it and what to do. */
 bool kit_nccl_file(const char *path, char *why, size_t size);

@@ -16,7 +16,7 @@ static double one_call(struct kit_nccl_rank *r, const struct kit_nccl_call *c, b
   int result = kit_nccl_start(r, c, in_place);
   ENSURE(result == 0, "%s of %zu %s: NCCL result %d: %s", kit_nccl_colls[c->coll], c->count, kit_nccl_types[c->type],
          result, kit_nccl_last_error(r));
-  NCCL(kit_nccl_wait(r));
+  NCCL(r, kit_nccl_wait(r));
   double us = (double)(rail_now_ns() - start) / 1e3;
   kit_nccl_finish(r, c, in_place, wrong);
   return us;
@@ -125,8 +125,8 @@ void kit_nccl_process(struct kit_process *self) {
   const struct kit_job *job = kit_process_job(self);
   struct kit_nccl_rank rank, *r = &rank;
   char algo[16], proto[16];
-  if (kit_job_arg(job, "life")) {
-    kit_nccl_life(self);
+  if (kit_job_arg(job, "scenario")) {
+    kit_nccl_scenario(self);
     return;
   }
   struct kit_nccl_call c = {.coll = (enum kit_nccl_coll)kit_job_number(job, "coll", 0),
@@ -141,7 +141,7 @@ void kit_nccl_process(struct kit_process *self) {
   unsigned tried = each_kind(r, c, job);
   CUDA(r->cudaStreamSynchronize(r->stream));
   kit_barrier(self);
-  NCCL(r->ncclCommDestroy(r->comm));
+  NCCL(r, r->ncclCommDestroy(r->comm));
   kit_nccl_rank_close(r);
   ENSURE(!r->wrong[0], "%s", r->wrong);
   if (!tried) kit_skip("this NCCL was built without %s %s, or --types and --redops leave nothing", algo, proto);

@@ -53,12 +53,12 @@ void *kit_nccl_make_comm(struct kit_nccl_rank *r) {
   struct kit_nccl_id id;
   void *comm = NULL;
   if (r->rank == 0) {
-    NCCL(r->ncclGetUniqueId(&id));
+    NCCL(r, r->ncclGetUniqueId(&id));
     for (int to = 1; to < r->n; to++) kit_send_bytes(r->self, to, &id, sizeof id);
   } else {
     kit_recv_bytes(r->self, 0, &id, sizeof id);
   }
-  NCCL(r->ncclCommInitRank(&comm, r->n, id, r->rank));
+  NCCL(r, r->ncclCommInitRank(&comm, r->n, id, r->rank));
   return comm;
 }
 
@@ -121,15 +121,20 @@ int kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool 
   return make_call(r, c, p.send, p.recv);
 }
 
+bool kit_nccl_poll(struct kit_nccl_rank *r, int *error) {
+  int state = r->cudaStreamQuery(r->stream);
+  *error = 0;
+  if (state == 0) return true;
+  ENSURE(state == KIT_CUDA_NOT_READY, "cudaStreamQuery: CUDA result %d", state);
+  NCCL(r, r->ncclCommGetAsyncError(r->comm, error));
+  if (*error == KIT_NCCL_IN_PROGRESS) *error = 0;
+  return *error != 0;
+}
+
 int kit_nccl_wait(struct kit_nccl_rank *r) {
-  int state, error = 0;
-  while ((state = r->cudaStreamQuery(r->stream)) == KIT_CUDA_NOT_READY) {
-    NCCL(r->ncclCommGetAsyncError(r->comm, &error));
-    if (error != 0 && error != KIT_NCCL_IN_PROGRESS) return error;
-    usleep(200);
-  }
-  ENSURE(state == 0, "cudaStreamQuery: CUDA result %d", state);
-  return 0;
+  int error;
+  while (!kit_nccl_poll(r, &error)) usleep(200);
+  return error;
 }
 
 void kit_nccl_finish(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong) {

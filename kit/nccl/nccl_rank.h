@@ -59,10 +59,10 @@ struct kit_nccl_rank {
 /* NCCL's words for its last error; "" if there are none. */
 const char *kit_nccl_last_error(const struct kit_nccl_rank *r);
 
-#define NCCL(call)                                                                          \
-  do {                                                                                      \
-    int result_ = (call);                                                                   \
-    ENSURE(result_ == 0, "%s: NCCL result %d: %s", #call, result_, kit_nccl_last_error(r)); \
+#define NCCL(rank, call)                                                                       \
+  do {                                                                                         \
+    int result_ = (call);                                                                      \
+    ENSURE(result_ == 0, "%s: NCCL result %d: %s", #call, result_, kit_nccl_last_error(rank)); \
   } while (0)
 #define CUDA(call)                                              \
   do {                                                          \
@@ -84,6 +84,8 @@ void *kit_nccl_make_comm(struct kit_nccl_rank *r);
 void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
 int kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
 int kit_nccl_wait(struct kit_nccl_rank *r);
+/* Looks once: true when the stream has done it, or when *error, which is 0 otherwise, has NCCL's result. */
+bool kit_nccl_poll(struct kit_nccl_rank *r, int *error);
 void kit_nccl_finish(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong);
 
 #endif

@@ -48,13 +48,17 @@ static int set_redops(const struct tool_value *v) {
   return check_words(v, kit_nccl_redops, &((struct nccl_options *)v->into)->how.redops);
 }
 
+#define REPEAT 20
+#define TEXT_OF_(number) #number
+#define TEXT_OF(number) TEXT_OF_(number)
+
 static const struct tool_option options[] = {
     {"nccl", 'n', "PATH", "libnccl.so.2, built with a dynamic CUDA runtime: see docs/nccl.md", TOOL_TEXT,
      AT(how.library), .allowed = "a file"},
     {"ranks", 'r', "N", "processes, each a host for NCCL", TOOL_INT, AT(how.ranks), .min = 2, .max = KIT_NCCL_MAX_RANKS,
      .preset = "2"},
     {"channels", 'c', "N", "of NCCL's", TOOL_INT, AT(how.channels), .min = 1, .max = 16, .preset = "2"},
-    {"only", 'o', "LIST", "these collectives: names, numbers, areas (all_reduce), patterns (*.ring.LL)", LIST,
+    {"only", 'o', "LIST", "these cases: names, numbers, areas (all_reduce), patterns (*.ring.LL)", LIST,
      AT(how.only)},
     {"skip", 's', "LIST", "all but these", LIST, AT(how.skip)},
     {"sizes", 0, "LIST", "bytes that a rank sends; above 64K only the first type and operation", TOOL_CALL,
@@ -62,12 +66,12 @@ static const struct tool_option options[] = {
     {"types", 0, "LIST", "int8, uint8, int32, …, half, float, double, bfloat16; else all that this NCCL has", TOOL_CALL,
      .set = set_types},
     {"redops", 0, "LIST", "sum, prod, max, min, avg; else all that this NCCL has", TOOL_CALL, .set = set_redops},
-    {"repeat", 0, "N", "communicators that comm.repeated makes", TOOL_INT, AT(how.repeat), .min = 4, .max = 100000,
-     .preset = "20"},
+    {"repeat", 0, "N", "communicators that comm.repeated makes", TOOL_INT, AT(how.repeat), .min = KIT_NCCL_WARM + 1,
+     .max = 100000, .preset = TEXT_OF(REPEAT)},
     {"oob", 0, NULL, "NCCL's bootstrap through the plugin, too (NCCL_OOB_NET_ENABLE)", TOOL_FLAG, AT(how.oob)},
-    {"limit", 0, "SECONDS", "for the processes of each collective", TOOL_SECONDS, AT(how.limit_ms), .min = 1,
+    {"limit", 0, "SECONDS", "for the processes of each case", TOOL_SECONDS, AT(how.limit_ms), .min = 1,
      .max = 3600, .preset = "60"},
-    {"list", 0, NULL, "list the collectives and end", TOOL_FLAG, AT(list)},
+    {"list", 0, NULL, "list the cases and end", TOOL_FLAG, AT(list)},
     {"quiet", 'q', NULL, "no rows of what went well", TOOL_FLAG, AT(how.quiet)},
     {"json", 'J', "FILE", "the report as JSON", FILE_NAME, AT(how.json)},
     {"junit", 0, "FILE", "the report as JUnit XML", FILE_NAME, AT(how.junit)},
@@ -80,14 +84,15 @@ static const struct tool_command command = {
     .about = "Runs NCCL's own host code over a plugin, with no GPU: its kernels run on the CPU, on a CUDA driver and\n"
              "runtime that emulate one. A process a rank, each of which NCCL takes for a host, so that all data goes\n"
              "through the plugin; contents are compared with scalar code, and NCCL's log is asked which plugin\n"
-             "carries each connection. Times say nothing about a GPU. Variables that are set stay: NCCL_P2P_DISABLE=0.",
+             "carries each connection. Other cases make communicators, split and lose them. Times say nothing about a\n"
+             "GPU. Variables that are set stay: NCCL_P2P_DISABLE=0.",
     .options = options,
     .noptions = sizeof options / sizeof *options,
     .tail = RK_EXIT_STATUS,
 };
 
 int rk_nccl(int argc, char **argv) {
-  struct nccl_options o = {.how = {.ranks = 2, .channels = 2, .repeat = 20, .limit_ms = 60000, .nsizes = 4,
+  struct nccl_options o = {.how = {.ranks = 2, .channels = 2, .repeat = REPEAT, .limit_ms = 60000, .nsizes = 4,
                                    .sizes = {8, 1000, 64 << 10, 1 << 20}}};
   char **plugins;
   int r = tool_options_read(&command, argc, argv, &o, &plugins);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The life of communicators, and their end: made again and again, two at once, split; a rank that is killed, that gives
- * up, or that stands still for a while. Collectives are all-reduces of floats, which NCCL runs as it likes.
+ * Communicators from their making to their end: made again and again, two at once, split; a rank that is killed, that
+ * aborts, or that is stopped for a while. Collectives are all-reduces of floats, which NCCL runs as it likes.
  *
  * A rank that is lost is noticed by its neighbours' proxies. All others wait for data that does not come, until
  * somebody aborts them: a watchdog in a framework, here the rank that noticed it.
@@ -20,9 +20,8 @@
 #define FLOAT 7 /* of NCCL's types */
 #define SMALL 1000
 #define LARGE (256u << 10) /* elements: several steps of every channel */
-#define WARM 3             /* communicators after which nothing may grow any more */
 #define ROUNDS 20          /* before something happens */
-#define STAND_STILL_S 3
+#define STOPPED_S 3
 
 static struct kit_nccl_call all_reduce(const struct kit_nccl_rank *r, size_t count, unsigned round) {
   return (struct kit_nccl_call){.coll = KIT_NCCL_ALL_REDUCE, .type = FLOAT, .count = count, .rank = r->rank,
@@ -34,8 +33,8 @@ static void one_call(struct kit_nccl_rank *r, size_t count, unsigned round) {
   struct kit_nccl_call c = all_reduce(r, count, round);
   size_t wrong = 0;
   kit_nccl_prepare(r, &c, false);
-  NCCL(kit_nccl_start(r, &c, false));
-  NCCL(kit_nccl_wait(r));
+  NCCL(r, kit_nccl_start(r, &c, false));
+  NCCL(r, kit_nccl_wait(r));
   kit_nccl_finish(r, &c, false, &wrong);
   ENSURE(!wrong, "%s", r->wrong);
 }
@@ -44,13 +43,13 @@ static void one_call(struct kit_nccl_rank *r, size_t count, unsigned round) {
  * one more is kept as long as others come and go. */
 static void *keep_one(struct kit_nccl_rank *r) {
   int version = 0;
-  NCCL(r->ncclGetVersion(&version));
+  NCCL(r, r->ncclGetVersion(&version));
   return version / 100 == 228 ? kit_nccl_make_comm(r) : NULL;
 }
 
-static void let_go(struct kit_nccl_rank *r, void *kept) {
+static void destroy_kept(struct kit_nccl_rank *r, void *kept) {
   kit_barrier(r->self);
-  if (kept) NCCL(r->ncclCommDestroy(kept));
+  if (kept) NCCL(r, r->ncclCommDestroy(kept));
 }
 
 /* ---- made again and again ---- */
@@ -76,11 +75,12 @@ static long resident_kib(void) {
 }
 
 static void repeated(struct kit_nccl_rank *r) {
-  int n = (int)kit_job_number(kit_process_job(r->self), "repeat", 20), fds = 0, threads = 0;
+  int n = (int)kit_job_number(kit_process_job(r->self), "repeat", 0), fds = 0, threads = 0;
   long kib = 0;
+  ENSURE(n > KIT_NCCL_WARM, "%d communicators; allowed: more than %d", n, KIT_NCCL_WARM);
   void *kept = keep_one(r);
   for (int i = 0; i < n; i++) {
-    if (i == WARM) {
+    if (i == KIT_NCCL_WARM) {
       fds = count_entries("/proc/self/fd");
       threads = count_entries("/proc/self/task");
       kib = resident_kib();
@@ -88,15 +88,15 @@ static void repeated(struct kit_nccl_rank *r) {
     r->comm = kit_nccl_make_comm(r);
     one_call(r, SMALL, (unsigned)i);
     kit_barrier(r->self);
-    NCCL(r->ncclCommDestroy(r->comm));
+    NCCL(r, r->ncclCommDestroy(r->comm));
   }
   int more_fds = count_entries("/proc/self/fd") - fds, more_threads = count_entries("/proc/self/task") - threads;
-  double each = (double)(resident_kib() - kib) / (n - WARM);
-  let_go(r, kept);
+  double each = (double)(resident_kib() - kib) / (n - KIT_NCCL_WARM);
+  destroy_kept(r, kept);
   kit_metric(r->self, "communicators", n, "");
   kit_metric(r->self, "resident_KiB_a_communicator", each, "KiB");
-  ENSURE(more_fds <= 0, "%d file descriptors are left by %d communicators", more_fds, n - WARM);
-  ENSURE(more_threads <= 0, "%d threads are left by %d communicators", more_threads, n - WARM);
+  ENSURE(more_fds <= 0, "%d file descriptors are left by %d communicators", more_fds, n - KIT_NCCL_WARM);
+  ENSURE(more_threads <= 0, "%d threads are left by %d communicators", more_threads, n - KIT_NCCL_WARM);
 }
 
 /* ---- two at once, and parts ---- */
@@ -113,19 +113,19 @@ static void two_at_once(struct kit_nccl_rank *first) {
     for (int i = 0; i < 2; i++) {
       calls[i] = all_reduce(both[i], i ? SMALL : LARGE, 2 * round + (unsigned)i);
       kit_nccl_prepare(both[i], &calls[i], false);
-      NCCL(kit_nccl_start(both[i], &calls[i], false));
+      NCCL(r, kit_nccl_start(both[i], &calls[i], false));
     }
     for (int i = 0; i < 2; i++) {
-      NCCL(kit_nccl_wait(both[1 - i]));
+      NCCL(r, kit_nccl_wait(both[1 - i]));
       kit_nccl_finish(both[1 - i], &calls[1 - i], false, &wrong);
     }
     ENSURE(!wrong, "%s%s", first->wrong, second.wrong);
   }
   kit_barrier(first->self);
-  NCCL(r->ncclCommDestroy(first->comm));
+  NCCL(r, r->ncclCommDestroy(first->comm));
   one_call(&second, LARGE, 0); /* the end of one is not the other's */
   kit_barrier(first->self);
-  NCCL(r->ncclCommDestroy(second.comm));
+  NCCL(r, r->ncclCommDestroy(second.comm));
   kit_nccl_rank_close(&second);
 }
 
@@ -135,23 +135,23 @@ static void split(struct kit_nccl_rank *r) {
   struct kit_nccl_rank child = *r;
   r->comm = kit_nccl_make_comm(r);
   one_call(r, LARGE, 1);
-  NCCL(r->ncclCommSplit(r->comm, r->rank % parts, r->n - r->rank, &child.comm, NULL));
+  NCCL(r, r->ncclCommSplit(r->comm, r->rank % parts, r->n - r->rank, &child.comm, NULL));
   child.n = r->n / parts + (r->rank % parts < r->n % parts);
   child.rank = child.n - 1 - r->rank / parts;
   for (unsigned round = 2; round < ROUNDS; round++) one_call(round % 2 ? r : &child, round % 4 ? SMALL : LARGE, round);
   kit_barrier(r->self);
-  NCCL(r->ncclCommDestroy(child.comm));
+  NCCL(r, r->ncclCommDestroy(child.comm));
   one_call(r, LARGE, 0);
   kit_barrier(r->self);
-  NCCL(r->ncclCommDestroy(r->comm));
+  NCCL(r, r->ncclCommDestroy(r->comm));
 }
 
 /* ---- a rank that is lost ---- */
 
 static int last_of(const struct kit_nccl_rank *r) { return r->n - 1; }
 
-/* The last rank tells when it goes, and the others when they have heard of it: what NCCL needed in between. */
-static void tell_survivors(struct kit_nccl_rank *r, uint64_t when) {
+/* Sent by the lost rank when it goes and by each survivor when it notices; the difference is NCCL's detection time. */
+static void send_time_to_survivors(struct kit_nccl_rank *r, uint64_t when) {
   for (int to = 0; to < last_of(r); to++)
     if (to != r->rank) kit_send_bytes(r->self, to, &when, sizeof when);
 }
@@ -159,38 +159,37 @@ static void tell_survivors(struct kit_nccl_rank *r, uint64_t when) {
 /* Calls until NCCL reports an error, or another rank says that it has. */
 static void wait_for_loss(struct kit_nccl_rank *r) {
   uint64_t went, noticed = 0;
-  int last = last_of(r), told_by = -1;
+  int last = last_of(r);
+  bool told = false;
   kit_process_allow_loss(r->self, last);
-  for (unsigned round = ROUNDS; !noticed && told_by < 0; round++) {
+  for (unsigned round = ROUNDS; !noticed && !told; round++) {
     struct kit_nccl_call c = all_reduce(r, LARGE, round);
     size_t wrong = 0;
+    bool done = false;
     kit_nccl_prepare(r, &c, false);
-    int state = -1, error = kit_nccl_start(r, &c, false); /* it may say so at once */
-    while (!error && told_by < 0 && (state = r->cudaStreamQuery(r->stream)) != 0) {
-      (void)r->ncclCommGetAsyncError(r->comm, &error);
-      if (error == KIT_NCCL_IN_PROGRESS) error = 0;
-      ENSURE(state == KIT_CUDA_NOT_READY, "cudaStreamQuery: CUDA result %d", state);
+    int error = kit_nccl_start(r, &c, false); /* it may say so at once */
+    while (!error && !told && !(done = kit_nccl_poll(r, &error))) {
       for (int from = 0; from < last; from++)
-        if (from != r->rank && kit_bytes_ready(r->self, from, sizeof noticed)) told_by = from;
+        if (from != r->rank && kit_bytes_ready(r->self, from, sizeof noticed)) told = true;
       usleep(200);
     }
     if (error) noticed = rail_now_ns();
-    else if (state == 0) kit_nccl_finish(r, &c, false, &wrong);
+    else if (done) kit_nccl_finish(r, &c, false, &wrong);
     ENSURE(!wrong, "a result that came while a rank was lost is wrong: %s", r->wrong);
   }
-  tell_survivors(r, noticed);
+  send_time_to_survivors(r, noticed);
   kit_recv_bytes(r->self, last, &went, sizeof went);
   if (noticed) kit_metric(r->self, "noticed_after", (noticed < went ? 0 : (double)(noticed - went) / 1e6), "ms");
 }
 
 static void abort_comm(struct kit_nccl_rank *r) {
   uint64_t start = rail_now_ns();
-  NCCL(r->ncclCommAbort(r->comm));
+  NCCL(r, r->ncclCommAbort(r->comm));
   kit_metric(r->self, "aborted_in", (double)(rail_now_ns() - start) / 1e6, "ms");
 }
 
-/* The other survivors' words are read, so that nothing of this job is left in the pipes. */
-static void hear_survivors(struct kit_nccl_rank *r) {
+/* Reads the other survivors' times, so that nothing of this job is left in the pipes. */
+static void drain_survivors(struct kit_nccl_rank *r) {
   uint64_t noticed;
   for (int from = 0; from < last_of(r); from++)
     if (from != r->rank) kit_recv_bytes(r->self, from, &noticed, sizeof noticed);
@@ -203,13 +202,13 @@ static void killed(struct kit_nccl_rank *r) {
     struct kit_nccl_call c = all_reduce(r, LARGE, ROUNDS);
     kit_process_expect_death(r->self);
     kit_nccl_prepare(r, &c, false);
-    NCCL(kit_nccl_start(r, &c, false));
-    tell_survivors(r, rail_now_ns());
+    NCCL(r, kit_nccl_start(r, &c, false));
+    send_time_to_survivors(r, rail_now_ns());
     kill(getpid(), SIGKILL);
   }
   wait_for_loss(r);
   abort_comm(r);
-  hear_survivors(r);
+  drain_survivors(r);
 }
 
 /* And all go on with a new communicator. */
@@ -218,27 +217,27 @@ static void aborted(struct kit_nccl_rank *r) {
   r->comm = kit_nccl_make_comm(r);
   for (unsigned round = 0; round < ROUNDS; round++) one_call(r, LARGE, round);
   if (r->rank == last_of(r)) {
-    tell_survivors(r, rail_now_ns());
+    send_time_to_survivors(r, rail_now_ns());
     abort_comm(r);
   } else {
     wait_for_loss(r);
     abort_comm(r);
-    hear_survivors(r);
+    drain_survivors(r);
   }
   kit_barrier(r->self);
   r->comm = kit_nccl_make_comm(r);
   one_call(r, LARGE, 0);
   kit_barrier(r->self);
-  NCCL(r->ncclCommDestroy(r->comm));
-  let_go(r, kept);
+  NCCL(r, r->ncclCommDestroy(r->comm));
+  destroy_kept(r, kept);
 }
 
-/* A process that only stands still, as under a debugger or on a busy host, is not lost. */
-static void stand_still(void) {
+/* A process that is only stopped, as under a debugger or on a busy host, is not lost. */
+static void stop_for_a_while(void) {
   pid_t rank = getpid(), waker = fork();
   ENSURE(waker >= 0, "fork failed");
   if (waker == 0) {
-    sleep(STAND_STILL_S);
+    sleep(STOPPED_S);
     kill(rank, SIGCONT);
     _exit(0);
   }
@@ -249,16 +248,17 @@ static void stand_still(void) {
 static void stopped(struct kit_nccl_rank *r) {
   r->comm = kit_nccl_make_comm(r);
   for (unsigned round = 0; round < ROUNDS; round++) {
-    if (round == ROUNDS / 2 && r->rank == last_of(r)) stand_still();
+    if (round == ROUNDS / 2 && r->rank == last_of(r)) stop_for_a_while();
     one_call(r, LARGE, round);
   }
   kit_barrier(r->self);
-  NCCL(r->ncclCommDestroy(r->comm));
+  NCCL(r, r->ncclCommDestroy(r->comm));
 }
 
 /* ---- all ---- */
 
-const struct kit_nccl_life kit_nccl_lives[] = {
+/* No count here: a declared one that differs does not compile. */
+const struct kit_nccl_scenario kit_nccl_scenarios[] = {
   {"comm.repeated", "communicators made and destroyed again and again leave no file descriptor and no thread", true,
    repeated},
   {"comm.two_at_once", "two communicators of one process work at the same time, and one when the other is gone", false,
@@ -267,19 +267,16 @@ const struct kit_nccl_life kit_nccl_lives[] = {
   {"fault.killed", "when a rank is killed NCCL reports an error on another one, and all can abort", false, killed},
   {"fault.aborted", "when a rank aborts NCCL reports an error on another one, and a new communicator works", false,
    aborted},
-  {"fault.stopped", "a rank that stands still for 3 s and goes on is no error", false, stopped},
-  {NULL, NULL, false, NULL},
+  {"fault.stopped", "a rank that is stopped for 3 s and goes on is no error", false, stopped},
 };
 
-void kit_nccl_life(struct kit_process *self) {
+void kit_nccl_scenario(struct kit_process *self) {
   struct kit_nccl_rank r;
-  const char *name = kit_job_arg(kit_process_job(self), "life");
-  for (const struct kit_nccl_life *life = kit_nccl_lives; life->name; life++) {
-    if (strcmp(life->name, name) != 0) continue;
-    kit_nccl_rank_open(&r, self, LARGE * sizeof(float));
-    life->run(&r);
-    kit_nccl_rank_close(&r);
-    return;
-  }
-  ENSURE(false, "nothing is called %s", name);
+  const char *name = kit_job_arg(kit_process_job(self), "scenario");
+  int i = 0;
+  while (i < KIT_NCCL_SCENARIOS && strcmp(kit_nccl_scenarios[i].name, name) != 0) i++;
+  ENSURE(i < KIT_NCCL_SCENARIOS, "unknown scenario %s", name);
+  kit_nccl_rank_open(&r, self, LARGE * sizeof(float));
+  kit_nccl_scenarios[i].run(&r);
+  kit_nccl_rank_close(&r);
 }
