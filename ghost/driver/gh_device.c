@@ -58,8 +58,8 @@ static long read_count(struct count *table, const char *name) {
   return n;
 }
 
-API long ghost_calls(const char *name) { return read_count(calls, name); }
-API long ghost_left(const char *what) { return read_count(live, what); }
+GH_API long ghost_calls(const char *name) { return read_count(calls, name); }
+GH_API long ghost_live(const char *what) { return read_count(live, what); }
 
 /* ---- contexts ---- */
 
@@ -94,7 +94,7 @@ int gh_enter_ending(const char *call) {
 int gh_enter_unsafe(const char *call) {
   int r = gh_enter_context(call);
   if (r || capture_mode == MODE_RELAXED) return r;
-  return gh_capture_forbids() ? CAPTURE_UNSUPPORTED : OK;
+  return gh_invalidate_captures() ? CAPTURE_UNSUPPORTED : OK;
 }
 
 int gh_devices(void) {
@@ -103,14 +103,14 @@ int gh_devices(void) {
   return n < 1 ? 1 : n > GH_MAX_DEVICES ? GH_MAX_DEVICES : n;
 }
 
-API int cuInit(unsigned flags) {
+GH_API int cuInit(unsigned flags) {
   if (flags) return INVALID_VALUE;
   for (int i = 0; i < GH_MAX_DEVICES; i++) contexts[i].device = i;
   __atomic_store_n(&initialized, true, __ATOMIC_RELEASE);
   return OK;
 }
 
-API int cuGetErrorName(int error, const char **text) {
+GH_API int cuGetErrorName(int error, const char **text) {
 #define NAMED(error) {error, "CUDA_ERROR_" #error}
   static const struct { int error; const char *name; } names[] = {
       {OK, "CUDA_SUCCESS"}, NAMED(INVALID_VALUE), NAMED(OUT_OF_MEMORY), NAMED(INVALID_IMAGE), NAMED(INVALID_CONTEXT),
@@ -129,19 +129,19 @@ API int cuGetErrorName(int error, const char **text) {
   return *text = NULL, INVALID_VALUE;
 }
 
-API int cuGetErrorString(int error, const char **text) {
+GH_API int cuGetErrorString(int error, const char **text) {
   int r = cuGetErrorName(error, text);
   return r == OK && error != OK ? OK : (*text = error == OK ? "no error" : "unrecognized error code", r);
 }
 
-API int cuDriverGetVersion(int *version) {
+GH_API int cuDriverGetVersion(int *version) {
   const char *text = getenv("GHOST_VERSION");
   gh_should_fail("cuDriverGetVersion");
   *version = text ? atoi(text) : 13000;
   return OK;
 }
 
-API int cuDevicePrimaryCtxRetain(void **context, int device) {
+GH_API int cuDevicePrimaryCtxRetain(void **context, int device) {
   int r = gh_enter("cuDevicePrimaryCtxRetain");
   if (r == OK && (device < 0 || device >= gh_devices())) r = INVALID_DEVICE;
   if (r == OK) *context = &contexts[device];
@@ -154,7 +154,7 @@ bool gh_is_context(const void *context) {
   return false;
 }
 
-API int cuCtxSetCurrent(void *context) {
+GH_API int cuCtxSetCurrent(void *context) {
   int r = gh_enter("cuCtxSetCurrent");
   if (r == OK && context && !gh_is_context(context)) r = INVALID_CONTEXT;
   if (r) return r;
@@ -164,27 +164,27 @@ API int cuCtxSetCurrent(void *context) {
   return OK;
 }
 
-API int cuCtxGetCurrent(void **context) {
+GH_API int cuCtxGetCurrent(void **context) {
   int r = gh_enter("cuCtxGetCurrent");
   if (r == OK) *context = gh_context();
   return r;
 }
 
-API int cuCtxPushCurrent_v2(void *context) {
+GH_API int cuCtxPushCurrent_v2(void *context) {
   int r = gh_enter_ending("cuCtxPushCurrent_v2");
   if (r == OK && (!gh_is_context(context) || depth == MAX_NESTED)) r = INVALID_CONTEXT;
   if (r == OK) nested[depth++] = context;
   return r;
 }
 
-API int cuCtxPopCurrent_v2(void **context) {
+GH_API int cuCtxPopCurrent_v2(void **context) {
   gh_should_fail("cuCtxPopCurrent_v2");
   if (!depth) return INVALID_CONTEXT;
   *context = nested[--depth];
   return OK;
 }
 
-API int cuCtxGetDevice(int *device) {
+GH_API int cuCtxGetDevice(int *device) {
   int r = gh_enter_context("cuCtxGetDevice");
   if (r == OK) *device = gh_context()->device;
   return r;
@@ -211,7 +211,7 @@ int gh_attribute(int attribute) {
   }
 }
 
-API int cuDeviceGetAttribute(int *value, int attribute, int device) {
+GH_API int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int r = gh_enter("cuDeviceGetAttribute");
   if (r == OK && (device < 0 || device >= gh_devices())) r = INVALID_DEVICE;
   if (r) return r;
@@ -223,7 +223,7 @@ unsigned gh_max_resident_blocks(unsigned threads) {
   return (unsigned)gh_attribute(GH_MULTIPROCESSORS) * (1024 / threads);
 }
 
-API int cuThreadExchangeStreamCaptureMode(int *m) {
+GH_API int cuThreadExchangeStreamCaptureMode(int *m) {
   gh_should_fail("cuThreadExchangeStreamCaptureMode");
   int old = capture_mode;
   capture_mode = *m;
@@ -233,20 +233,20 @@ API int cuThreadExchangeStreamCaptureMode(int *m) {
 
 /* ---- devices ---- */
 
-API int cuDeviceGetCount(int *count) {
+GH_API int cuDeviceGetCount(int *count) {
   int r = gh_enter("cuDeviceGetCount");
   if (r == OK) *count = gh_devices();
   return r;
 }
 
-API int cuDeviceGet(int *device, int ordinal) {
+GH_API int cuDeviceGet(int *device, int ordinal) {
   int r = gh_enter("cuDeviceGet");
   if (r == OK && (ordinal < 0 || ordinal >= gh_devices())) r = INVALID_DEVICE;
   if (r == OK) *device = ordinal;
   return r;
 }
 
-API int cuDeviceGetName(char *text, int size, int device) {
+GH_API int cuDeviceGetName(char *text, int size, int device) {
   int r = gh_enter("cuDeviceGetName");
   if (r == OK && (device < 0 || device >= gh_devices())) r = INVALID_DEVICE;
   if (r == OK) snprintf(text, (size_t)size, "ghost GPU %d", device);
@@ -254,13 +254,13 @@ API int cuDeviceGetName(char *text, int size, int device) {
 }
 
 /* Devices' contexts are there as long as the process. */
-API int cuDevicePrimaryCtxRelease_v2(int device) {
+GH_API int cuDevicePrimaryCtxRelease_v2(int device) {
   int r = gh_enter_ending("cuDevicePrimaryCtxRelease");
   return r == OK && (device < 0 || device >= gh_devices()) ? INVALID_DEVICE : r;
 }
 
 /* The device's number alone says which it is: processes of one host agree. */
-API int cuDeviceGetUuid(struct gh_uuid *uuid, int device) {
+GH_API int cuDeviceGetUuid(struct gh_uuid *uuid, int device) {
   int r = gh_enter("cuDeviceGetUuid");
   if (r == OK && (device < 0 || device >= gh_devices())) r = INVALID_DEVICE;
   if (r == OK) *uuid = (struct gh_uuid){"ghost GPU"};
@@ -268,9 +268,9 @@ API int cuDeviceGetUuid(struct gh_uuid *uuid, int device) {
   return r;
 }
 
-API int cuDeviceGetUuid_v2(struct gh_uuid *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
+GH_API int cuDeviceGetUuid_v2(struct gh_uuid *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 
-API int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+GH_API int cuDeviceTotalMem_v2(size_t *bytes, int device) {
   int r = gh_enter("cuDeviceTotalMem_v2");
   if (r == OK && (device < 0 || device >= gh_devices())) r = INVALID_DEVICE;
   if (r == OK) *bytes = (size_t)16 << 30;

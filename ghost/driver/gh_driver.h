@@ -33,8 +33,6 @@
 
 #include "ghost/driver/gh_cuda.h"
 
-#define API GH_API
-
 /* cuda.h's results. */
 enum {
   OK = 0,
@@ -95,11 +93,11 @@ int gh_attribute(int attribute);
 unsigned gh_max_resident_blocks(unsigned threads);
 bool gh_is_context(const void *context);
 
-/* Memory of other processes, for what cuMemAlloc's is. */
-bool gh_add_memory(void *base, size_t size); /* false: no memory */
-bool gh_remove_memory(const void *base);
-/* Mapped memory: of a device, for those whose bits are set. */
-/* Or it is there: access. False: no memory. */
+/* Memory opened from another process' IPC handle; like cuMemAlloc's, but not owned. */
+bool gh_add_imported(void *base, size_t size); /* false: out of memory */
+bool gh_remove_imported(const void *base);
+/* Adds mapped memory of `device` that the devices in the bit mask `access` may use; if the range is already there, only
+ * replaces its mask. False: out of memory. */
 bool gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma);
 void gh_remove_mapped(const void *base);
 /* What cuMemAlloc has given out at this address; 0: nothing. */
@@ -128,14 +126,15 @@ void gh_unexport(void *base, size_t size);
 void gh_set_sticky_error(int result);
 bool gh_has_sticky_error(void);
 
-/* The number of captures under way that forbid others' unsafe calls, which invalidates them. */
-bool gh_capture_forbids(void);
+/* Does a capture under way forbid this call? Then that capture is invalid from now on. */
+bool gh_invalidate_captures(void);
 
-/* How often a call was made; how many are left of what calls make and unmake: "registered", "allocated", "modules",
- * "events", "streams", "graphs", "objects", "opened" (memory of other processes), "handles" and "mapped" (memory),
- * "reserved" (addresses); "freed while open": how often that was done to others. For tests. */
-API long ghost_calls(const char *name);
-API long ghost_left(const char *what);
+/* How often a call was made; how many are alive of what calls make and unmake: "registered", "allocated", "host memory"
+ * (cuMemHostAlloc's), "modules", "events", "streams", "graphs", "objects", "opened" (memory of other processes),
+ * "handles" and "mapped" (memory), "reserved" (addresses); "freed while open": how often that was done to others. For
+ * tests. */
+GH_API long ghost_calls(const char *name);
+GH_API long ghost_live(const char *what);
 void gh_count_live(const char *what, int change);
 
 #endif

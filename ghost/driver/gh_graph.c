@@ -23,7 +23,7 @@ struct exec {
 
 static uint64_t captures;
 
-API int cuStreamBeginCapture_v2(void *stream, int mode) {
+GH_API int cuStreamBeginCapture_v2(void *stream, int mode) {
   struct stream *s;
   int r = gh_queue_enter("cuStreamBeginCapture_v2", stream, &s);
   if (r) return r;
@@ -63,7 +63,7 @@ static void release_all(struct objects *list) {
   while (list->n > 0) release(list->of[--list->n]);
 }
 
-API int cuUserObjectCreate(void **object, void *arg, void (*destroy)(void *), unsigned count, unsigned flags) {
+GH_API int cuUserObjectCreate(void **object, void *arg, void (*destroy)(void *), unsigned count, unsigned flags) {
   int r = gh_enter("cuUserObjectCreate");
   if (r == OK && (!destroy || !count || flags != 1)) r = INVALID_VALUE;
   if (r) return r;
@@ -73,7 +73,7 @@ API int cuUserObjectCreate(void **object, void *arg, void (*destroy)(void *), un
   return OK;
 }
 
-API int cuUserObjectRelease(void *object, unsigned count) {
+GH_API int cuUserObjectRelease(void *object, unsigned count) {
   int r = gh_enter_ending("cuUserObjectRelease");
   if (r || count != 1) return r ? r : INVALID_VALUE;
   release(object);
@@ -81,7 +81,7 @@ API int cuUserObjectRelease(void *object, unsigned count) {
 }
 
 /* A graph that is being captured is known by its capture. */
-API int cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags) {
+GH_API int cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags) {
   int r = gh_enter_context("cuGraphRetainUserObject");
   struct capture *c = graph;
   struct object *o = object;
@@ -94,7 +94,7 @@ API int cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsig
   return gh_queue_leave(OK);
 }
 
-API int cuStreamEndCapture(void *stream, void **graph) {
+GH_API int cuStreamEndCapture(void *stream, void **graph) {
   struct stream *s;
   int r = gh_queue_enter("cuStreamEndCapture", stream, &s);
   if (r) return r;
@@ -118,8 +118,8 @@ API int cuStreamEndCapture(void *stream, void **graph) {
   return r;
 }
 
-API int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, const void **dependencies,
-                                  size_t *n) {
+GH_API int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, const void **dependencies,
+                                     size_t *n) {
   struct stream *s;
   int r = gh_queue_enter("cuStreamGetCaptureInfo_v2", stream, &s);
   if (r) return r;
@@ -143,7 +143,7 @@ static struct item *copy_items(const struct item *list) {
   return first;
 }
 
-API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) {
+GH_API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) {
   int r = gh_enter_context("cuGraphInstantiateWithFlags");
   const struct graph *g = graph;
   if (r || flags || g->alive != ALIVE_GRAPH) return r ? r : flags ? INVALID_VALUE : INVALID_HANDLE;
@@ -157,7 +157,7 @@ API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long
   return OK;
 }
 
-API int cuGraphLaunch(void *exec, void *stream) {
+GH_API int cuGraphLaunch(void *exec, void *stream) {
   struct stream *s;
   struct exec *e = exec;
   int r = gh_queue_enter("cuGraphLaunch", stream, &s);
@@ -169,7 +169,7 @@ API int cuGraphLaunch(void *exec, void *stream) {
   return gh_queue_leave(OK);
 }
 
-API int cuGraphExecDestroy(void *exec) {
+GH_API int cuGraphExecDestroy(void *exec) {
   int r = gh_enter_context("cuGraphExecDestroy");
   struct exec *e = exec;
   if (r || e->alive != ALIVE_EXEC) return r ? r : INVALID_HANDLE;
@@ -186,7 +186,7 @@ API int cuGraphExecDestroy(void *exec) {
   return OK;
 }
 
-API int cuGraphDestroy(void *graph) {
+GH_API int cuGraphDestroy(void *graph) {
   int r = gh_enter_context("cuGraphDestroy");
   struct graph *g = graph;
   if (r || g->alive != ALIVE_GRAPH) return r ? r : INVALID_HANDLE;

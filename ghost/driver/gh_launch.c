@@ -24,31 +24,40 @@ static int add_copy(const char *call, void *stream, const struct item *item) {
   return r ? r : gh_queue_leave(gh_queue_add(s, item));
 }
 
-/* The host's memory, unless it is registered, is the caller's again when the call returns: what comes from there is
- * copied before, and what goes there is waited for. */
-API int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream) {
-  struct item item = {.kind = COPY, .to = (void *)(uintptr_t)to, .from = (void *)(uintptr_t)from, .size = size};
+/* Of the host's memory that is not registered the item gets a copy, since that is the caller's again when the call
+ * returns. */
+static int stage(struct item *item) {
   char *staged;
+  if (gh_reachable(item->from, item->size, NULL)) return OK;
+  item->blob = blob_alloc(item->size, &staged);
+  if (!item->blob) return OUT_OF_MEMORY;
+  item->from = memcpy(staged, item->from, item->size);
+  return OK;
+}
+
+/* What goes to the host's memory that is not registered is waited for. */
+GH_API int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream) {
+  struct item item = {.kind = COPY, .to = (void *)(uintptr_t)to, .from = (void *)(uintptr_t)from, .size = size};
+  struct stream *s;
   if (size == 0) return gh_enter_context("cuMemcpyAsync");
-  if (gh_exceeds_allocation(item.to, size) || gh_exceeds_allocation(item.from, size)) return INVALID_VALUE;
-  if (!gh_reachable(item.from, size, NULL)) {
-    item.blob = blob_alloc(size, &staged);
-    if (!item.blob) return OUT_OF_MEMORY;
-    item.from = memcpy(staged, item.from, size);
-  }
-  int r = add_copy("cuMemcpyAsync", stream, &item);
+  int r = gh_queue_enter("cuMemcpyAsync", stream, &s);
+  if (r) return r;
+  if (gh_exceeds_allocation(item.to, size) || gh_exceeds_allocation(item.from, size)) r = INVALID_VALUE;
+  if (r == OK) r = stage(&item);
+  if (r == OK) r = gh_queue_add(s, &item);
+  gh_queue_leave(r);
   gh_blob_unref(item.blob);
   return r || gh_reachable(item.to, size, NULL) ? r : cuStreamSynchronize(stream);
 }
 
-API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
+GH_API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
   const void *p = (const void *)(uintptr_t)from;
   if (!gh_reachable(p, size, gh_context())) return INVALID_VALUE;
   struct item item = {.kind = COPY, .to = to, .from = p, .size = size};
   return add_copy("cuMemcpyDtoHAsync_v2", stream, &item);
 }
 
-API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream) {
+GH_API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream) {
   void *p = (void *)(uintptr_t)address;
   if (!gh_reachable(p, size, gh_context())) return INVALID_VALUE;
   struct item item = {.kind = SET, .to = p, .value = value, .size = size};
@@ -124,16 +133,16 @@ static int launch(const char *call, const struct gh_launch_config *c, void *func
   return gh_queue_leave(r);
 }
 
-API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                       unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments,
-                       void **extra) {
+GH_API int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                          unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments,
+                          void **extra) {
   struct gh_launch_config c = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, NULL, 0};
   return launch("cuLaunchKernel", &c, function, arguments, extra);
 }
 
 /* Attributes are about where and beside what a kernel runs; an event that shall be recorded when it has begun is
  * recorded once it has ended, which is late enough for who waits for it. */
-API int cuLaunchKernelEx(const struct gh_launch_config *c, void *function, void **arguments, void **extra) {
+GH_API int cuLaunchKernelEx(const struct gh_launch_config *c, void *function, void **arguments, void **extra) {
   int r = launch("cuLaunchKernelEx", c, function, arguments, extra);
   for (unsigned i = 0; r == OK && i < c->nattributes; i++)
     if (c->attributes[i].id == GH_LAUNCH_COMPLETION_EVENT)
@@ -141,7 +150,7 @@ API int cuLaunchKernelEx(const struct gh_launch_config *c, void *function, void 
   return r;
 }
 
-API int cuLaunchHostFunc(void *stream, void (*call)(void *), void *argument) {
+GH_API int cuLaunchHostFunc(void *stream, void (*call)(void *), void *argument) {
   struct stream *s;
   int r = gh_queue_enter("cuLaunchHostFunc", stream, &s);
   struct item item = {.kind = HOST, .call = call, .argument = argument};

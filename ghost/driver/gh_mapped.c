@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The emulated driver's virtual memory management. An allocation is a file without a name, whose last page says what it
  * is; who imports it has a descriptor of the same file, so that it lives as the driver's does: until nobody has it
- * mapped or holds a handle, in whatever process. Of a range only the whole can be mapped, allowed, unmapped. */
+ * mapped or holds a handle, in whatever process. Only whole reservations can be mapped, given access and
+ * unmapped. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,8 @@
 
 #define ON_HOST (-1) /* in the place of a device */
 
-struct header {
+/* What lies in the last page. */
+struct trailer {
   uint64_t mark, size;
   int device, handles, rdma;
 };
@@ -29,7 +31,7 @@ struct header {
 /* As this process has it; a handle is a pointer to it. */
 struct allocation {
   struct allocation *next;
-  struct header header;
+  struct trailer trailer;
   int fd, handles, mappings;
 };
 
@@ -48,7 +50,7 @@ static struct reservation *reservations;
 /* These need no context. */
 static int enter(const char *call) {
   int r = gh_enter(call);
-  return r == OK && gh_capture_mode() != MODE_RELAXED && gh_capture_forbids() ? CAPTURE_UNSUPPORTED : r;
+  return r == OK && gh_capture_mode() != MODE_RELAXED && gh_invalidate_captures() ? CAPTURE_UNSUPPORTED : r;
 }
 
 static int leave(int result) {
@@ -79,13 +81,13 @@ static void drop_if_unused(struct allocation *p) {
 }
 
 /* Takes the descriptor, also if there is no memory. */
-static int add_allocation(uint64_t *handle, int fd, const struct header *header) {
+static int add_allocation(uint64_t *handle, int fd, const struct trailer *trailer) {
   struct allocation *p = calloc(1, sizeof *p);
   if (!p) {
     close(fd);
     return OUT_OF_MEMORY;
   }
-  *p = (struct allocation){.header = *header, .fd = fd, .handles = 1};
+  *p = (struct allocation){.trailer = *trailer, .fd = fd, .handles = 1};
   pthread_mutex_lock(&lock);
   p->next = allocations;
   allocations = p;
@@ -109,7 +111,7 @@ static int check(const struct gh_allocation *how) {
   return how->rdma && !gh_attribute(GH_DEVICE_RDMA_OF_VIRTUAL_MEMORY) ? INVALID_VALUE : OK;
 }
 
-API int cuMemGetAllocationGranularity(size_t *granularity, const struct gh_allocation *how, int option) {
+GH_API int cuMemGetAllocationGranularity(size_t *granularity, const struct gh_allocation *how, int option) {
   int r = gh_enter("cuMemGetAllocationGranularity");
   if (r == OK && (!granularity || !how || option < 0 || option > 1)) r = INVALID_VALUE;
   if (r == OK) r = check(how);
@@ -127,23 +129,23 @@ static bool fill(int fd, size_t size) {
   return good;
 }
 
-API int cuMemCreate(uint64_t *handle, size_t size, const struct gh_allocation *how, unsigned long long flags) {
+GH_API int cuMemCreate(uint64_t *handle, size_t size, const struct gh_allocation *how, unsigned long long flags) {
   int r = enter("cuMemCreate");
   if (r == OK && (!handle || !how || flags || !size || size % UNIT)) r = INVALID_VALUE;
   if (r == OK) r = check(how);
   if (r) return r;
   const int device = how->location.type == GH_ON_DEVICE ? how->location.id : ON_HOST;
-  const struct header header = {MARK, size, device, how->handles, how->rdma};
+  const struct trailer trailer = {MARK, size, device, how->handles, how->rdma};
   int fd = memfd_create("ghost", MFD_CLOEXEC);
   bool good = fd >= 0 && ftruncate(fd, (off_t)(size + PAGE)) == 0 &&
               (device == ON_HOST || fill(fd, size)) &&
-              pwrite(fd, &header, sizeof header, (off_t)size) == (ssize_t)sizeof header;
-  if (good) return add_allocation(handle, fd, &header);
+              pwrite(fd, &trailer, sizeof trailer, (off_t)size) == (ssize_t)sizeof trailer;
+  if (good) return add_allocation(handle, fd, &trailer);
   if (fd >= 0) close(fd);
   return OUT_OF_MEMORY;
 }
 
-API int cuMemRelease(uint64_t handle) {
+GH_API int cuMemRelease(uint64_t handle) {
   int r = gh_enter_ending("cuMemRelease");
   if (r) return r;
   pthread_mutex_lock(&lock);
@@ -155,20 +157,20 @@ API int cuMemRelease(uint64_t handle) {
   return leave(OK);
 }
 
-API int cuMemGetAllocationPropertiesFromHandle(struct gh_allocation *how, uint64_t handle) {
+GH_API int cuMemGetAllocationPropertiesFromHandle(struct gh_allocation *how, uint64_t handle) {
   int r = gh_enter("cuMemGetAllocationPropertiesFromHandle");
   if (r) return r;
   pthread_mutex_lock(&lock);
   const struct allocation *p = find_allocation(handle);
   if (!p) return leave(INVALID_VALUE);
-  *how = (struct gh_allocation){.type = 1, .handles = p->header.handles, .rdma = (unsigned char)p->header.rdma};
-  how->location.type = p->header.device == ON_HOST ? GH_ON_HOST_NUMA : GH_ON_DEVICE;
-  how->location.id = p->header.device == ON_HOST ? 0 : p->header.device;
+  *how = (struct gh_allocation){.type = 1, .handles = p->trailer.handles, .rdma = (unsigned char)p->trailer.rdma};
+  how->location.type = p->trailer.device == ON_HOST ? GH_ON_HOST_NUMA : GH_ON_DEVICE;
+  how->location.id = p->trailer.device == ON_HOST ? 0 : p->trailer.device;
   return leave(OK);
 }
 
 /* One more handle of what is mapped there. */
-API int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+GH_API int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
   int r = gh_enter("cuMemRetainAllocationHandle");
   if (r) return r;
   pthread_mutex_lock(&lock);
@@ -184,7 +186,8 @@ API int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
 
 /* ---- addresses ---- */
 
-API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t hint, unsigned long long flags) {
+GH_API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t hint,
+                               unsigned long long flags) {
   int r = enter("cuMemAddressReserve");
   if (r == OK && (!address || flags || hint || !size || size % UNIT || alignment & (alignment - 1) || alignment > UNIT))
     r = INVALID_VALUE;
@@ -208,7 +211,7 @@ API int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, ui
   return leave(OK);
 }
 
-API int cuMemAddressFree(uint64_t address, size_t size) {
+GH_API int cuMemAddressFree(uint64_t address, size_t size) {
   int r = gh_enter_ending("cuMemAddressFree");
   if (r) return r;
   pthread_mutex_lock(&lock);
@@ -222,13 +225,13 @@ API int cuMemAddressFree(uint64_t address, size_t size) {
   return leave(OK);
 }
 
-API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
+GH_API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
   int r = enter("cuMemMap");
   if (r) return r;
   pthread_mutex_lock(&lock);
   struct reservation *to = find_reservation(address, size);
   struct allocation *p = find_allocation(handle);
-  if (!to || to->allocation || !p || offset || flags || size > p->header.size) return leave(INVALID_VALUE);
+  if (!to || to->allocation || !p || offset || flags || size > p->trailer.size) return leave(INVALID_VALUE);
   if (mmap(to->base, size, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, 0) == MAP_FAILED) return leave(OUT_OF_MEMORY);
   to->allocation = p;
   p->mappings++;
@@ -236,7 +239,7 @@ API int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, 
   return leave(OK);
 }
 
-API int cuMemUnmap(uint64_t address, size_t size) {
+GH_API int cuMemUnmap(uint64_t address, size_t size) {
   int r = gh_enter_ending("cuMemUnmap");
   if (r) return r;
   gh_wait_for_all("cuMemUnmap");
@@ -256,23 +259,23 @@ API int cuMemUnmap(uint64_t address, size_t size) {
 static int check_access(const struct allocation *p, const struct gh_access *a) {
   if (a->access != 0 && a->access != 3) return INVALID_VALUE;
   if (a->location.type == GH_ON_HOST_NUMA || a->location.type == GH_ON_HOST)
-    return p->header.device == ON_HOST ? OK : INVALID_VALUE;
+    return p->trailer.device == ON_HOST ? OK : INVALID_VALUE;
   if (a->location.type != GH_ON_DEVICE) return INVALID_VALUE;
-  if (p->header.device == ON_HOST && a->location.id >= 0 && a->location.id < gh_devices()) return OK;
+  if (p->trailer.device == ON_HOST && a->location.id >= 0 && a->location.id < gh_devices()) return OK;
   if (a->location.id < 0 || a->location.id >= gh_devices()) return INVALID_DEVICE;
-  return a->location.id == p->header.device || gh_can_access_peers() ? OK : INVALID_DEVICE;
+  return a->location.id == p->trailer.device || gh_can_access_peers() ? OK : INVALID_DEVICE;
 }
 
 static int set_access(struct reservation *of, unsigned access) {
-  const struct header *l = &of->allocation->header;
-  if (access && !gh_add_mapped(of->base, of->size, l->device, access, l->rdma != 0)) return OUT_OF_MEMORY;
+  const struct trailer *t = &of->allocation->trailer;
+  if (access && !gh_add_mapped(of->base, of->size, t->device, access, t->rdma != 0)) return OUT_OF_MEMORY;
   if (!access && of->access) gh_remove_mapped(of->base);
   of->access = access;
   (void)mprotect(of->base, of->size, access ? PROT_READ | PROT_WRITE : PROT_NONE);
   return OK;
 }
 
-API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access *access, size_t n) {
+GH_API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access *access, size_t n) {
   int r = enter("cuMemSetAccess");
   if (r) return r;
   pthread_mutex_lock(&lock);
@@ -293,12 +296,12 @@ API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access *ac
 struct fabric { uint64_t mark; int64_t pid; int fd; };
 _Static_assert(sizeof(struct fabric) <= sizeof(struct gh_fabric), "it fits");
 
-API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags) {
+GH_API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags) {
   int r = enter("cuMemExportToShareableHandle");
   if (r) return r;
   pthread_mutex_lock(&lock);
   const struct allocation *p = find_allocation(handle);
-  if (!p || !out || flags || (type != GH_FD_HANDLE && type != GH_FABRIC_HANDLE) || !(p->header.handles & type))
+  if (!p || !out || flags || (type != GH_FD_HANDLE && type != GH_FABRIC_HANDLE) || !(p->trailer.handles & type))
     return leave(INVALID_VALUE);
   if (type == GH_FD_HANDLE) {
     int fd = fcntl(p->fd, F_DUPFD_CLOEXEC, 0);
@@ -321,17 +324,17 @@ static int open_shared(const void *shared, int type) {
   return open(path, O_RDWR | O_CLOEXEC);
 }
 
-API int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
+GH_API int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
   int r = enter("cuMemImportFromShareableHandle");
   if (r == OK && (!handle || (type != GH_FD_HANDLE && type != GH_FABRIC_HANDLE))) r = INVALID_VALUE;
   if (r) return r;
-  struct header l = {.mark = 0};
+  struct trailer t = {.mark = 0};
   struct stat st;
   int fd = open_shared(shared, type);
   bool good = fd >= 0 && fstat(fd, &st) == 0 && st.st_size > (off_t)PAGE &&
-              pread(fd, &l, sizeof l, st.st_size - (off_t)PAGE) == (ssize_t)sizeof l && l.mark == MARK &&
-              l.handles & type;
-  if (good) return add_allocation(handle, fd, &l);
+              pread(fd, &t, sizeof t, st.st_size - (off_t)PAGE) == (ssize_t)sizeof t && t.mark == MARK &&
+              t.handles & type;
+  if (good) return add_allocation(handle, fd, &t);
   if (fd >= 0) close(fd);
   return INVALID_VALUE;
 }

@@ -91,8 +91,20 @@ static bool remove_range(const void *base, int type, bool mapped) {
   return r != NULL;
 }
 
-bool gh_add_memory(void *base, size_t size) { return add(range_here(base, size, DEVICE_MEMORY)); }
-bool gh_remove_memory(const void *base) { return remove_range(base, DEVICE_MEMORY, false); }
+/* Takes the driver's own memory that begins at `base` out of the list; false: nothing of this type does, or it is of
+ * another process, or only registered, and is given back by another call. */
+static bool take_owned(const void *base, int type, struct range *out) {
+  pthread_mutex_lock(&lock);
+  struct range **at = place_of(base, type, false), *r = *at && (*at)->owned ? *at : NULL;
+  if (r) *out = *r;
+  if (r) *at = r->next;
+  pthread_mutex_unlock(&lock);
+  free(r);
+  return r != NULL;
+}
+
+bool gh_add_imported(void *base, size_t size) { return add(range_here(base, size, DEVICE_MEMORY)); }
+bool gh_remove_imported(const void *base) { return remove_range(base, DEVICE_MEMORY, false); }
 
 /* A range that holds the address; false: the driver knows none. */
 static bool range_of(uint64_t address, struct range *out) {
@@ -134,35 +146,33 @@ static int allocate(uint64_t *address, size_t size, bool managed) {
   return OK;
 }
 
-API int cuMemAlloc_v2(uint64_t *address, size_t size) {
+GH_API int cuMemAlloc_v2(uint64_t *address, size_t size) {
   int r = gh_enter_unsafe("cuMemAlloc_v2");
   if (r) return r;
   gh_may_wait_for("cuMemAlloc", gh_context());
   return allocate(address, size, false);
 }
 
-API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
+GH_API int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
   int r = gh_enter_unsafe("cuMemAllocManaged");
   if (r == OK && flags != 1) r = INVALID_VALUE;
   return r ? r : allocate(address, size, true);
 }
 
-API int cuMemFree_v2(uint64_t address) {
+GH_API int cuMemFree_v2(uint64_t address) {
   int r = gh_enter_ending("cuMemFree_v2");
   if (r) return r;
   void *base = (void *)(uintptr_t)address;
   struct range of;
   gh_wait_for_all("cuMemFree"); /* peers of the context have it mapped, too */
-  /* What another process has exported is closed, not freed. */
-  if (!range_of(address, &of) || of.base != base || of.type != DEVICE_MEMORY || !of.owned) return INVALID_VALUE;
+  if (!take_owned(base, DEVICE_MEMORY, &of)) return INVALID_VALUE;
   gh_unexport(base, of.size);
-  if (!gh_remove_memory(base)) return INVALID_VALUE;
   free(base);
   gh_count_live("allocated", -1);
   return OK;
 }
 
-API int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+GH_API int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
   int r = gh_enter_context("cuMemGetAddressRange_v2");
   struct range of;
   if (r == OK && !range_of(address, &of)) r = NOT_FOUND;
@@ -172,7 +182,8 @@ API int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) 
 }
 
 /* A file stands for the dma-buf: of the range's size, and whose it is can be counted. */
-API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int type, unsigned long long flags) {
+GH_API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int type,
+                                         unsigned long long flags) {
   int r = gh_enter_unsafe("cuMemGetHandleForAddressRange");
   if (r == OK && (type != 1 || flags || address % 4096 || size % 4096)) r = INVALID_VALUE;
   pthread_mutex_lock(&lock);
@@ -198,7 +209,7 @@ static bool overlaps_registered(const char *base, size_t size) {
 }
 
 /* Whole pages are what the hardware maps: a page of two registrations is refused as the driver does. */
-API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
+GH_API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
   int r = gh_enter_unsafe("cuMemHostRegister_v2");
   if (r == OK && (!memory || !size || flags & ~3u || (uintptr_t)memory % 4096 || size % 4096)) r = INVALID_VALUE;
   if (r == OK && overlaps_registered(memory, size)) r = ALREADY_REGISTERED;
@@ -209,7 +220,7 @@ API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
   return OK;
 }
 
-API int cuMemHostUnregister(void *memory) {
+GH_API int cuMemHostUnregister(void *memory) {
   int r = gh_enter_ending("cuMemHostUnregister");
   if (r == OK) gh_wait_for_all("cuMemHostUnregister");
   if (r == OK && !remove_range(memory, HOST_MEMORY, false)) r = NOT_REGISTERED;
@@ -217,7 +228,7 @@ API int cuMemHostUnregister(void *memory) {
   return r;
 }
 
-API int cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
+GH_API int cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
   int r = gh_enter_unsafe("cuMemHostAlloc");
   if (r == OK && (!size || flags & ~7u)) r = INVALID_VALUE;
   if (r) return r;
@@ -236,19 +247,19 @@ API int cuMemHostAlloc(void **memory, size_t size, unsigned flags) {
   return OK;
 }
 
-API int cuMemFreeHost(void *memory) {
+GH_API int cuMemFreeHost(void *memory) {
   int r = gh_enter_ending("cuMemFreeHost");
   struct range of;
   if (r == OK) gh_wait_for_all("cuMemFreeHost");
-  if (r == OK && (!range_of((uint64_t)(uintptr_t)memory, &of) || of.base != memory || !of.owned)) r = INVALID_VALUE;
-  if (r || !remove_range(memory, HOST_MEMORY, false)) return r ? r : INVALID_VALUE;
+  if (r == OK && !take_owned(memory, HOST_MEMORY, &of)) r = INVALID_VALUE;
+  if (r) return r;
   free(memory);
   gh_count_live("host memory", -1);
   return OK;
 }
 
 /* Addresses are the same on both sides. */
-API int cuMemHostGetDevicePointer_v2(uint64_t *address, void *memory, unsigned flags) {
+GH_API int cuMemHostGetDevicePointer_v2(uint64_t *address, void *memory, unsigned flags) {
   int r = gh_enter_context("cuMemHostGetDevicePointer_v2");
   struct range of;
   if (r == OK && (flags || !range_of((uint64_t)(uintptr_t)memory, &of) || of.type != HOST_MEMORY)) r = INVALID_VALUE;
@@ -268,7 +279,7 @@ static int pointer_attribute(void *value, int attribute, uint64_t pointer, const
   return OK;
 }
 
-API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint64_t pointer) {
+GH_API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint64_t pointer) {
   int r = gh_enter("cuPointerGetAttributes");
   struct range of = {.base = NULL};
   range_of(pointer, &of);
@@ -277,7 +288,7 @@ API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint6
 }
 
 /* Unlike the call for several, it does not answer for memory that the driver does not know. */
-API int cuPointerGetAttribute(void *value, int attribute, uint64_t pointer) {
+GH_API int cuPointerGetAttribute(void *value, int attribute, uint64_t pointer) {
   int r = gh_enter("cuPointerGetAttribute");
   struct range of = {.base = NULL};
   if (r == OK && !range_of(pointer, &of)) r = INVALID_VALUE;
@@ -292,12 +303,12 @@ static int copy(const char *call, void *to, const void *from, size_t size, const
   return r;
 }
 
-API int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
+GH_API int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t size) {
   void *p = (void *)(uintptr_t)to;
   return copy("cuMemcpyHtoD_v2", p, from, size, p);
 }
 
-API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+GH_API int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
   void *p = (void *)(uintptr_t)from;
   return copy("cuMemcpyDtoH_v2", to, p, size, p);
 }
@@ -309,7 +320,7 @@ bool gh_exceeds_allocation(const void *p, size_t size) {
 }
 
 /* For either direction: memory that the driver does not know is the host's own. */
-API int cuMemcpy(uint64_t to, uint64_t from, size_t size) {
+GH_API int cuMemcpy(uint64_t to, uint64_t from, size_t size) {
   int r = gh_enter_context("cuMemcpy");
   if (r == OK) gh_wait_for_legacy("cuMemcpy");
   void *into = (void *)(uintptr_t)to, *out_of = (void *)(uintptr_t)from;
@@ -318,7 +329,7 @@ API int cuMemcpy(uint64_t to, uint64_t from, size_t size) {
   return r;
 }
 
-API int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
+GH_API int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t size) {
   int r = gh_enter_context("cuMemsetD8_v2");
   void *p = (void *)(uintptr_t)address;
   if (r == OK) gh_wait_for_legacy("cuMemsetD8_v2");

@@ -35,7 +35,7 @@ static int make_module(void **module) {
   return OK;
 }
 
-API int cuModuleLoad(void **module, const char *file) {
+GH_API int cuModuleLoad(void **module, const char *file) {
   int r = gh_enter_unsafe("cuModuleLoad");
   if (r) return r;
   char text[sizeof image_mark] = "";
@@ -47,14 +47,14 @@ API int cuModuleLoad(void **module, const char *file) {
 }
 
 /* Of real images it knows the number that a fatbin begins with, no more. */
-API int cuModuleLoadData(void **module, const void *image) {
+GH_API int cuModuleLoadData(void **module, const void *image) {
   int r = gh_enter_unsafe("cuModuleLoadData");
   uint32_t magic;
   memcpy(&magic, image, sizeof magic);
   return r ? r : magic == 0xba55ed50u ? make_module(module) : INVALID_IMAGE;
 }
 
-API int cuModuleUnload(void *module) {
+GH_API int cuModuleUnload(void *module) {
   int r = gh_enter_ending("cuModuleUnload");
   struct module *m = module;
   if (r || m->alive != ALIVE) return r ? r : INVALID_HANDLE;
@@ -77,7 +77,7 @@ static struct function *find_function(struct module *m, const char *name) {
   return f;
 }
 
-API int cuModuleGetFunction(void **function, void *module, const char *name) {
+GH_API int cuModuleGetFunction(void **function, void *module, const char *name) {
   int r = gh_enter_context("cuModuleGetFunction");
   struct module *m = module;
   if (r == OK && m->alive != ALIVE) r = INVALID_HANDLE;
@@ -105,7 +105,7 @@ const char *gh_function_name(const void *function, const struct gh_context **con
   return f->name;
 }
 
-API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
+GH_API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) {
   (void)shared;
   int r = gh_enter_context("cuOccupancyMaxActiveBlocksPerMultiprocessor");
   const struct gh_context *of;

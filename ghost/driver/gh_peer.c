@@ -40,20 +40,20 @@ static int enter_pair(const char *call, int device, int peer) {
   return r ? r : bad ? INVALID_DEVICE : OK;
 }
 
-API int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+GH_API int cuDeviceCanAccessPeer(int *can, int device, int peer) {
   int r = enter_pair("cuDeviceCanAccessPeer", device, peer);
   if (r == OK) *can = gh_can_access_peers();
   return r;
 }
 
-API int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
+GH_API int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
   int r = enter_pair("cuDeviceGetP2PAttribute", device, peer);
   if (r == OK && attribute != 3) r = INVALID_VALUE; /* native atomics */
   if (r == OK) *value = peers_are("nvlink");
   return r;
 }
 
-API int cuDeviceGetPCIBusId(char *text, int size, int device) {
+GH_API int cuDeviceGetPCIBusId(char *text, int size, int device) {
   int r = gh_enter("cuDeviceGetPCIBusId");
   if (r == OK && (device < 0 || device >= gh_devices())) r = INVALID_DEVICE;
   if (r == OK && size < 13) r = INVALID_VALUE;
@@ -61,7 +61,7 @@ API int cuDeviceGetPCIBusId(char *text, int size, int device) {
   return r;
 }
 
-API int cuDeviceGetByPCIBusId(int *device, const char *text) {
+GH_API int cuDeviceGetByPCIBusId(int *device, const char *text) {
   int r = gh_enter("cuDeviceGetByPCIBusId");
   unsigned domain = 0, bus = 0;
   if (r == OK && sscanf(text, "%x:%2x:00.0", &domain, &bus) != 2) r = INVALID_VALUE;
@@ -70,7 +70,7 @@ API int cuDeviceGetByPCIBusId(int *device, const char *text) {
   return r;
 }
 
-API int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
+GH_API int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
   int r = gh_enter_context("cuCtxEnablePeerAccess");
   const struct gh_context *to = peer, *from = gh_context();
   if (r == OK && flags) r = INVALID_VALUE;
@@ -152,7 +152,7 @@ static struct shared *export_now(char *base, size_t size) {
   return NULL;
 }
 
-API int cuIpcGetMemHandle(struct gh_ipc *out, uint64_t address) {
+GH_API int cuIpcGetMemHandle(struct gh_ipc *out, uint64_t address) {
   int r = gh_enter_context("cuIpcGetMemHandle");
   char *base = (char *)(uintptr_t)address;
   size_t size = r ? 0 : gh_allocated(base);
@@ -181,7 +181,7 @@ void gh_unexport(void *base, size_t size) {
   free(s);
 }
 
-API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned flags) {
+GH_API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned flags) {
   int r = gh_enter_unsafe("cuIpcOpenMemHandle_v2");
   struct handle h;
   char path[64];
@@ -198,7 +198,7 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned 
   if (fd >= 0) close(fd);
   struct shared *s = NULL;
   if (count) s = put_in(&opened, (struct shared){.base = base, .size = h.size, .fd = -1, .open_elsewhere = count});
-  if (!s || !gh_add_memory(base, h.size)) {
+  if (!s || !gh_add_imported(base, h.size)) {
     if (s) free(take_out(&opened, base));
     unmap(count, PAGE);
     unmap(base, h.size);
@@ -210,12 +210,12 @@ API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned 
   return OK;
 }
 
-API int cuIpcCloseMemHandle(uint64_t address) {
+GH_API int cuIpcCloseMemHandle(uint64_t address) {
   int r = gh_enter_ending("cuIpcCloseMemHandle");
   if (r == OK) gh_wait_for_all("cuIpcCloseMemHandle");
   struct shared *s = r ? NULL : take_out(&opened, (void *)(uintptr_t)address);
   if (!s) return r ? r : INVALID_VALUE;
-  gh_remove_memory(s->base);
+  gh_remove_imported(s->base);
   __atomic_sub_fetch(s->open_elsewhere, 1, __ATOMIC_ACQ_REL);
   munmap(s->base, s->size);
   munmap(s->open_elsewhere, PAGE);

@@ -208,7 +208,7 @@ bool gh_queue_join(struct stream *s, struct capture *c) {
   return true;
 }
 
-bool gh_capture_forbids(void) {
+bool gh_invalidate_captures(void) {
   bool found = false;
   pthread_mutex_lock(&gh_queue_lock);
   for (struct stream *s = streams; s; s = s->next)
@@ -239,7 +239,7 @@ int gh_queue_leave(int result) {
   return result;
 }
 
-API int cuStreamCreate(void **stream, unsigned flags) {
+GH_API int cuStreamCreate(void **stream, unsigned flags) {
   int r = gh_enter_context("cuStreamCreate");
   if (r == OK && flags > 1) r = INVALID_VALUE;
   if (r) return r;
@@ -253,7 +253,7 @@ API int cuStreamCreate(void **stream, unsigned flags) {
 }
 
 /* Unlike the driver's, ends only when the stream's work is done: a test that destroys a busy one finds out. */
-API int cuStreamDestroy_v2(void *stream) {
+GH_API int cuStreamDestroy_v2(void *stream) {
   struct stream *s;
   int r = gh_queue_enter("cuStreamDestroy_v2", stream, &s);
   if (r) return r;
@@ -285,10 +285,10 @@ static int idle(const char *call, void *stream, bool wait) {
   return broken ? broken : r;
 }
 
-API int cuStreamSynchronize(void *stream) { return idle("cuStreamSynchronize", stream, true); }
-API int cuStreamQuery(void *stream) { return idle("cuStreamQuery", stream, false); }
+GH_API int cuStreamSynchronize(void *stream) { return idle("cuStreamSynchronize", stream, true); }
+GH_API int cuStreamQuery(void *stream) { return idle("cuStreamQuery", stream, false); }
 
-API int cuStreamGetCtx(void *stream, void **context) {
+GH_API int cuStreamGetCtx(void *stream, void **context) {
   struct stream *s;
   int r = gh_queue_enter("cuStreamGetCtx", stream, &s);
   if (r) return r;
@@ -298,7 +298,7 @@ API int cuStreamGetCtx(void *stream, void **context) {
 
 /* ---- events ---- */
 
-API int cuEventCreate(void **event, unsigned flags) {
+GH_API int cuEventCreate(void **event, unsigned flags) {
   int r = gh_enter_context("cuEventCreate");
   if (r == OK && flags > 7) r = INVALID_VALUE;
   if (r) return r;
@@ -310,7 +310,7 @@ API int cuEventCreate(void **event, unsigned flags) {
   return OK;
 }
 
-API int cuEventDestroy_v2(void *event) {
+GH_API int cuEventDestroy_v2(void *event) {
   int r = gh_enter_ending("cuEventDestroy_v2");
   struct event *e = event;
   if (r || e->alive != ALIVE_EVENT) return r ? r : INVALID_HANDLE;
@@ -323,7 +323,7 @@ API int cuEventDestroy_v2(void *event) {
   return OK;
 }
 
-API int cuEventQuery(void *event) {
+GH_API int cuEventQuery(void *event) {
   int r = gh_enter_unsafe("cuEventQuery");
   const struct event *e = event;
   if (r || e->alive != ALIVE_EVENT) return r ? r : INVALID_HANDLE;
@@ -332,7 +332,7 @@ API int cuEventQuery(void *event) {
   return gh_queue_leave(r);
 }
 
-API int cuEventSynchronize(void *event) {
+GH_API int cuEventSynchronize(void *event) {
   int r = gh_enter_unsafe("cuEventSynchronize");
   const struct event *e = event;
   if (r || e->alive != ALIVE_EVENT) return r ? r : INVALID_HANDLE;
@@ -345,7 +345,7 @@ API int cuEventSynchronize(void *event) {
   return gh_queue_leave(OK);
 }
 
-API int cuEventRecord(void *event, void *stream) {
+GH_API int cuEventRecord(void *event, void *stream) {
   struct stream *s;
   struct event *e = event;
   int r = gh_queue_enter("cuEventRecord", stream, &s);
@@ -376,7 +376,7 @@ static int wait_captured(struct stream *s, const struct event *e) {
   return s->capture->invalid ? CAPTURE_INVALIDATED : OK;
 }
 
-API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+GH_API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
   struct stream *s;
   struct event *e = event;
   int r = gh_queue_enter("cuStreamWaitEvent", stream, &s);

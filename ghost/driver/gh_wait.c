@@ -83,7 +83,7 @@ void gh_may_wait_for(const char *call, const struct gh_context *context) {
 void gh_wait_for_all(const char *call) { wait_for_streams(call, is_any, NULL); }
 void gh_wait_for_legacy(const char *call) { wait_for_streams(call, is_ordered, NULL); }
 
-API int cuCtxSynchronize(void) {
+GH_API int cuCtxSynchronize(void) {
   int r = gh_enter_context("cuCtxSynchronize");
   if (r == OK) gh_wait_for("cuCtxSynchronize", gh_context());
   return r ? r : gh_enter("after waiting");

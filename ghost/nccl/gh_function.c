@@ -29,7 +29,8 @@ struct library {
   char *path, *base;
 };
 
-/* What is loaded, copied: while the loader lists it, it must not be asked for more. */
+/* A copy of the list of loaded libraries: dlopen must not be called from dl_iterate_phdr's callback (the loader's
+ * lock). */
 struct list {
   struct library *all;
   size_t n, room;
@@ -58,8 +59,9 @@ struct search {
   int version;
 };
 
-/* A library that has ncclGetVersion itself; what it was linked with has been looked at, or will be. */
-static bool is_nccl(struct search *s, const struct library *of) {
+/* True, and fills `s`, if the library itself exports ncclGetVersion. dlsym also finds it in dependencies; those are in
+ * the list themselves. */
+static bool try_library(struct search *s, const struct library *of) {
   void *library = dlopen(of->path, RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return false;
   void *symbol = dlsym(library, "ncclGetVersion");
@@ -78,7 +80,7 @@ static bool is_nccl(struct search *s, const struct library *of) {
 static void search_libraries(struct search *s) {
   struct list list = {.all = NULL};
   if (dl_iterate_phdr(add_library, &list) != 0) fprintf(stderr, "ghost: out of memory: not all libraries are known\n");
-  for (size_t i = 0; i < list.n && !is_nccl(s, &list.all[i]); i++) continue;
+  for (size_t i = 0; i < list.n && !try_library(s, &list.all[i]); i++) continue;
   for (size_t i = 0; i < list.n; i++) free(list.all[i].path);
   free(list.all);
 }
@@ -215,7 +217,7 @@ void gh_function_text(const struct gh_function *f, char *text, size_t size) {
   snprintf(text, size, "%s %s %s %s %s", colls[f->coll], ops[f->op], types[f->type], algos[f->algo], protos[f->proto]);
 }
 
-API bool ghost_nccl_has(const char *function) {
+GH_API bool ghost_nccl_has(const char *function) {
   char text[64];
   struct gh_function f;
   if (!gh_nccl()) return false;

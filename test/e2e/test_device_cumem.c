@@ -276,9 +276,9 @@ static void late(const struct rank *rank, void *arg) {
   sum(&s, MANY);
   rank_barrier(rank);
   if (rank->rank == 0) OK(ncclCommAbort(s.comm));
-  if (rank->rank == 0) ENSURE(gpu.left("mapped") == 0, "the owner still has it mapped");
+  if (rank->rank == 0) ENSURE(gpu.live("mapped") == 0, "the owner still has it mapped");
   rank_barrier(rank);
-  if (rank->rank == 1) ENSURE(gpu.left("mapped") > 0, "the importer has it no more");
+  if (rank->rank == 1) ENSURE(gpu.live("mapped") > 0, "the importer has it no more");
   if (rank->rank == 1) OK(ncclCommAbort(s.comm));
   side_free(&s);
   gpu_nothing_left();

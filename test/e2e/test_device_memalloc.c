@@ -57,7 +57,7 @@ static void of_the_device(const struct rank *rank, void *arg) {
   ENSURE(place_of(p).type == 2 && place_of(p).ordinal == 1, "it lies on device %d", place_of(p).ordinal);
   ENSURE(place_of(q).ordinal == 0, "it lies on device %d", place_of(q).ordinal);
   ENSURE((place_of(p).context == NULL) == mapped, "it has context %p", place_of(p).context);
-  ENSURE(gpu.left("mapped") == (mapped ? 3 : 0), "%ld pieces are mapped", gpu.left("mapped"));
+  ENSURE(gpu.live("mapped") == (mapped ? 3 : 0), "%ld pieces are mapped", gpu.live("mapped"));
   const char *peers = getenv("GHOST_PEERS"); /* other devices may use it, if they reach it */
   void *stream = gpu_stream();
   int r = gpu.cuMemsetD8Async((uint64_t)(uintptr_t)p, 0, N, stream);

@@ -197,7 +197,7 @@ TEST(a_driver_that_refuses) {
 
 /* ---- how ranks end ---- */
 
-static bool memory_is_left(void) { return gpu.left && gpu.left("allocated") + gpu.left("mapped") > 0; }
+static bool memory_is_left(void) { return gpu.live && gpu.live("allocated") + gpu.live("mapped") > 0; }
 
 /* Rank 1 ends long after rank 0, whose memory it has open until then. */
 static void late(const struct rank *rank, void *arg) {
@@ -212,7 +212,7 @@ static void late(const struct rank *rank, void *arg) {
   if (rank->rank == 1) usleep((useconds_t)*ms * 1000);
   OK(ncclCommAbort(comm)); /* does not wait for the others */
   bool waited = !memory_is_left();
-  if (rank->rank == 0 && gpu.left) ENSURE(waited == (*ms < 1000), "after %d ms: %d", *ms, waited);
+  if (rank->rank == 0 && gpu.live) ENSURE(waited == (*ms < 1000), "after %d ms: %d", *ms, waited);
   rank_barrier(rank);
   if (!waited) { /* what was left behind goes with the next that ends */
     ncclUniqueId id;

@@ -221,9 +221,9 @@ static void again(const struct rank *rank, void *arg) {
     GPU(gpu.cuStreamSynchronize(g.a));
     check_sum(&g, g.z, round, 1);
     OK(railCommWait(g.comm));
-    if (round == 2 && gpu.left) registered = gpu.left("registered");
+    if (round == 2 && gpu.live) registered = gpu.live("registered");
   }
-  if (gpu.left) registered -= gpu.left("registered");
+  if (gpu.live) registered -= gpu.live("registered");
   ENSURE(registered == 0, "%ld registrations more", -registered);
   close_comm(g.comm);
   GPU(gpu.cuGraphExecDestroy(exec));

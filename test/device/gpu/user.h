@@ -22,7 +22,7 @@ static struct {
   GPU_CALLS(GPU_FIELD_)
   RT_CUDA_CALLS(GPU_CALL_FIELD_) RT_CUDA_NEW_CALLS(GPU_CALL_FIELD_)
   long (*calls)(const char *name); /* ghost's; NULL with a real driver */
-  long (*left)(const char *what);
+  long (*live)(const char *what);
   void *context;
 } gpu;
 
@@ -53,7 +53,7 @@ __attribute__((unused)) static void gpu_open(void) {
     setenv("RAIL_CUDA_LIB", path, 1);
     setenv("RAIL_CUDA_KERNELS", file, 1);
     *(void **)&gpu.calls = gpu_symbol(library, "ghost_calls");
-    *(void **)&gpu.left = gpu_symbol(library, "ghost_left");
+    *(void **)&gpu.live = gpu_symbol(library, "ghost_live");
   }
 #define GPU_FIND_(symbol, arguments) *(void **)&gpu.symbol = gpu_symbol(library, #symbol);
 #define GPU_FIND_CALL_(field, symbol, arguments) GPU_FIND_(symbol, arguments)
@@ -107,8 +107,8 @@ __attribute__((unused)) static void gpu_let_go(struct gpu_gate *g) { __atomic_st
 __attribute__((unused)) static void gpu_nothing_left(void) {
   static const char *const what[] = {"registered", "allocated", "modules", "events", "graphs", "objects",
                                      "opened", "freed while open", "handles", "mapped", "reserved"};
-  for (size_t i = 0; gpu.left && i < sizeof what / sizeof *what; i++)
-    ENSURE(gpu.left(what[i]) == 0, "%ld %s are left", gpu.left(what[i]), what[i]);
+  for (size_t i = 0; gpu.live && i < sizeof what / sizeof *what; i++)
+    ENSURE(gpu.live(what[i]) == 0, "%ld %s are left", gpu.live(what[i]), what[i]);
 }
 
 #endif
