@@ -3,7 +3,7 @@
 """Plugins under NCCL's own host code, with no GPU (docs/nccl.md): releases of NCCL by plugins, one table.
 
 Each cell is a run of `rail-kit nccl`. The ib plugin runs over the emulated verbs device, the ofi plugin over each
-provider that is named; both are told so by the environment of their rows."""
+provider that is named: the environment of each row selects these."""
 import argparse
 import json
 import pathlib

@@ -41,9 +41,9 @@ class Program:
         return status, self.out.read(), self.err.read()
 
 
-def execute(argv, env):
+def execute(argv, env, limit=RUN_LIMIT):
     """Runs a program that must succeed; returns what it printed."""
-    status, text, complaint = Program(argv, env).finish()
+    status, text, complaint = Program(argv, env).finish(limit)
     if status != 0:
         raise Failed(f"exit status {status}: {shlex.join(argv)}\n{complaint[-3000:]}{text[-1000:]}")
     return text

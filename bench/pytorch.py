@@ -16,7 +16,8 @@ import machine
 from congestion import controls
 from report import size_name, text_table
 
-PYTHON = os.environ.get("RAIL_TEST_PYTHON", "/usr/bin/python3")  # Debian's python3-torch is for that one
+# The system's Python, for which Debian packages torch; RAIL_TEST_PYTHON names another.
+PYTHON = os.environ.get("RAIL_TEST_PYTHON", "/usr/bin/python3")
 RANKS = pathlib.Path(__file__).with_name("torch_ranks.py")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

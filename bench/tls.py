@@ -10,23 +10,27 @@ decrypting once. On a machine that others use look at the CPU time.
 """
 import argparse
 import json
-import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 
+sys.dont_write_bytecode = True
+from program import Failed, execute
+from report import size_name, text_table
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+LIMIT = 3600  # seconds for all rounds
+FIGURES = ["TCP", "clear", "tls", "together", "of together"]
+HEAD = ["size", "comms", "GB/s:", *FIGURES, "CPU s/GB:", *FIGURES]
 
 
 def gcm():
     """GB/s of one core; the best of three, since others only take away from it."""
     best = 0.0
     for _ in range(3):
-        done = subprocess.run(["openssl", "speed", "-evp", "aes-128-gcm", "-bytes", "16384", "-seconds", "1"],
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
-        best = max(best, float(re.search(r"([\d.]+)k\s*$", done.stdout).group(1)) * 1000 / 1e9)
+        text = execute(["openssl", "speed", "-evp", "aes-128-gcm", "-bytes", "16384", "-seconds", "1"], {})
+        best = max(best, float(re.search(r"([\d.]+)k\s*$", text).group(1)) * 1000 / 1e9)
     return best
 
 
@@ -36,15 +40,23 @@ def bench(build, options, key):
                "--size", options.sizes, "--comms", options.comms, "--rounds", str(options.rounds), "--seconds", "0.5",
                "--env", "tls:RAIL_SOCKET_TLS=psk", "--env", f"tls:RAIL_SOCKET_AUTH_FILE={key}", "--quiet",
                "--json", "-"]
-    done = subprocess.run(command, env=os.environ | {"NCCL_SOCKET_IFNAME": "lo"}, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(execute(command, {"NCCL_SOCKET_IFNAME": "lo"}, LIMIT))
 
 
 def best(cell, column, figure, choose):
     """Of all rounds: what others do to one only makes it worse."""
     result = next(r for r in cell["results"] if r["column"] == column)
     return choose(r[figure] for r in result["rounds"] if r["verdict"] == "ok")
+
+
+def row(cell, cipher):
+    """One of the table, in the order of HEAD."""
+    speed = {c: best(cell, c, "gb_s", max) for c in ("tcp", "clear", "tls")}
+    cpu = {c: best(cell, c, "cpu_s_per_gb", min) for c in ("tcp", "clear", "tls")}
+    together, cpu_together = 1 / (1 / speed["tcp"] + 1 / cipher), cpu["tcp"] + 2 / cipher
+    return [size_name(cell["size"]), str(cell["comms"]),
+            "", *map("{:.2f}".format, (*speed.values(), together, speed["tls"] / together)),
+            "", *map("{:.2f}".format, (*cpu.values(), cpu_together, cpu_together / cpu["tls"]))]
 
 
 def main():
@@ -63,15 +75,13 @@ def main():
         cipher = max(before, gcm())
     print(f"{run['cpu']}, {run['cores']} cores, others up to {max(run['others_busy']):.1f} of them; "
           f"AES-128-GCM {cipher:.2f} GB/s")
-    print("size comms | GB/s: TCP clear tls together ratio | CPU s/GB: TCP clear tls together ratio")
-    for cell in run["cells"]:
-        speed = {c: best(cell, c, "gb_s", max) for c in ("tcp", "clear", "tls")}
-        cpu = {c: best(cell, c, "cpu_s_per_gb", min) for c in ("tcp", "clear", "tls")}
-        together, cpu_together = 1 / (1 / speed["tcp"] + 1 / cipher), cpu["tcp"] + 2 / cipher
-        print(f"{cell['size']:>8} {cell['comms']} | {speed['tcp']:.2f} {speed['clear']:.2f} {speed['tls']:.2f} "
-              f"{together:.2f} {speed['tls'] / together:.2f} | {cpu['tcp']:.2f} {cpu['clear']:.2f} {cpu['tls']:.2f} "
-              f"{cpu_together:.2f} {cpu_together / cpu['tls']:.2f}")
+    print("together: 1 / (1/TCP + 1/GCM) GB/s, TCP + 2/GCM CPU s/GB; "
+          "of together: tls / together GB/s, together / tls CPU s/GB")
+    print(text_table(HEAD, [row(cell, cipher) for cell in run["cells"]]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Failed as e:
+        sys.exit(f"tls: {e}")

@@ -9,8 +9,8 @@ setup = @BUILD='$(BUILD)' bash config/setup.sh
 runner := python3 test/run.py
 
 .PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
-  test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-nccl bench-tuning kit-proof gpu-test \
-  docs docs-check lint fuzz fuzz-corpus
+  test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-nccl bench-tls bench-tuning \
+  kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
 
 san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib) \
   $(emu_cm_lib) $(ghost_libs)
@@ -164,6 +164,13 @@ bench_nccl_needs := $(BUILD)/bin/rail-kit $(plugin_libs) $(emu_lib) $(ghost_libs
 bench-nccl:  ## every plugin under NCCL's own host code, with no GPU: RUN='--nccl libnccl.so.2 --plugin NAME=FILE'
 	$(build_with) BUILD='$(BUILD)' $(bench_nccl_needs)
 	@python3 bench/nccl.py --build '$(BUILD)' $(RUN)
+
+bench_tls_needs := $(BUILD)/lib/libnccl-net-socket.so $(BUILD)/bin/rail-kit
+
+bench-tls:  ## the socket plugin with RAIL_SOCKET_TLS beside itself without, and beside plain TCP and AES-GCM
+	$(setup) build bench
+	$(build_with) BUILD='$(BUILD)' $(bench_tls_needs)
+	@python3 bench/tls.py --build '$(BUILD)' $(RUN)
 
 bench-emu:  ## the emulated verbs device: messages and bytes per second between two processes, what connections cost
 	$(setup) build
