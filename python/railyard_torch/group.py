@@ -15,7 +15,7 @@ import weakref
 import torch
 from torch.distributed import ProcessGroup, ReduceOp
 
-from .library import AVG, MAX, MIN, PROD, SUCCESS, SUM, UINT8, RailyardError, error_text, lib, new_comm
+from .library import AVG, MAX, MIN, PROD, SUCCESS, SUM, UINT8, RailyardError, error_text, late_error, lib, new_comm
 from .pair import Pair
 from .work import POLL, Work, watcher
 
@@ -225,8 +225,7 @@ class ProcessGroupRailyard(ProcessGroup):
         self._revoke()
 
     def _late(self, name, seconds):
-        self.error = RailyardError(f"railyard: rank {self.me} of {self.n}: {name} is not complete after {seconds:.1f} "
-                                   "s: a rank has not called it, or is stopped")
+        self.error = late_error(f"railyard: rank {self.me} of {self.n}", name, seconds, "a rank")
 
     def shutdown(self):
         """Completes what was begun, within the group's time, and gives all back. Collective, where nothing has failed:
@@ -378,8 +377,7 @@ class ProcessGroupRailyard(ProcessGroup):
 
     def barrier(self, opts=None):
         at = self.token.data_ptr()
-        return self._begin("barrier", lambda: lib.ncclAllReduce(at, at, 1, UINT8, MAX, self.comm, None), [],
-                           self.token)
+        return self._begin("barrier", lambda: lib.ncclAllReduce(at, at, 1, UINT8, MAX, self.comm, None), [])
 
     # ---- from or to one rank --------------------------------------------------
 

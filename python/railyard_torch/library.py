@@ -16,6 +16,11 @@ class RailyardError(RuntimeError):
     """A collective failed: its communicator is of no more use. The text names the rank and the cause."""
 
 
+def late_error(who, call, seconds, peer):
+    return RailyardError(f"{who}: {call} is not complete after {seconds:.1f} s: {peer} has not called it, or is "
+                         "stopped")
+
+
 class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * ID_BYTES)]
 
@@ -126,7 +131,8 @@ def new_comm(store, key, me, ranks, seconds, what):
 
 
 def wait_for_key(store, key, deadline):
-    """Asks again and again: a store answers one question at a time, and other threads have theirs. False: too late."""
+    """Polls, because a blocking store.wait() would hold the client and stall other threads' requests. False: too
+    late."""
     nap = 0.0001
     while store.add(key, 0) == 0:
         if time.monotonic() > deadline:

@@ -9,8 +9,10 @@ import queue
 import threading
 import time
 
-from .library import SUCCESS, UINT8, RailyardError, error_text, lib, new_comm
+from .library import SUCCESS, UINT8, RailyardError, error_text, late_error, lib, new_comm
 from .work import Work
+
+GRACE = 10  # s that the thread has to come back from the library once its communicator was revoked
 
 
 class Pair:
@@ -20,7 +22,7 @@ class Pair:
         self.store, self.seconds, self.sends = group.store, group.seconds, group.me == source
         self.ranks = (source, target)
         self.key = f"railyard/{source}/{target}/{tag}"
-        self.lock = self.changed = threading.Condition()
+        self.lock = threading.Condition()  # notified when a work is complete
         self.queue = queue.SimpleQueue()
         self.current = None  # the work that the thread is at
         self.comm, self.error, self.thread, self.ended = None, None, None, False
@@ -42,8 +44,8 @@ class Pair:
         pass
 
     def wait(self, work, seconds):
-        with self.changed:
-            if not self.changed.wait_for(lambda: work.done, seconds):
+        with self.lock:
+            if not self.lock.wait_for(lambda: work.done, seconds):
                 self._give_up(work, seconds)
 
     def check_deadline(self, now):
@@ -56,8 +58,7 @@ class Pair:
     def _give_up(self, work, seconds):
         """Under the lock. Revoking ends what the thread is at; every later work of the pair gets the same error."""
         revoke = self.error is None and self.comm is not None
-        self._fail(RailyardError(f"{self.name}: {work.name} is not complete after {seconds:.1f} s: rank "
-                                 f"{self.ranks[1 if self.sends else 0]} has not called it, or is stopped"))
+        self._fail(late_error(self.name, work.name, seconds, f"rank {self.ranks[1 if self.sends else 0]}"))
         work.complete(self.error)
         if revoke:
             lib.ncclCommRevoke(self.comm, 0)
@@ -81,20 +82,20 @@ class Pair:
 
     def _do(self, work):
         with self.lock:
-            tensors = work.keep  # held here until the library is done, even when wait() gives the work up
+            tensor = work.keep[0] if work.keep else None  # held here until the library is done, even when given up
             self.current = work
         try:
             if self.error is None:
-                self._move(work.name, *tensors)
+                self._move(work.name, tensor)
         except RailyardError as e:
             self._fail(e)
         except BaseException as e:  # the thread goes on: every work that it was given must complete
             self._fail(RailyardError(f"{self.name}: {work.name}: {type(e).__name__}: {e}"))
-        with self.changed:
+        with self.lock:
             self.current = None
             if not work.done:
                 work.complete(self.error)
-            self.changed.notify_all()
+            self.lock.notify_all()
 
     def _run(self):
         while (work := self.queue.get()) is not None:
@@ -106,8 +107,8 @@ class Pair:
             (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(comm)
 
     def end(self, deadline):
-        """Lets what was begun end, until the deadline, or until an error; then revokes it. A thread that still connects
-        is left to itself: it ends within the group's time."""
+        """Lets what was begun end, until the deadline, or until an error; then revokes it. A thread that is still
+        connecting is not joined; new_comm ends within the group's timeout."""
         with self.lock:
             if self.thread is None or self.thread is threading.current_thread():
                 return
@@ -116,11 +117,8 @@ class Pair:
                 self.queue.put(None)
         self.thread.join(max(0, deadline - time.monotonic()) if self.error is None else 0)
         with self.lock:
-            connects = self.comm is None
+            connecting = self.comm is None
             if self.thread.is_alive() and self.current is not None and not self.current.done:
                 self._give_up(self.current, time.monotonic() - self.current.began)
-        if not connects:
+        if not connecting:
             self.thread.join(GRACE)
-
-
-GRACE = 10  # s that the thread has to come back from the library once its communicator was revoked
