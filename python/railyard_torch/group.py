@@ -155,10 +155,14 @@ class ProcessGroupRailyard(ProcessGroup):
             return work
 
     def _fail(self, result, name=None):
-        """The group is of no more use: whatever is enqueued ends before its tensors are given back."""
+        """The group is of no more use."""
         if self.error is None:
             what = name or (self.pending[0].name if self.pending else "a call")
             self.error = RailyardError(f"railyard: rank {self.me} of {self.n}: {what}: {error_text(result, self.comm)}")
+        self._end_pending()
+
+    def _end_pending(self):
+        """Revoked operations end soon; only then the library no longer writes to their tensors."""
         self._revoke()
         lib.railCommWait(self.comm)
         self._complete()
@@ -242,13 +246,12 @@ class ProcessGroupRailyard(ProcessGroup):
             (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(comm)
 
     def _drain(self, deadline):
-        """Looks at the clock itself: the last reference to a group may be the watcher's, whose thread is here then."""
+        """Checks the deadline itself: this may run in the watcher's thread, which then checks nobody's."""
         while self.pending:
             self.poll()
             if self.pending and time.monotonic() > deadline:
                 self._late(self.pending[0].name, self.seconds)
-                self._revoke()
-                self._complete()
+                self._end_pending()
             time.sleep(POLL)
 
     def __del__(self):

@@ -26,7 +26,8 @@ class Work(_Work):
         self.began = time.monotonic()
 
     def complete(self, error):
-        """The library no longer works at the operation, or (pair.py) whoever works at it keeps the tensors."""
+        """Called when the library is done with the tensors, or by a Pair that gave up: its thread holds its own
+        reference until then."""
         finish, self.finish, self.keep = self.finish, None, ()
         try:
             if error is None and finish:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import railyard_torch
-from railyard_torch import RailyardError, pair
+from railyard_torch import RailyardError, library, pair
 
 cases, rank, n, store_path = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 case = None
@@ -220,6 +220,25 @@ def destroyed_while_working():
         same(a, want)
     raises(RailyardError, ["allgather", "destroyed"], dist.all_gather, out, values(rank, size), group=group)
     raises(RailyardError, ["send", "destroyed"], dist.send, got, peer, group=group)
+
+
+def destroyed_too_late():
+    """What is not complete in time has ended in the library before its tensors are given back."""
+    init()
+    group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+    dist.barrier(group=group)
+    if rank == 0:
+        t, out, wait, kept = values(rank, 300), [torch.zeros(300) for _ in range(n)], library.lib.railCommWait, []
+        held = weakref.ref(t)
+        work = dist.all_gather(out, t, group=group, async_op=True)
+        del t
+        library.lib.railCommWait = lambda comm: kept.append(held() is not None) or wait(comm)
+        group.shutdown()
+        library.lib.railCommWait = wait
+        assert work.is_completed() and "allgather is not complete after 3.0 s" in str(work.exception())
+        assert kept == [True] and held() is None, kept
+    meet(n)
+    os._exit(0)
 
 
 def thread_that_fails():
