@@ -17,11 +17,13 @@ static struct gh_blob *blob_alloc(size_t size, char **data) {
 
 /* ---- copies ---- */
 
-/* Memory that the driver does not know is the host's own, which may be copied from and to. */
-static int add_copy(const char *call, void *stream, const struct item *item) {
+/* `on_device`: the side that is the device's memory; on the other side, memory that the driver does not know is the
+ * host's own. */
+static int add_copy(const char *call, void *stream, const struct item *item, const void *on_device) {
   struct stream *s;
   int r = gh_queue_enter(call, stream, &s);
-  return r ? r : gh_queue_leave(gh_queue_add(s, item));
+  if (r) return r;
+  return gh_queue_leave(gh_reachable(on_device, item->size, gh_context()) ? gh_queue_add(s, item) : INVALID_VALUE);
 }
 
 /* Of the host's memory that is not registered the item gets a copy, since that is the caller's again when the call
@@ -52,16 +54,14 @@ GH_API int cuMemcpyAsync(uint64_t to, uint64_t from, size_t size, void *stream) 
 
 GH_API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t size, void *stream) {
   const void *p = (const void *)(uintptr_t)from;
-  if (!gh_reachable(p, size, gh_context())) return INVALID_VALUE;
   struct item item = {.kind = COPY, .to = to, .from = p, .size = size};
-  return add_copy("cuMemcpyDtoHAsync_v2", stream, &item);
+  return add_copy("cuMemcpyDtoHAsync_v2", stream, &item, p);
 }
 
 GH_API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t size, void *stream) {
   void *p = (void *)(uintptr_t)address;
-  if (!gh_reachable(p, size, gh_context())) return INVALID_VALUE;
   struct item item = {.kind = SET, .to = p, .value = value, .size = size};
-  return add_copy("cuMemsetD8Async", stream, &item);
+  return add_copy("cuMemsetD8Async", stream, &item, p);
 }
 
 /* ---- kernels, host functions ---- */

@@ -73,6 +73,8 @@ TEST(memory_has_ends_and_owners) {
   CHECK_INT(async_copy(device + 96, host, SIZE - 95, 4, stream), 1);
   CHECK_INT(async_copy(host, device + 96, SIZE - 95, 4, stream), 1);
   CHECK_INT(async_copy(host, device + 96, SIZE - 95, 4, &stream), 400); /* no stream: that is looked at first */
+  CHECK_INT(async_set(device + 96, 0, SIZE - 95, stream), 1);
+  CHECK_INT(async_set(device + 96, 0, SIZE - 95, &stream), 400);
   CHECK_INT(cuda_free(device + 96), 1);
   CUDA(host_register(host, SIZE, 0));
   CHECK_INT(copy(host + 96, other, SIZE - 95, 4), 1);
