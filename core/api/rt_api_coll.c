@@ -178,11 +178,7 @@ RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size
   const struct call c = {.name = "ncclAlltoAll", .send = sendbuff, .recv = recvbuff, .sends = ALL, .receives = ALL,
                          .count = count, .per_rank = true, .type = datatype, .stream = stream};
   ncclResult_t r = check(&c, comm);
-  if (r != ncclSuccess) return r;
-  if (count && sendbuff == recvbuff && comm->nranks > 1)
-    return rt_group_note(
-        rt_error(RAIL_BAD_USAGE, "ncclAlltoAll: sendbuff and recvbuff are the same; in place is not supported"));
-  return exchange(&c, comm, ALL_RANKS, ALL_RANKS, true, true);
+  return r == ncclSuccess ? exchange(&c, comm, ALL_RANKS, ALL_RANKS, true, true) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,

@@ -244,7 +244,7 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
     struct rt_task copy = tasks[s];
     copy.coll = RT_COPY;
     copy.recv = tasks[r].recv;
-    if (copy.count) RAIL_TRY(add_single_job(b, &copy));
+    if (copy.count && copy.send != copy.recv) RAIL_TRY(add_single_job(b, &copy));
   }
   for (r++; r < n; r++)
     if (tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank) {
