@@ -372,7 +372,8 @@ TEST(a_lost_port_returns) {
       struct scenario s = {.qps_per_rail = 1, .follows = {{.lost = 1}}};
       int device = first + turn % RAILS;
       snprintf(s.faults, sizeof s.faults, "at %ld port emu%d 1 state=down", i, device);
-      snprintf(s.follows[0].faults, sizeof s.follows[0].faults, "at %d port emu%d 1 state=active", 1 + 3 * turn, device);
+      snprintf(s.follows[0].faults, sizeof s.follows[0].faults, "at %d port emu%d 1 state=active", 1 + 3 * turn,
+               device);
       comes_back(&s, 500, 2);
     }
 }

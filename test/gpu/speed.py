@@ -108,7 +108,7 @@ COMPARED = {
 def steps(m):
     program, skip = compiled(m, "speed")
     yield Step(PART, "reduceCopy against a copy", [program], limit=45, env=m.env(), judge=reduce_copy, skip=skip)
-    sizes = ["--minbytes", 1 << 20, "--maxbytes", 16 << 20, "--factor", 4, "--iters", 20, "--most-ms", 400]
+    sizes = ["--minbytes", 8, "--maxbytes", 16 << 20, "--factor", 8, "--iters", 20, "--most-ms", 400]
     skip = m.no_ranks or ("" if m.nccl else "no NCCL here")
     yield Step(PART, IN_TURNS, body=in_turns(m, sizes), env=m.env_ranks(), limit=40, skip=skip)
     for name, compared in COMPARED.items():
