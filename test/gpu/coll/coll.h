@@ -36,7 +36,8 @@ struct coll_shared {
   char id[128];                  /* ncclUniqueId */
   int iters;                     /* of the size at hand; rank 0 chooses */
   struct {                       /* of the size at hand: one rank's */
-    double us;
+    double us;      /* an operation, of several one after the other */
+    double call_us; /* of that: until the call returns */
     uint64_t wrong;
   } found[COLL_MAX_RANKS];
   _Atomic bool done[COLL_CASES]; /* written by rank 0 */
