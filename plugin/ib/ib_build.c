@@ -162,7 +162,7 @@ rail_result_t ib_setup_inits(struct rail_setup *base) {
 
 rail_result_t ib_setup_rtrs(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
-  if (s->plan.rdmacm) return RAIL_OK; /* it is: ib_cm.c */
+  if (s->plan.rdmacm) return RAIL_OK; /* ib_cm.c has moved the QPs already */
   struct ib_qp *qp = &s->comm->qps[base->piece];
   const struct ib_qp_info *peer = &s->peers.qps[base->piece];
   qp->attr.dest_qpn = peer->qpn;
@@ -174,7 +174,7 @@ rail_result_t ib_setup_rtrs(struct rail_setup *base) {
 
 rail_result_t ib_setup_rtss(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
-  if (s->plan.rdmacm) return RAIL_OK; /* it is: ib_cm.c */
+  if (s->plan.rdmacm) return RAIL_OK; /* ib_cm.c has moved the QPs already */
   struct ib_qp *qp = &s->comm->qps[base->piece];
   return move_one(s, ib_qp_to_rts(qp, s->comm->rails[qp->rail].port));
 }
@@ -228,7 +228,7 @@ rail_result_t ib_setup_test_writes(struct rail_setup *base) {
   if (!s->plan.verify) return RAIL_OK;
   struct ib_verify *words = &s->comm->ctrl_buf->verify;
   struct ib_qp *qp = &s->comm->qps[base->piece];
-  char way[IB_WAY_TEXT];
+  char path[IB_PATH_TEXT];
   words->out = s->peers.token;
   const uint32_t lkey = s->comm->rails[qp->rail].ctrl_mr->lkey, rkey = s->peers.rkeys[qp->remote_rail];
   struct ibv_sge sges[] = {{.addr = s->ours.ctrl_addr, .length = 128u << qp->attr.mtu, .lkey = lkey},
@@ -249,7 +249,7 @@ rail_result_t ib_setup_test_writes(struct rail_setup *base) {
   int err = ibv_post_send(qp->qp, wrs, &bad);
   if (err)
     return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "the first write between %s could not be "
-                           "posted: %s", ib_setup_way(s, base->piece, way), strerror(err));
+                           "posted: %s", ib_setup_path_text(s, base->piece, path), strerror(err));
   return rail_setup_piece_done(base, s->plan.nqps);
 }
 
@@ -263,7 +263,7 @@ static const struct ibv_wc *worst_of(const struct ibv_wc *wc, int n) {
 
 static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
   struct ibv_wc wc[COMPLETIONS_AT_ONCE];
-  char way[IB_WAY_TEXT];
+  char path[IB_PATH_TEXT];
   int n = ibv_poll_cq(cq, COMPLETIONS_AT_ONCE, wc);
   if (n < 0)
     return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "a completion queue cannot be polled");
@@ -272,8 +272,9 @@ static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
     const struct ib_error_row *row = ib_error_row(worst->status);
     unsigned int qp = ib_wr_qp(worst->wr_id);
     return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s "
-                           "(status %d, vendor error 0x%x); %s", ib_setup_way(s, qp < s->plan.nqps ? qp : 0, way),
-                           row->what, worst->status, worst->vendor_err, ADVICE);
+                           "(status %d, vendor error 0x%x); %s",
+                           ib_setup_path_text(s, qp < s->plan.nqps ? qp : 0, path), row->what, worst->status,
+                           worst->vendor_err, ADVICE);
   }
   for (int i = 0; i < n; i++) s->verified += ib_wr_kind(wc[i].wr_id) == IB_WR_VERIFY;
   return RAIL_OK;
@@ -289,7 +290,7 @@ static unsigned int missing(const struct ib_setup *s) {
 
 rail_result_t ib_setup_verified(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
-  char way[IB_WAY_TEXT];
+  char path[IB_PATH_TEXT];
   if (!s->plan.verify) return RAIL_OK;
   for (unsigned int i = 0; i < s->comm->nrails; i++) RAIL_TRY(poll(s, s->comm->rails[i].cq));
   unsigned int first = missing(s);
@@ -299,5 +300,5 @@ rail_result_t ib_setup_verified(struct rail_setup *base) {
   if (!rail_setup_is_late(base)) return result;
   return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time "
                          "limit (RAIL_IB_CONNECT_TIMEOUT): %s", first < s->plan.nqps ? "came in" : "was acknowledged",
-                         ib_setup_way(s, first < s->plan.nqps ? first : 0, way), ADVICE);
+                         ib_setup_path_text(s, first < s->plan.nqps ? first : 0, path), ADVICE);
 }

@@ -6,15 +6,15 @@
 #include <errno.h>
 #include <string.h>
 
+#include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
 
 #define RESOLVE_MS 5000    /* for an address, and for a route: neighbours and subnet managers answer in less */
 #define EVENTS_AT_ONCE 32
-#define MAX_PRIVATE 256 /* the length of private data is a byte */
-/* Kernels of old tell of RoCE's MAC addresses and VLAN, in bits that are none of verbs' (rdma-core librdmacm/cma.c). */
-#define KERNELS_OWN (0xf << 21)
+/* Old kernels set mask bits that verbs does not define (RoCE MAC, VLAN): rdma-core librdmacm/cma.c. */
+#define KERNEL_ONLY_MASK (0xf << 21)
 
 /* ---- failing ------------------------------------------------------------------ */
 
@@ -25,14 +25,14 @@
   "are packets of the RDMA CM let through (RoCE: UDP port 4791; iWARP: TCP)? The peer's log may say more"
 #define CHECK_LOCAL "dmesg; is /dev/infiniband/rdma_cm accessible (in a container, too), is ulimit -l large enough?"
 
-/* One line: which queue pair, which ports, at what step. Of these reasons GONE, a peer that has ended or given up, and
- * TIMEOUT are none for accept to end. */
+/* One line: which queue pair, which ports, at what step. GONE and TIMEOUT drop that peer and accept waits for the next;
+ * any other reason fails accept. */
 static rail_result_t fail(struct ib_setup *s, unsigned int qp, unsigned int reason, const char *step, const char *why,
                           const char *check) {
-  char way[IB_WAY_TEXT];
+  char path[IB_PATH_TEXT];
   rail_result_t result = reason == RAIL_REASON_FAILED ? RAIL_SYSTEM_ERROR : RAIL_REMOTE_ERROR;
   return rail_setup_fail(&s->base, reason, result, "RDMA CM, queue pair %u between %s: %s: %s; check: %s", qp,
-                         ib_setup_way(s, qp, way), step, why, check);
+                         ib_setup_path_text(s, qp, path), step, why, check);
 }
 
 static rail_result_t fail_call(struct ib_setup *s, unsigned int qp, const char *call, const char *check) {
@@ -71,11 +71,11 @@ static bool is_at(const struct rdma_cm_id *id, const struct ib_port *port) {
          strcmp(ib_verbs.get_device_name(id->verbs->device), port->hca->name) == 0;
 }
 
-static rail_result_t elsewhere(struct ib_setup *s, unsigned int qp) {
+static rail_result_t wrong_port(struct ib_setup *s, unsigned int qp) {
   return fail(s, qp, RAIL_REASON_FAILED, "address",
-              "the RDMA CM takes another port of this host for the one that has this address",
-              "do two interfaces have one address, or is it no RDMA device's (rdma link)? NCCL_IB_GID_INDEX and "
-              "NCCL_IB_ADDR_RANGE choose another one");
+              "the RDMA CM resolved this address to another port",
+              "do two interfaces have one address, or does it belong to no RDMA device (rdma link)? "
+              "NCCL_IB_GID_INDEX and NCCL_IB_ADDR_RANGE choose another one");
 }
 
 /* A link-local address is none without its interface, which a GID does not name. */
@@ -108,7 +108,7 @@ rail_result_t ib_cm_listens(struct rail_setup *base) {
     return fail_call(s, rail, "rdma_set_option (traffic class)", "NCCL_IB_TC, NCCL_IB_FIFO_TC");
   address_of(s->mine.rails[rail].gid, 0, &addr);
   if (ib_rdmacm.bind_addr(id, any_address(&addr)) != 0) return fail_call(s, rail, "rdma_bind_addr", CHECK_ADDRESS);
-  if (!is_at(id, s->ports[rail])) return elsewhere(s, rail);
+  if (!is_at(id, s->ports[rail])) return wrong_port(s, rail);
   if (ib_rdmacm.listen(id, (int)s->plan.nqps) != 0) return fail_call(s, rail, "rdma_listen", CHECK_LOCAL);
   s->ours.cm_ports[rail] = ntohs(ib_rdmacm.get_src_port(id));
   return rail_setup_piece_done(base, s->comm->nrails);
@@ -139,7 +139,7 @@ static rail_result_t begin(struct ib_setup *s, unsigned int i) {
 
 static rail_result_t on_address(struct ib_setup *s, unsigned int i) {
   struct ib_cm_path *path = &s->comm->cm->paths[i];
-  if (!is_at(path->id, s->ports[s->plan.qps[i].local_rail])) return elsewhere(s, i);
+  if (!is_at(path->id, s->ports[s->plan.qps[i].local_rail])) return wrong_port(s, i);
   if (ib_rdmacm.resolve_route(path->id, RESOLVE_MS) != 0) return fail_call(s, i, "rdma_resolve_route", CHECK_ADDRESS);
   path->state = IB_CM_ROUTE;
   return RAIL_OK;
@@ -165,7 +165,7 @@ static rail_result_t on_route(struct ib_setup *s, unsigned int i) {
 /* ---- queue pairs ------------------------------------------------------------------------ */
 
 /* NCCL's parameters come before what the RDMA CM takes from the network. */
-static void adjust(const struct ib_qp *qp, struct ibv_qp_attr *attr, int mask) {
+static void apply_nccl_attr(const struct ib_qp *qp, struct ibv_qp_attr *attr, int mask) {
   if (mask & IBV_QP_MIN_RNR_TIMER) attr->min_rnr_timer = IB_MIN_RNR_TIMER;
   if (mask & IBV_QP_RNR_RETRY) attr->rnr_retry = IB_RNR_RETRY;
   if (mask & IBV_QP_TIMEOUT) attr->timeout = qp->attr.timeout;
@@ -174,7 +174,7 @@ static void adjust(const struct ib_qp *qp, struct ibv_qp_attr *attr, int mask) {
 }
 
 /* What log lines name. */
-static void note(struct ib_qp *qp, const struct ibv_qp_attr *attr, int mask) {
+static void record_attr(struct ib_qp *qp, const struct ibv_qp_attr *attr, int mask) {
   if (mask & IBV_QP_PATH_MTU) qp->attr.mtu = (uint8_t)attr->path_mtu;
   if (mask & IBV_QP_DEST_QPN) qp->attr.dest_qpn = attr->dest_qp_num;
   if (mask & IBV_QP_RQ_PSN) qp->attr.rq_psn = attr->rq_psn;
@@ -192,12 +192,12 @@ static rail_result_t move(struct ib_setup *s, unsigned int i, enum ib_qp_state t
   attr.qp_state = verbs_state;
   if (ib_rdmacm.init_qp_attr(s->comm->cm->paths[i].id, &attr, &mask) != 0)
     return fail_call(s, i, "rdma_init_qp_attr", CHECK_LOCAL);
-  mask &= ~KERNELS_OWN;
-  adjust(qp, &attr, mask);
-  note(qp, &attr, mask);
+  mask &= ~KERNEL_ONLY_MASK;
+  apply_nccl_attr(qp, &attr, mask);
+  record_attr(qp, &attr, mask);
   rail_result_t result = ib_qp_modify(qp, s->ports[qp->rail], to, &attr, mask);
   if (result == RAIL_OK || result == RAIL_IN_PROGRESS) return result;
-  return fail(s, i, RAIL_REASON_FAILED, "modify", "it could not be moved (the line above says why)", CHECK_LOCAL);
+  return fail(s, i, RAIL_REASON_FAILED, "ibv_modify_qp", "failed (see the line above)", CHECK_LOCAL);
 }
 
 static rail_result_t answer(struct ib_setup *s, unsigned int i) {
@@ -216,7 +216,7 @@ static rail_result_t answer(struct ib_setup *s, unsigned int i) {
 }
 
 /* One transition, or the answer behind the last one. The driver of iWARP makes them. */
-static rail_result_t go_on(struct ib_setup *s, unsigned int i) {
+static rail_result_t advance_qp(struct ib_setup *s, unsigned int i) {
   switch (s->ports[s->comm->qps[i].rail]->iwarp ? IB_QP_RTS : s->comm->qps[i].state) {
     case IB_QP_INIT: return move(s, i, IB_QP_RTR, IBV_QPS_RTR);
     case IB_QP_RTR: return move(s, i, IB_QP_RTS, IBV_QPS_RTS);
@@ -227,25 +227,26 @@ static rail_result_t go_on(struct ib_setup *s, unsigned int i) {
 /* ---- events -------------------------------------------------------------------------------- */
 
 /* What an event says; a copy, so that it is acknowledged before an id is destroyed. */
-struct heard {
+struct cm_event_copy {
   struct rdma_cm_id *id;
   enum rdma_cm_event_type type;
   int status;
   uint32_t qpn;
   size_t size;
-  uint8_t data[MAX_PRIVATE];
+  uint8_t data[sizeof(struct ib_cm_wire)]; /* what may follow is padding */
 };
 
 /* False: there is none. */
-static bool hear(struct rdma_event_channel *channel, struct heard *heard) {
+static bool read_event(struct rdma_event_channel *channel, struct cm_event_copy *copy) {
   struct rdma_cm_event *event;
   if (ib_rdmacm.get_cm_event(channel, &event) != 0) return false;
   const struct rdma_conn_param *conn = &event->param.conn;
   bool carries = event->event == RDMA_CM_EVENT_CONNECT_REQUEST || event->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
                  event->event == RDMA_CM_EVENT_ESTABLISHED;
-  *heard = (struct heard){.id = event->id, .type = event->event, .status = event->status};
-  if (carries) heard->qpn = conn->qp_num;
-  if (carries && conn->private_data) memcpy(heard->data, conn->private_data, heard->size = conn->private_data_len);
+  *copy = (struct cm_event_copy){.id = event->id, .type = event->event, .status = event->status};
+  if (carries) copy->qpn = conn->qp_num;
+  if (carries && conn->private_data)
+    memcpy(copy->data, conn->private_data, copy->size = RAIL_MIN(conn->private_data_len, sizeof copy->data));
   (void)ib_rdmacm.ack_cm_event(event);
   return true;
 }
@@ -258,36 +259,36 @@ static unsigned int path_of(const struct ib_cm *cm, const struct rdma_cm_id *id)
 }
 
 /* A request of whoever: NULL, or why it is rejected. */
-static const char *check_request(const struct ib_setup *s, const struct heard *heard, unsigned int *qp) {
-  const char *why = ib_cm_decode(heard->data, heard->size, s->mine.cm_token, qp);
+static const char *check_request(const struct ib_setup *s, const struct cm_event_copy *event, unsigned int *qp) {
+  const char *why = ib_cm_decode(event->data, event->size, s->mine.cm_token, qp);
   if (why) return why;
   if (*qp >= s->plan.nqps) return "a queue pair that is not in the plan";
   if (s->comm->cm->paths[*qp].state != IB_CM_NONE) return "a second request for one queue pair";
-  return is_at(heard->id, s->ports[s->plan.qps[*qp].local_rail]) ? NULL : "a request at the port of another queue pair";
+  return is_at(event->id, s->ports[s->plan.qps[*qp].local_rail]) ? NULL : "a request at the port of another queue pair";
 }
 
-static void on_request(struct ib_setup *s, const struct heard *heard) {
+static void on_request(struct ib_setup *s, const struct cm_event_copy *event) {
   unsigned int qp;
-  const char *why = s->base.connector ? "a request where none is expected" : check_request(s, heard, &qp);
+  const char *why = s->base.connector ? "a request where none is expected" : check_request(s, event, &qp);
   if (!why) {
-    s->comm->cm->paths[qp] = (struct ib_cm_path){.id = heard->id, .state = IB_CM_ANSWERING};
+    s->comm->cm->paths[qp] = (struct ib_cm_path){.id = event->id, .state = IB_CM_ANSWERING};
     return;
   }
   ib_stats_count(s->device->name, IB_DEVICE_STRANGERS);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: accept over %s: a request by the RDMA CM is rejected: it has %s", s->device->name,
             why);
-  (void)ib_rdmacm.reject(heard->id, NULL, 0);
-  (void)ib_rdmacm.destroy_id(heard->id);
+  (void)ib_rdmacm.reject(event->id, NULL, 0);
+  (void)ib_rdmacm.destroy_id(event->id);
 }
 
 /* A response, or with iWARP, whose NIC has moved the queue pair, the established connection. */
-static rail_result_t on_response(struct ib_setup *s, unsigned int i, const struct heard *heard) {
+static rail_result_t on_response(struct ib_setup *s, unsigned int i, const struct cm_event_copy *event) {
   struct ib_cm_path *path = &s->comm->cm->paths[i];
   const bool iwarp = s->ports[s->plan.qps[i].local_rail]->iwarp;
   unsigned int qp;
-  const char *why = ib_cm_decode(heard->data, heard->size, s->mine.cm_token, &qp);
+  const char *why = ib_cm_decode(event->data, event->size, s->mine.cm_token, &qp);
   if (!why && qp != i) why = "a response for another queue pair";
-  if (!why && !iwarp && heard->qpn != s->peers.qps[i].qpn) why = "a queue pair that is not the one of its list";
+  if (!why && !iwarp && event->qpn != s->peers.qps[i].qpn) why = "a queue pair that is not the one of its list";
   if (why)
     return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its response by the RDMA CM has %s", why);
   path->state = iwarp ? IB_CM_UP : IB_CM_ANSWERING;
@@ -295,9 +296,9 @@ static rail_result_t on_response(struct ib_setup *s, unsigned int i, const struc
   return RAIL_OK;
 }
 
-static rail_result_t on_established(struct ib_setup *s, unsigned int i, const struct heard *heard) {
+static rail_result_t on_established(struct ib_setup *s, unsigned int i, const struct cm_event_copy *event) {
   struct ib_cm_path *path = &s->comm->cm->paths[i];
-  if (path->state == IB_CM_REQUESTED) return on_response(s, i, heard);
+  if (path->state == IB_CM_REQUESTED) return on_response(s, i, event);
   if (path->state != IB_CM_ACCEPTED) return RAIL_OK;
   path->state = IB_CM_UP;
   s->comm->qps[i].state = IB_QP_RTS;
@@ -321,48 +322,48 @@ static rail_result_t on_end(struct ib_setup *s, unsigned int i, const char *what
   return result == RAIL_IN_PROGRESS ? fail(s, i, RAIL_REASON_GONE, "connect", what, "the peer's log") : result;
 }
 
-static rail_result_t on_failure(struct ib_setup *s, unsigned int i, const struct heard *heard) {
-  const char *status = heard->status < 0 ? strerror(-heard->status) : "no reason given";
-  switch (heard->type) {
+static rail_result_t on_failure(struct ib_setup *s, unsigned int i, const struct cm_event_copy *event) {
+  const char *status = event->status < 0 ? strerror(-event->status) : "no reason given";
+  switch (event->type) {
     case RDMA_CM_EVENT_ADDR_ERROR:
       return fail(s, i, RAIL_REASON_FAILED, "the address is not resolved", status, CHECK_ADDRESS);
     case RDMA_CM_EVENT_ROUTE_ERROR:
       return fail(s, i, RAIL_REASON_FAILED, "the route is not resolved", status, CHECK_ADDRESS);
     case RDMA_CM_EVENT_UNREACHABLE: return fail(s, i, IB_REASON_CM, "no answer", status, CHECK_WAY);
-    case RDMA_CM_EVENT_REJECTED: return on_end(s, i, rejection(heard->status));
+    case RDMA_CM_EVENT_REJECTED: return on_end(s, i, rejection(event->status));
     case RDMA_CM_EVENT_DISCONNECTED: return on_end(s, i, "the peer disconnected it");
     case RDMA_CM_EVENT_DEVICE_REMOVAL:
       return fail(s, i, RAIL_REASON_FAILED, "connect", "the device was removed", "dmesg");
-    default: return fail(s, i, RAIL_REASON_FAILED, ib_rdmacm.event_str(heard->type), status, CHECK_LOCAL);
+    default: return fail(s, i, RAIL_REASON_FAILED, ib_rdmacm.event_str(event->type), status, CHECK_LOCAL);
   }
 }
 
-/* An event that comes too late, or is about nothing that there is, is not heeded. */
-static rail_result_t on_event(struct ib_setup *s, const struct heard *heard) {
+/* Late events, and events of unknown ids, are ignored. */
+static rail_result_t on_event(struct ib_setup *s, const struct cm_event_copy *event) {
   const struct ib_cm *cm = s->comm->cm;
-  unsigned int i = path_of(cm, heard->id);
-  if (heard->type == RDMA_CM_EVENT_CONNECT_REQUEST) {
-    on_request(s, heard);
+  unsigned int i = path_of(cm, event->id);
+  if (event->type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+    on_request(s, event);
     return RAIL_OK;
   }
   if (i == cm->npaths) return RAIL_OK;
-  switch (heard->type) {
+  switch (event->type) {
     case RDMA_CM_EVENT_ADDR_RESOLVED: return cm->paths[i].state == IB_CM_ADDRESS ? on_address(s, i) : RAIL_OK;
     case RDMA_CM_EVENT_ROUTE_RESOLVED: return cm->paths[i].state == IB_CM_ROUTE ? on_route(s, i) : RAIL_OK;
     case RDMA_CM_EVENT_CONNECT_RESPONSE:
-      return cm->paths[i].state == IB_CM_REQUESTED ? on_response(s, i, heard) : RAIL_OK;
-    case RDMA_CM_EVENT_ESTABLISHED: return on_established(s, i, heard);
+      return cm->paths[i].state == IB_CM_REQUESTED ? on_response(s, i, event) : RAIL_OK;
+    case RDMA_CM_EVENT_ESTABLISHED: return on_established(s, i, event);
     case RDMA_CM_EVENT_ADDR_CHANGE:
     case RDMA_CM_EVENT_TIMEWAIT_EXIT: return RAIL_OK;
-    default: return on_failure(s, i, heard);
+    default: return on_failure(s, i, event);
   }
 }
 
 /* ---- until all are there ------------------------------------------------------------------------ */
 
 static rail_result_t read_events(struct ib_setup *s) {
-  struct heard heard;
-  for (int n = 0; n < EVENTS_AT_ONCE && hear(s->comm->cm->channel, &heard); n++) RAIL_TRY(on_event(s, &heard));
+  struct cm_event_copy event;
+  for (int n = 0; n < EVENTS_AT_ONCE && read_event(s->comm->cm->channel, &event); n++) RAIL_TRY(on_event(s, &event));
   return RAIL_OK;
 }
 
@@ -371,7 +372,7 @@ static rail_result_t answer_one(struct ib_setup *s, bool *more) {
   struct ib_cm *cm = s->comm->cm;
   for (unsigned int i = 0; i < cm->npaths; i++) {
     if (cm->paths[i].state != IB_CM_ANSWERING) continue;
-    rail_result_t result = go_on(s, i);
+    rail_result_t result = advance_qp(s, i);
     if (result == RAIL_IN_PROGRESS) continue; /* the driver is to be asked again later */
     *more = true;
     return result;

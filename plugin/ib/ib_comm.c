@@ -87,29 +87,29 @@ uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
   return RAIL_MIN(longest + IB_GRACE_MS, LINGER_MAX_MS);
 }
 
-static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER; /* guards the states of QPs that stop */
+static pthread_mutex_t qp_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the states of QPs that stop */
 
 void ib_comm_stop_qp(struct ib_comm *comm, unsigned int qp) {
-  pthread_mutex_lock(&one_at_a_time);
+  pthread_mutex_lock(&qp_lock);
   ib_qp_to_err(&comm->qps[qp]);
-  pthread_mutex_unlock(&one_at_a_time);
+  pthread_mutex_unlock(&qp_lock);
 }
 
 /* Destroyed without the lock: that waits until the watch thread has acknowledged the QP's events. */
 void ib_comm_drop_qp(struct ib_qp *qp) {
   struct ib_qp lost;
   memset(&lost, 0, sizeof lost);
-  pthread_mutex_lock(&one_at_a_time);
+  pthread_mutex_lock(&qp_lock);
   lost.qp = qp->qp;
   qp->qp = NULL;
   qp->state = IB_QP_NONE;
-  pthread_mutex_unlock(&one_at_a_time);
+  pthread_mutex_unlock(&qp_lock);
   ib_qp_destroy(&lost);
   atomic_store(&qp->event_qp, NULL);
 }
 
 bool ib_comm_replace_qp(struct ib_comm *comm, struct ib_qp *qp, struct ib_qp *next) {
-  pthread_mutex_lock(&one_at_a_time);
+  pthread_mutex_lock(&qp_lock);
   bool stopped = atomic_load(&comm->stopped);
   if (!stopped) {
     qp->qp = next->qp;
@@ -119,25 +119,25 @@ bool ib_comm_replace_qp(struct ib_comm *comm, struct ib_qp *qp, struct ib_qp *ne
     qp->rq_consumed = 0;
     qp->posted_head = qp->posted_tail = 0;
     qp->attr = next->attr;
-    qp->down = false;
+    qp->ignore_completions = false;
     atomic_store(&qp->flushed, false);
     atomic_store(&qp->event_qp, next->qp);
     atomic_store(&next->event_qp, NULL);
     next->qp = NULL;
     next->state = IB_QP_NONE;
   }
-  pthread_mutex_unlock(&one_at_a_time);
+  pthread_mutex_unlock(&qp_lock);
   return !stopped;
 }
 
 /* A second caller waits for the first, so that the QPs are in ERR for it too when it returns. */
 void ib_comm_stop(struct ib_comm *comm) {
   if (comm->forked) return;
-  pthread_mutex_lock(&one_at_a_time);
+  pthread_mutex_lock(&qp_lock);
   if (!atomic_exchange(&comm->stopped, true)) {
     for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_to_err(&comm->qps[i]);
     struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
     for (unsigned int i = 0; flush && i < comm->nrails; i++) ib_qp_to_err(&flush->qps[i]);
   }
-  pthread_mutex_unlock(&one_at_a_time);
+  pthread_mutex_unlock(&qp_lock);
 }

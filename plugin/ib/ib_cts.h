@@ -70,7 +70,8 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
 
 /* A send takes the oldest buffer of its tag that no send has taken. Entries are read from the ring once, checked and
  * kept here, until the receiver uses the slot again: that is when the receive is done, and nothing of its messages is
- * to be posted any more. A receiver that breaks that rule has its own memory written, and that alone. */
+ * to be posted any more. A receiver that reuses a slot early can only misdirect writes within its own
+ * memory. */
 struct ib_cts_match {
   const struct ib_cts_ring *ring;
   uint32_t tail, head; /* receives with buffers left begin at `tail`; `head` is the first that was not read yet */

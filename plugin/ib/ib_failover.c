@@ -76,10 +76,10 @@ static void fault_paths(struct ib_comm *comm, const struct ib_port *port, const 
     if (port_of(comm, i) == port || port_of(comm, i)->hca == hca) ib_path_fault(comm, i, fault);
 }
 
-static void hear_port_up(struct ib_comm *comm, const struct ib_port *port) {
+static void note_port_up(struct ib_comm *comm, const struct ib_port *port) {
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
     if (port_of(comm, i) != port) continue;
-    atomic_fetch_or(&path_of(comm, i)->heard, IB_PATH_PORT_UP);
+    atomic_fetch_or(&path_of(comm, i)->events, IB_PATH_PORT_UP);
     atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
   }
 }
@@ -87,7 +87,7 @@ static void hear_port_up(struct ib_comm *comm, const struct ib_port *port) {
 void ib_failover_port(void *comm, void *arg) {
   const struct ib_port *port = arg;
   if (atomic_load(&port->faults) & IB_PORT_DOWN) fault_paths(comm, port, NULL, IB_PATH_FAULT_PORT);
-  else hear_port_up(comm, port);
+  else note_port_up(comm, port);
 }
 void ib_failover_hca_fatal(void *comm, void *hca) { fault_paths(comm, NULL, hca, IB_PATH_FAULT_DEVICE); }
 
@@ -104,19 +104,19 @@ bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp) {
 }
 
 /* The peer has a new QP, or it is ready. A new STOPPED takes both back. */
-static bool hear_return(struct ib_comm *comm, const struct rail_oob_frame *frame) {
+static bool handle_return_frame(struct ib_comm *comm, const struct rail_oob_frame *frame) {
   const uint64_t number = frame->number;
   const uint32_t index = number & 0xff, qpn = number >> 8 & 0xffffff, psn = (uint32_t)(number >> 32);
   const uint32_t bit = frame->type == IB_FRAME_NEW ? IB_PATH_PEER_NEW : IB_PATH_PEER_READY;
   if (index >= comm->plan.nqps || psn > 0xffffff || (frame->type == IB_FRAME_NEW ? qpn < 2 : number != index))
     return false;
   struct ib_path *path = path_of(comm, index);
-  if (atomic_load(&path->heard) & bit) return false; /* said once */
+  if (atomic_load(&path->events) & bit) return false; /* said once */
   if (frame->type == IB_FRAME_NEW) {
     atomic_store(&path->peer_qpn, qpn);
     atomic_store(&path->peer_psn, psn);
   }
-  atomic_fetch_or(&path->heard, bit);
+  atomic_fetch_or(&path->events, bit);
   atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
   return true;
 }
@@ -125,11 +125,11 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   struct ib_comm *comm = arg;
   unsigned int qp = (unsigned int)(frame->number & UINT32_MAX);
   if (!comm->failover) return false;
-  if (frame->type == IB_FRAME_NEW || frame->type == IB_FRAME_READY) return hear_return(comm, frame);
+  if (frame->type == IB_FRAME_NEW || frame->type == IB_FRAME_READY) return handle_return_frame(comm, frame);
   if ((frame->type != IB_FRAME_STOPPED && frame->type != IB_FRAME_REFUSED) || qp >= comm->plan.nqps) return false;
   struct ib_path *path = path_of(comm, qp);
   if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return false; /* said once */
-  atomic_fetch_and(&path->heard, ~(IB_PATH_PEER_NEW | IB_PATH_PEER_READY));
+  atomic_fetch_and(&path->events, ~(IB_PATH_PEER_NEW | IB_PATH_PEER_READY));
   atomic_store(&path->peer_count, (uint32_t)(frame->number >> 32));
   atomic_store(&comm->failover->frames, true);
   ib_path_fault(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_PATH_FAULT_PEER : IB_PATH_FAULT_REFUSED);
@@ -171,7 +171,7 @@ static bool next_of_path(struct ib_path *path, struct rail_oob_frame *frame) {
 }
 
 /* A tick of the watch thread: no event says when a path that only swallows packets is to be tried again. */
-static void look_at_time(struct ib_comm *comm) {
+static void check_retry_time(struct ib_comm *comm) {
   uint64_t at = atomic_load(&comm->failover->retry_at);
   if (at && rail_deadline_passed(at) && atomic_compare_exchange_strong(&comm->failover->retry_at, &at, 0))
     atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
@@ -180,7 +180,7 @@ static void look_at_time(struct ib_comm *comm) {
 enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
   struct ib_comm *comm = arg;
   enum rail_oob_next next = RAIL_OOB_NOTHING;
-  if (comm->failover) look_at_time(comm);
+  if (comm->failover) check_retry_time(comm);
   if (!comm->failover || !atomic_exchange(&comm->failover->frames, false)) return next;
   bool unanswered = false;
   for (unsigned int i = 0; i < comm->plan.nqps && next != RAIL_OOB_FRAME; i++) {
@@ -203,7 +203,7 @@ static void stop_qp(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   path->state = IB_PATH_STOPPING;
   path->deadline = rail_deadline_in_ms(STOP_MS);
-  atomic_fetch_and(&path->heard, ~IB_PATH_PORT_UP);
+  atomic_fetch_and(&path->events, ~IB_PATH_PORT_UP);
   ib_comm_stop_qp(comm, index);
   atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
 }
@@ -288,10 +288,10 @@ static rail_result_t bad_count(struct ib_comm *comm, unsigned int index, uint32_
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
-/* STOPPED of a queue pair that is down: its count is settled, and neither side has begun another. */
+/* STOPPED of a queue pair that is DOWN: both sides have reconciled it, and neither has begun another. */
 static rail_result_t stopped_twice(struct ib_comm *comm, unsigned int index) {
-  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says once more that it has stopped lost "
-            "queue pair %u; is it of another release?", comm->peer_text, port_of(comm, index)->name, index);
+  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer sent a second STOPPED for lost queue "
+            "pair %u; is it of another release?", comm->peer_text, port_of(comm, index)->name, index);
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
@@ -308,8 +308,8 @@ static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
 }
 
 /* Without the peer's answer nothing can be resent. */
-static rail_result_t cannot_tell(struct ib_comm *comm, unsigned int index) {
-  RAIL_WARN("RailIB: connection with %s over %s: queue pair %u is lost (%s), and the peer cannot be told: the oob "
+static rail_result_t cannot_notify(struct ib_comm *comm, unsigned int index) {
+  RAIL_WARN("RailIB: connection with %s over %s: queue pair %u is lost (%s), and the peer cannot be notified: the oob "
             "connection has ended or its network is down; check: the peer's log, the network of NCCL_SOCKET_IFNAME",
             comm->peer_text, port_of(comm, index)->name, index, why_lost(comm, index));
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
@@ -369,13 +369,13 @@ static bool send_stopped(struct ib_comm *comm, unsigned int index) {
   return rail_watch_wake(&comm->watched);
 }
 
-/* A QP that was to come back does not: not by this try. Nothing went over it. */
+/* Ends a failed attempt to bring a QP back; no data went over it. */
 static void abandon(struct ib_comm *comm, unsigned int index) {
   ib_qp_destroy(&path_of(comm, index)->next);
   (void)send_stopped(comm, index); /* without the oob connection there is no other try */
 }
 
-/* What the watch thread heard, or a post said. */
+/* What the watch thread has read, or a post returned. */
 static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   uint32_t faults = atomic_load(&path->faults);
@@ -399,8 +399,8 @@ static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
   if (atomic_load(&port_of(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
   if (!atomic_load(&qp->flushed))
     return rail_deadline_passed(path->deadline) ? not_stopped(comm, index) : RAIL_OK;
-  qp->down = !comm->sender; /* the count is sent: nothing more is counted */
-  return send_stopped(comm, index) ? RAIL_OK : cannot_tell(comm, index);
+  qp->ignore_completions = !comm->sender; /* the count is sent: nothing more is counted */
+  return send_stopped(comm, index) ? RAIL_OK : cannot_notify(comm, index);
 }
 
 /* The next QP in its place begins with nothing, and may be stopped again. The peer's bit goes first: the watch thread
@@ -420,7 +420,7 @@ static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
   if (path->state != IB_PATH_STOPPED || !(atomic_load(&path->faults) & IB_PATH_FAULT_PEER)) return RAIL_OK;
   path->state = IB_PATH_DOWN;
   path->why_lost = why_lost(comm, index);
-  comm->qps[index].down = true;
+  comm->qps[index].ignore_completions = true;
   f->switched = rail_now_ns();
   ib_return_schedule(path);
   if (!comm->sender) {
@@ -449,7 +449,7 @@ static rail_result_t resend(struct ib_comm *comm) {
   return RAIL_OK;
 }
 
-/* Not one that the peer has stopped: handle_faults ends that try. What is heard since STOPPED is the next try's. */
+/* Not one that the peer has stopped: handle_faults ends that try. What came after STOPPED is the next try's. */
 static void bring_back(struct ib_comm *comm, unsigned int index, bool *pending) {
   struct ib_path *path = path_of(comm, index);
   if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return;
@@ -474,7 +474,7 @@ static rail_result_t finish_loss(struct ib_comm *comm, bool *pending) {
   rail_result_t result = resend(comm);
   if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
   if (!*pending && result == RAIL_OK) report(comm);
-  *pending = true; /* or else what is down is looked at, to bring it back */
+  *pending = true; /* run again: only then are DOWN paths rebuilt */
   return RAIL_OK;
 }
 
@@ -483,7 +483,7 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
   bool pending = false;
   atomic_fetch_and(&comm->faults, ~IB_COMM_PATHS);
   if (!f) return RAIL_OK;
-  /* What comes back first: then the loss of another is not the last one's. */
+  /* Bring paths back first, so that a new UP path counts when another is lost. */
   for (unsigned int i = 0; i < comm->plan.nqps; i++) bring_back(comm, i, &pending);
   bool returning = pending;
   pending = false;

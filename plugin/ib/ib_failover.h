@@ -16,7 +16,7 @@
  *   REBUILDING  a new QP takes its place, and its number is exchanged with the peer's
  *   VERIFYING   it is in RTS, and a first write goes over it
  *
- * The progress thread moves a QP from state to state. The watch thread writes what it hears into atomics here, and
+ * The progress thread moves a QP from state to state. The watch thread writes what it reads into atomics here, and
  * sends the frames that are to be sent.
  */
 #ifndef IB_FAILOVER_H
@@ -45,7 +45,7 @@ enum ib_path_state {
 #define IB_PATH_FAULT_PEER 16u    /* the peer's STOPPED is there */
 #define IB_PATH_FAULT_REFUSED 32u /* the peer's REFUSED is there */
 
-/* ib_path.heard: what the watch thread heard of its return. */
+/* ib_path.events: what the watch thread has read that concerns its return. */
 #define IB_PATH_PEER_NEW 1u
 #define IB_PATH_PEER_READY 2u
 #define IB_PATH_PORT_UP 4u /* its port has come up, or has other GIDs */
@@ -57,7 +57,7 @@ struct ib_path {
   _Atomic bool answered;       /* STOPPED, or REFUSED, is sent or to be sent: once */
   _Atomic bool send_due;       /* STOPPED is to be sent, */
   _Atomic uint32_t own_count;  /* with this count */
-  _Atomic uint32_t heard;      /* IB_PATH_PEER_*, IB_PATH_PORT_UP */
+  _Atomic uint32_t events;     /* IB_PATH_PEER_*, IB_PATH_PORT_UP */
   _Atomic uint32_t peer_qpn, peer_psn; /* of NEW, before its bit is set */
   _Atomic uint32_t own_qpn, own_psn;
   _Atomic bool send_new, send_ready;   /* NEW, READY are to be sent */
@@ -75,13 +75,15 @@ struct ib_path {
   uint64_t lost_at, up_since, began, retry_at; /* rail_now_ns() */
 };
 
-/* What is logged of the losses since all was reconciled last. */
+/* A connection's failover state. */
 struct ib_failover {
   bool open;                            /* some QP is STOPPING or STOPPED, or parts are to be resent */
+  /* What is logged of the losses since all was reconciled last: */
   unsigned int lost, first;             /* QPs; the first of them */
   uint32_t resent;                      /* parts, or receives */
   uint64_t idle_ns;                     /* without a completion, when it was noticed */
   uint64_t noticed, switched;           /* rail_now_ns(): the first was noticed, the last was DOWN */
+
   _Atomic bool frames;                  /* ib_failover_next has something to look for */
   _Atomic uint64_t retry_at;            /* rail_now_ns(): a path is to be rebuilt then; 0: none */
   struct ib_path paths[]; /* plan.nqps */

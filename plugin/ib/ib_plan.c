@@ -12,8 +12,8 @@
 
 static const char *const refusal_text[] = {
   [IB_REFUSAL_NONE] = "they fit",
-  [IB_REFUSAL_LINK] = "they are of two kinds of InfiniBand, RoCE and iWARP; choose and fuse ports (NCCL_IB_HCA) alike "
-                      "on both sides",
+  [IB_REFUSAL_LINK] = "they are of different kinds (InfiniBand, RoCE, iWARP); choose and fuse ports (NCCL_IB_HCA) "
+                      "alike on both sides",
   [IB_REFUSAL_SUBNET] = "they are in different InfiniBand subnets, and not both have a LID and, for a router, a GID "
                         "with a FLID (NCCL_IB_ROUTABLE_FLID_GID_INDEX)",
   [IB_REFUSAL_FAMILY] = "one GID is an IPv4 address, the other IPv6; see NCCL_IB_ADDR_FAMILY, NCCL_IB_GID_INDEX and "

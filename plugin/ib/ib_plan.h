@@ -80,7 +80,7 @@ struct ib_plan {
 /* Why two ports cannot be connected. Numbers are on the wire. */
 enum ib_refusal {
   IB_REFUSAL_NONE = 0,
-  IB_REFUSAL_LINK = 1,   /* two of InfiniBand, RoCE, iWARP */
+  IB_REFUSAL_LINK = 1,   /* different kinds: InfiniBand, RoCE, iWARP */
   IB_REFUSAL_SUBNET = 2, /* InfiniBand: different subnets, and no routable GID */
   IB_REFUSAL_FAMILY = 3, /* RoCE: one GID is IPv4, the other IPv6 */
   IB_REFUSAL_ROCE = 4,   /* RoCE v1 and v2 */

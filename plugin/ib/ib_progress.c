@@ -194,7 +194,7 @@ RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
   return comm->sender ? RAIL_OK : ib_recv_probe(ib_recv_comm_of(comm));
 }
 
-RAIL_COLD static rail_result_t look_at_faults(struct ib_request *r, uint32_t faults) {
+RAIL_COLD static rail_result_t handle_faults(struct ib_request *r, uint32_t faults) {
   if (faults & IB_COMM_PATHS) RAIL_TRY(ib_failover_run(r->comm));
   faults &= ~IB_COMM_PATHS;
   if (!faults || !r->pending) return RAIL_OK;
@@ -210,7 +210,7 @@ RAIL_HOT_INLINE rail_result_t progress_request(struct ib_request *r) {
   RAIL_TRY(poll_all(r->comm, &found));
   if (found || !r->pending) return RAIL_OK;
   uint32_t faults = atomic_load_explicit(&r->comm->faults, memory_order_acquire);
-  return rail_likely(!faults) ? RAIL_OK : look_at_faults(r, faults);
+  return rail_likely(!faults) ? RAIL_OK : handle_faults(r, faults);
 }
 
 RAIL_COLD static rail_result_t bad_request(const struct ib_request *r) {

@@ -50,12 +50,12 @@ struct ib_qp {
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
   uint16_t next_notice;        /* place of the notice that is posted again next (ib_notice.h) */
-  bool down;                   /* lost, and a receiver's count is told, a sender's parts are settled: what still
-                                * completes on it counts no more (ib_failover.h) */
+  bool ignore_completions;     /* set once the tail count is fixed: a receiver's when it sends STOPPED, a sender's
+                                * when reconciled (ib_failover.h) */
   _Atomic uint32_t tails;      /* last writes of parts: posted by a sender, counted by a receiver; modulo 2^32 */
   uint16_t *posted;            /* a sender's signaled writes, a ring of IB_SEND_DEPTH (ib_send.c) */
   uint32_t posted_head, posted_tail; /* completed, posted: count without end */
-  uint32_t modify_tries;        /* the handshake's: tries of a transition that timed out */
+  uint32_t modify_tries;        /* of a transition that timed out */
   uint64_t modify_at;           /* when the next try is due */
   _Atomic bool flushed;         /* a receive WR was flushed after ib_qp_to_err */
   _Atomic(const struct ibv_qp *) event_qp; /* as qp, for the watch thread: never followed */

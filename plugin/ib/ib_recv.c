@@ -304,7 +304,7 @@ static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *w
 
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
-  if (rail_unlikely(qp->down)) return RAIL_OK; /* the sender has another count, and resends this part */
+  if (rail_unlikely(qp->ignore_completions)) return RAIL_OK; /* the sender has another count, and resends this part */
   /* Counted first: with the last part the receive may be done, and then the watch thread may tell the count. */
   ib_qp_count_tail(qp);
   RAIL_TRY(handle_part(ib_recv_comm_of(comm), wc));

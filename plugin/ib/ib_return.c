@@ -50,16 +50,16 @@ void ib_return_schedule(struct ib_path *path) {
   path->retry_at = now + ms * 1000000;
 }
 
-/* 0: when an event says so, or never; else not before that time. QPs that the RDMA CM has set up do not come back: its
- * ids are of the lost ones. */
+/* 0: when an event says so, or never; else not before that time. QPs that the RDMA CM has set up do not come back:
+ * their ids belong to the lost QPs. */
 static uint64_t next_try(const struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   const struct ib_port *port = port_of(comm, index);
   if (comm->cm) return 0;
   if (atomic_load(&port->faults) & IB_PORT_DOWN || atomic_load(&port->hca->faults) & IB_HCA_FATAL) return 0;
-  uint32_t heard = atomic_fetch_and(&path->heard, ~IB_PATH_PORT_UP);
-  if (heard & IB_PATH_PORT_UP) path->retry_at = rail_now_ns();
-  return heard & IB_PATH_PEER_NEW ? path->began + LEAST_MS * 1000000ull : path->retry_at;
+  uint32_t events = atomic_fetch_and(&path->events, ~IB_PATH_PORT_UP);
+  if (events & IB_PATH_PORT_UP) path->retry_at = rail_now_ns();
+  return events & IB_PATH_PEER_NEW ? path->began + LEAST_MS * 1000000ull : path->retry_at;
 }
 
 uint64_t ib_return_next(const struct ib_comm *comm) {
@@ -151,10 +151,10 @@ static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
   return rail_watch_wake(&comm->watched) ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
 }
 
-static enum ib_return meet_peer(struct ib_comm *comm, unsigned int index) {
+static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   if (!path->peer_known) {
-    if (!(atomic_fetch_and(&path->heard, ~IB_PATH_PEER_NEW) & IB_PATH_PEER_NEW)) return IB_RETURN_WAITS;
+    if (!(atomic_fetch_and(&path->events, ~IB_PATH_PEER_NEW) & IB_PATH_PEER_NEW)) return IB_RETURN_WAITS;
     path->peer_known = true;
     path->next.attr.dest_qpn = atomic_load(&path->peer_qpn);
     path->next.attr.rq_psn = atomic_load(&path->peer_psn);
@@ -187,7 +187,7 @@ static enum ib_return install(struct ib_comm *comm, unsigned int index) {
   path->state = IB_PATH_VERIFYING;
   path->verified = false;
   if (comm->sender) {
-    atomic_fetch_and(&path->heard, ~IB_PATH_PEER_READY); /* the receiver's answers this READY */
+    atomic_fetch_and(&path->events, ~IB_PATH_PEER_READY); /* the receiver's answers this READY */
     send_ready(comm, path);
   }
   return IB_RETURN_GOES_ON;
@@ -198,7 +198,7 @@ static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
   switch (path->next.state) {
     case IB_QP_NONE: return create(comm, index);
     case IB_QP_RESET: return announce(comm, index);
-    case IB_QP_INIT: return meet_peer(comm, index);
+    case IB_QP_INIT: return to_rtr_with_peer(comm, index);
     case IB_QP_RTR: return moved(ib_qp_to_rts(&path->next, port_of(comm, index)));
     default: return install(comm, index);
   }
@@ -206,7 +206,7 @@ static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
 
 /* ---- the first write over it ------------------------------------------------------ */
 
-static enum ib_return use(struct ib_comm *comm, unsigned int index) {
+static enum ib_return path_up(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
   unsigned int up = 0;
   path->state = IB_PATH_UP;
@@ -236,8 +236,8 @@ static enum ib_return write_first(struct ib_comm *comm, unsigned int index) {
 
 static enum ib_return verify(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = path_of(comm, index);
-  bool ready = atomic_fetch_and(&path->heard, ~IB_PATH_PEER_READY) & IB_PATH_PEER_READY;
-  if (comm->sender ? ready : path->verified) return use(comm, index);
+  bool ready = atomic_fetch_and(&path->events, ~IB_PATH_PEER_READY) & IB_PATH_PEER_READY;
+  if (comm->sender ? ready : path->verified) return path_up(comm, index);
   return ready ? write_first(comm, index) : IB_RETURN_WAITS;
 }
 

@@ -381,7 +381,7 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
 
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
-  if (rail_unlikely(qp->down)) return; /* the receiver's count has decided it */
+  if (rail_unlikely(qp->ignore_completions)) return; /* the receiver's count has decided it */
   qp->sq_avail += ib_wr_count(wc->wr_id);
   qp->posted_head++;
   write_done(comm, &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)]);
@@ -433,7 +433,7 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
   for (unsigned int i = 0; i < nover; i++) write_done(&sc->base, &sc->sends[over[i] >> 8]);
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
-  if (!left && sc->resend_of == qp->index) sc->resend.posted = 0; /* what was begun is settled */
+  if (!left && sc->resend_of == qp->index) sc->resend.posted = 0; /* nothing of what was begun is left */
   return left;
 }
 

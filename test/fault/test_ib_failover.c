@@ -82,14 +82,14 @@ static long emu_requests(void) {
 
 /* ---- a connection ------------------------------------------------------------- */
 
-static void hear(const char *text) {
+static void count_warning(const char *text) {
   const char *line = strstr(text, "goes on without ");
   if (!line) return;
   atomic_fetch_add(&lost, atoi(line + strlen("goes on without ")));
   atomic_fetch_add(&switches, 1);
 }
 
-static void hear_info(const char *text) {
+static void count_info(const char *text) {
   if (strstr(text, "is up again after")) atomic_store(&last_up, rail_now_ns());
   if (!strstr(text, "is in use again")) return;
   uint64_t up = atomic_load(&last_up), ns = up ? rail_now_ns() - up : 0;
@@ -129,8 +129,8 @@ static void open_connection(const struct scenario *s) {
   setenv("RAIL_IB_PORT_GRACE", s->patient ? "60s" : "0", 1);
   setenv("RAIL_IB_MAX_WRITE", "4096", 1);
   setenv("RAIL_IB_MIN_PART", "1024", 1);
-  kit_net_on_warning(hear);
-  kit_net_on_info(hear_info);
+  kit_net_on_warning(count_warning);
+  kit_net_on_info(count_info);
   kit_net_target(plugin, 12, 0);
   kit_net_open(&net);
   memset(&pair, 0, sizeof pair);

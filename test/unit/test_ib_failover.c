@@ -136,7 +136,7 @@ TEST(a_second_stopped_is_a_protocol_error) {
   CHECK(ib_send_comm_of(p.sc)->resend.posted && ib_send_comm_of(p.sc)->resend_of == 2);
   ib_path_fault(p.sc, 2, IB_PATH_FAULT_PEER);
   CHECK_INT(ib_failover_run(p.sc), RAIL_REMOTE_ERROR);
-  CHECK(strstr(pair_line, "says once more that it has stopped lost queue pair 2"));
+  CHECK(strstr(pair_line, "sent a second STOPPED for lost queue pair 2"));
   int done = 0;
   CHECK_INT(ib_test(sends[2], &done, NULL), RAIL_REMOTE_ERROR);
   pair_close(&p);
@@ -157,15 +157,15 @@ TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
   verified->verified = true;
   for (struct ib_path *path = half_made; path <= verified; path++) {
     atomic_store(&path->answered, true);
-    atomic_store(&path->heard, IB_PATH_PEER_NEW);
+    atomic_store(&path->events, IB_PATH_PEER_NEW);
     ib_path_fault(p.rc, (unsigned int)(path - p.rc->failover->paths), IB_PATH_FAULT_PEER);
   }
   CHECK_OK(ib_failover_run(p.rc));
   CHECK_INT(half_made->state, IB_PATH_DOWN);
   CHECK_INT(verified->state, IB_PATH_STOPPING);
   CHECK(!atomic_load(&verified->send_ready));
-  CHECK_INT(atomic_load(&half_made->heard) & IB_PATH_PEER_NEW, IB_PATH_PEER_NEW);
-  CHECK_INT(atomic_load(&verified->heard) & IB_PATH_PEER_NEW, IB_PATH_PEER_NEW);
+  CHECK_INT(atomic_load(&half_made->events) & IB_PATH_PEER_NEW, IB_PATH_PEER_NEW);
+  CHECK_INT(atomic_load(&verified->events) & IB_PATH_PEER_NEW, IB_PATH_PEER_NEW);
   pair_close(&p);
   rail_log_set_sink(log_capture);
 }

@@ -136,7 +136,8 @@ static bool has_body(int m) { return m == 0; }
 /* ---- what may happen: each calls reach for the state after it ------------------- */
 
 static void receiver_posts(struct state s) {
-  if (s.receives++ == model.msgs) return;
+  if (s.receives == model.msgs) return;
+  s.receives++;
   reach(&s);
 }
 
@@ -268,7 +269,7 @@ static void watch_answers(struct state s, unsigned int q) {
   reach(&s);
 }
 
-static void hear(uint8_t head, uint8_t *stopped, uint8_t *new, uint8_t *ready) {
+static void take_frame(uint8_t head, uint8_t *stopped, uint8_t *new, uint8_t *ready) {
   if (head >> 4 == FRAME_NEW) *new = 1;
   if (head >> 4 == FRAME_READY) *ready = 1;
   if (head >> 4 != FRAME_STOPPED) return;
@@ -281,14 +282,14 @@ static void frame_to_receiver(struct state s) {
   if (!s.nto_r) return;
   uint8_t head = take_first(&s.nto_r, s.to_r);
   struct qp_state *p = &s.qp[head & 0xf];
-  hear(head, &p->r_peer, &p->r_new, &p->r_ready);
+  take_frame(head, &p->r_peer, &p->r_new, &p->r_ready);
   reach(&s);
 }
 
 static void frame_to_sender(struct state s) {
   if (!s.nto_s) return;
   struct qp_state *p = &s.qp[s.to_s[0][0] & 0xf];
-  hear(s.to_s[0][0], &p->s_peer, &p->s_new, &p->s_ready);
+  take_frame(s.to_s[0][0], &p->s_peer, &p->s_new, &p->s_ready);
   if (s.to_s[0][0] >> 4 == FRAME_STOPPED) p->count = s.to_s[0][1];
   memmove(s.to_s, s.to_s + 1, sizeof s.to_s - sizeof s.to_s[0]);
   memset(s.to_s[FRAMES - 1], 0, sizeof s.to_s[0]);
@@ -354,7 +355,7 @@ static void receiver_rebuilds(struct state s, unsigned int q) {
   reach(&s);
 }
 
-/* If the peer has stopped it this try ends, and what is heard is the next one's. */
+/* If the peer has stopped it this try ends, and what comes then is the next one's. */
 static void sender_returns(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
   if (p->s_peer && model.flaw != RETURN_GOES_ON) return;
@@ -444,8 +445,7 @@ static size_t try_all(enum flaw flaw, unsigned int msgs, unsigned int qps, unsig
   memset(&first, 0, sizeof first);
   first.part = first.part_qp = NONE;
   if (losses > 1) first.receives = (uint8_t)msgs; /* all are posted: fewer states */
-  model.flaw = flaw;
-  model.msgs = msgs, model.qps = qps;
+  model.flaw = flaw, model.msgs = msgs, model.qps = qps;
   model.losses = losses, model.returns = returns;
   model.wrong = NULL;
   seen.n = seen.room = seen.size = 0;
@@ -482,8 +482,8 @@ TEST(rules_that_are_left_out) {
     [ANSWER_WHEN_BUSY] = "the watch thread answers for a receiver that has requests",
     [KEEP_COUNT] = "the receiver counts on, over a new queue pair",
     [STALE_COMPLETIONS] = "completions of the lost queue pair are taken for the new one's",
-    [NEW_OUTLIVES_STOPPED] = "what was heard of a try is used for the next one",
-    [RETURN_GOES_ON] = "a try that the peer has ended goes on with what is heard of the next one"};
+    [NEW_OUTLIVES_STOPPED] = "what was received of a try is used for the next one",
+    [RETURN_GOES_ON] = "a try that the peer has ended goes on with what was received of the next one"};
   for (enum flaw f = RIGHT + 1; f < FLAWS; f++) {
     bool of_return = f >= KEEP_COUNT;
     size_t n = of_return ? try_all(f, 2, 2, 2, 2) : try_all(f, 3, 2, 1, 0);

@@ -287,7 +287,7 @@ TEST(a_loss_that_the_peer_cannot_be_told) {
   int done = 0;
   for (int i = 0; i < 100 && result == RAIL_OK && !done; i++) result = ib_test(request, &done, NULL);
   CHECK_INT(result, RAIL_REMOTE_ERROR);
-  CHECK(!done && strstr(pair_line, "no acknowledgement came back") && strstr(pair_line, "the peer cannot be told"));
+  CHECK(!done && strstr(pair_line, "no acknowledgement came back") && strstr(pair_line, "the peer cannot be notified"));
   close_one(flush);
 }
 

@@ -277,8 +277,8 @@ static void refused(int listen_dev, int connect_dev, const char *script, const c
 }
 
 TEST(infiniband_and_ethernet) {
-  refused(DEV_B, DEV_IB, NULL, NULL, "of two kinds of InfiniBand, RoCE and iWARP");
-  refused(DEV_IB, DEV_B, NULL, NULL, "of two kinds of InfiniBand, RoCE and iWARP");
+  refused(DEV_B, DEV_IB, NULL, NULL, "of different kinds (InfiniBand, RoCE, iWARP)");
+  refused(DEV_IB, DEV_B, NULL, NULL, "of different kinds (InfiniBand, RoCE, iWARP)");
 }
 
 TEST(ipv4_and_ipv6) {
