@@ -19,7 +19,8 @@ struct rail_net_process {
 
   /* Under the lock: */
   void (*load)(void);            /* once: parameters */
-  void (*load_devices)(void);    /* with each init and devices: looks again only if it could not look before; or NULL */
+  /* With each init, devices and makeVDevice; looks again only if it could not look before. Or NULL. */
+  void (*load_devices)(void);
   int (*count_devices)(void);
   rail_result_t (*fuse)(int *dev, const struct rail_net_vprops_v12 *props); /* NULL: makeVDevice is not offered */
   rail_result_t (*begin)(void);  /* before a context is made: counters, threads. A failure has been undone */

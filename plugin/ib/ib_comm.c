@@ -87,7 +87,7 @@ uint64_t ib_comm_linger_ms(const struct ib_comm *comm) {
   return RAIL_MIN(longest + IB_GRACE_MS, LINGER_MAX_MS);
 }
 
-static pthread_mutex_t qp_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the states of QPs that stop */
+static pthread_mutex_t qp_lock = PTHREAD_MUTEX_INITIALIZER; /* orders stopping, dropping and replacing QPs */
 
 void ib_comm_stop_qp(struct ib_comm *comm, unsigned int qp) {
   pthread_mutex_lock(&qp_lock);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * listen, accept, closeListen, connect: both sides' tables of steps, run by common/net/net_setup.c. The connecting side
- * is the sender. What ends accept with an error, as any peer would meet it: ports that do not fit, a local device that
- * fails, a peer that refused.
+ * listen, accept, closeListen, connect, over common/net/net_setup.c; both sides' tables of steps, run by
+ * common/conn/setup.c (rail_setup_run). The connecting side is the sender. What ends accept with an error, as any peer
+ * would meet it: ports that do not fit, a local device that fails, a peer that refused.
  */
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The CTS ring: encoding and decoding entries, matching a send's tag. Encoding and decoding immediates. */
+ * The CTS ring: encoding and decoding entries, matching a send's tag. */
 #include "plugin/ib/ib_cts.h"
 
 #include <endian.h>

@@ -11,8 +11,8 @@
  * connection when the peer's HCA must have finished all retransmissions (ib_send.c). An entry without the right number
  * looks like a receive that is not posted yet.
  *
- * Then the immediates, by which the sender's writes are reported to the receiver. All of it is pure: no verbs. The ring
- * has one reader, and one writer (the HCA).
+ * The immediates, by which the sender's writes are reported to the receiver, are inline below. All of it is pure: no
+ * verbs. The ring has one reader, and one writer (the HCA).
  */
 #ifndef IB_CTS_H
 #define IB_CTS_H

@@ -56,8 +56,7 @@ struct ib_hca {
 struct ib_port {
   struct ib_hca *hca;
   uint8_t number; /* 1.. */
-  bool roce;      /* of an Ethernet port: RoCE, or iWARP; else InfiniBand */
-  bool iwarp;
+  bool roce, iwarp; /* at most one; neither: InfiniBand */
   bool rdmacm;    /* its queue pairs are set up by the RDMA CM (ib_cm.h) */
   char name[80];  /* "mlx5_0", "mlx5_0:2" where the HCA has several */
   int speed;      /* Mb/s */

@@ -34,8 +34,8 @@ bool ib_notice_take(const struct ib_recv_comm *rc, const struct ibv_wc *wc, uint
 
 /* ---- the sender's -------------------------------------------------------------- */
 
-/* Makes `wr` the notice of a part of `size` bytes; `send` names its slot, index and number of parts. `notice` is memory
- * until it is posted. */
+/* Makes `wr` the notice of a part of `size` bytes. `imm` has slot, index and number of parts; its body is set here.
+ * `notice` must live until `wr` is posted. */
 void ib_notice_make(const struct ib_send_comm *sc, struct ib_imm *imm, uint64_t size, struct ibv_send_wr *wr,
                     struct ibv_sge *sge, struct ib_notice_wire *notice);
 

@@ -166,7 +166,8 @@ static const struct rail_param rows[] = {
           "in a way that needs it, always, or never."},
   {.name = "RAIL_IB_FAILOVER", .type = RAIL_PARAM_BOOL, .def = "1", .offset = AT(failover),
    .doc = "A connection with several queue pairs goes on without one that fails, whose port goes down, or whose HCA "
-          "fails; what it carried is sent again over the others. Off if either side has it off."},
+          "fails; what it carried is sent again over the others. It is used again when its port is up (not where the "
+          "RDMA CM set it up). Never over iWARP. Off if either side has it off."},
   {.name = "RAIL_IB_PORT_GRACE", .type = RAIL_PARAM_MS, .def = "1s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(port_grace_ms),
    .doc = "With RAIL_IB_FAILOVER: for how long a port may be down, while its HCA retries, before connections give up "

@@ -82,7 +82,7 @@ enum ib_refusal {
   IB_REFUSAL_NONE = 0,
   IB_REFUSAL_LINK = 1,   /* different kinds: InfiniBand, RoCE, iWARP */
   IB_REFUSAL_SUBNET = 2, /* InfiniBand: different subnets, and no routable GID */
-  IB_REFUSAL_FAMILY = 3, /* RoCE: one GID is IPv4, the other IPv6 */
+  IB_REFUSAL_FAMILY = 3, /* RoCE, iWARP: one GID is IPv4, the other IPv6 */
   IB_REFUSAL_ROCE = 4,   /* RoCE v1 and v2 */
   IB_REFUSAL_GID = 5,    /* one has no GID, or one is link-local and the other is not */
   IB_REFUSAL_MTU = 6,    /* not an MTU */
