@@ -170,10 +170,9 @@ static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, c
   return RAIL_OK;
 }
 
-RAIL_COLD static rail_result_t bad_flush(int n, const void *data, const void *sizes, const void *mhandles,
-                                         void **request) {
-  RAIL_WARN("RailIB: iflush: n %d, data %p, sizes %p, mhandles %p, request %p; none may be NULL, and n must be 1..%d",
-            n, data, sizes, mhandles, (void *)request, IB_MAX_GROUP);
+RAIL_COLD static rail_result_t bad_flush(int n, const void *data, const void *sizes, const void *mhandles) {
+  RAIL_WARN("RailIB: iflush: n %d, data %p, sizes %p, mhandles %p; none may be NULL, and n must be 1..%d", n, data,
+            sizes, mhandles, IB_MAX_GROUP);
   return RAIL_BAD_ARGUMENT;
 }
 
@@ -184,11 +183,11 @@ RAIL_COLD static rail_result_t too_many(void) {
 }
 
 rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request) {
-  if (request) *request = NULL;
+  *request = NULL;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "iflush");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!request || !data || !sizes || !mhandles || n < 1 || n > IB_MAX_GROUP))
-    return bad_flush(n, data, sizes, mhandles, request);
+  if (rail_unlikely(!data || !sizes || !mhandles || n < 1 || n > IB_MAX_GROUP))
+    return bad_flush(n, data, sizes, mhandles);
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   int i = n - 1;

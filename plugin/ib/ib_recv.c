@@ -178,8 +178,8 @@ RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
 static inline bool has_room(const struct ib_recv_comm *rc) { return rc->cts && rc->cts->sq_avail; }
 
 static bool recv_args_ok(const struct ib_comm *comm, int n, void **data, const size_t *sizes, const int *tags,
-                         void **mhandles, void **request) {
-  if (!request || !data || !sizes || !tags || n < 1 || n > IB_MAX_GROUP) return false;
+                         void **mhandles) {
+  if (!data || !sizes || !tags || n < 1 || n > IB_MAX_GROUP) return false;
   for (int i = 0; i < n; i++)
     if (!ib_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES)
       return false;
@@ -187,10 +187,10 @@ static bool recv_args_ok(const struct ib_comm *comm, int n, void **data, const s
 }
 
 RAIL_COLD static rail_result_t bad_recv(const struct ib_comm *comm, int n, void **data, const size_t *sizes,
-                                        const int *tags, void **mhandles, void **request) {
-  if (!request || !data || !sizes || !tags)
-    RAIL_WARN("RailIB: irecv: data %p, sizes %p, tags %p, request %p; none may be NULL", (void *)data,
-              (const void *)sizes, (const void *)tags, (void *)request);
+                                        const int *tags, void **mhandles) {
+  if (!data || !sizes || !tags)
+    RAIL_WARN("RailIB: irecv: data %p, sizes %p, tags %p; none may be NULL", (void *)data, (const void *)sizes,
+              (const void *)tags);
   else if (n < 1 || n > IB_MAX_GROUP) RAIL_WARN("RailIB: irecv: n is %d; allowed: 1..%d", n, IB_MAX_GROUP);
   else
     for (int i = 0; i < n; i++) {
@@ -205,11 +205,11 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
                        void **phandles, void **request) {
   /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The bytes
    * are in place when the sender's immediate arrives, and until then the slot is in use: nothing would be gained. */
-  if (request) *request = NULL;
+  *request = NULL;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!recv_args_ok(comm, n, data, sizes, tags, mhandles, request)))
-    return bad_recv(comm, n, data, sizes, tags, mhandles, request);
+  if (rail_unlikely(!recv_args_ok(comm, n, data, sizes, tags, mhandles)))
+    return bad_recv(comm, n, data, sizes, tags, mhandles);
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
 

@@ -296,14 +296,6 @@ RAIL_HOT_INLINE rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send
 
 /* ---- isend ----------------------------------------------------------------- */
 
-/* The shim writes *request before the call: only who calls the plugin's table itself can pass NULL for `request`. */
-RAIL_COLD static rail_result_t bad_send(const struct ib_comm *comm, const void *data, size_t size,
-                                        const struct ib_mhandle *mr, void **request) {
-  if (request) return ib_comm_refuse_buffer(comm, "isend", mr, data, size);
-  RAIL_WARN("RailIB: isend: request is NULL; allowed: the address of a pointer");
-  return RAIL_BAD_ARGUMENT;
-}
-
 /* Only an immediate with an error code is written: both sides report the error. */
 RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag) {
   RAIL_WARN("RailIB: isend to %s over %s: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
@@ -315,11 +307,11 @@ RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send,
 
 rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                        void **request) {
-  if (request) *request = NULL;
+  *request = NULL;
   struct ib_comm *comm = ib_comm_of(send_comm, IB_SEND_COMM_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!request || !ib_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
-    return bad_send(comm, data, size, mhandle, request);
+  if (rail_unlikely(!ib_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
+    return ib_comm_refuse_buffer(comm, "isend", mhandle, data, size);
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_send_comm *sc = ib_send_comm_of(comm);
   struct ib_request *r = SLIST_FIRST(&sc->free);

@@ -59,14 +59,14 @@ static void finish(struct ofi_flush *flush) {
 }
 
 rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request) {
+  *request = NULL;
   struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "iflush");
-  if (!comm || !request || n < 1 || n > OFI_MAX_GROUP || !data || !sizes || !mhandles) {
+  if (!comm || n < 1 || n > OFI_MAX_GROUP || !data || !sizes || !mhandles) {
     if (comm)
-      RAIL_WARN("RailOFI: iflush: n %d (allowed: 1..%d), data %p, sizes %p, mhandles %p, request %p; none may be NULL",
-                n, OFI_MAX_GROUP, (void *)data, (const void *)sizes, (void *)mhandles, (void *)request);
+      RAIL_WARN("RailOFI: iflush: n %d (allowed: 1..%d), data %p, sizes %p, mhandles %p; none may be NULL",
+                n, OFI_MAX_GROUP, (void *)data, (const void *)sizes, (void *)mhandles);
     return RAIL_BAD_ARGUMENT;
   }
-  *request = NULL;
   RAIL_TRY(ofi_comm_status(comm));
   int last = n - 1;
   while (last >= 0 && sizes[last] <= 0) last--;

@@ -213,8 +213,8 @@ static void take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
 /* ---- irecv -------------------------------------------------------------------- */
 
 static bool recv_args_ok(const struct ofi_comm *comm, int n, void **data, const size_t *sizes, const int *tags,
-                         void **mhandles, void **request) {
-  if (!request || !data || !sizes || !tags || n < 1 || n > OFI_MAX_GROUP) return false;
+                         void **mhandles) {
+  if (!data || !sizes || !tags || n < 1 || n > OFI_MAX_GROUP) return false;
   for (int i = 0; i < n; i++)
     if (!ofi_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES)
       return false;
@@ -222,10 +222,10 @@ static bool recv_args_ok(const struct ofi_comm *comm, int n, void **data, const 
 }
 
 RAIL_COLD static rail_result_t bad_recv(const struct ofi_comm *comm, int n, void **data, const size_t *sizes,
-                                        const int *tags, void **mhandles, void **request) {
-  if (!request || !data || !sizes || !tags)
-    RAIL_WARN("RailOFI: irecv: data %p, sizes %p, tags %p, request %p; none may be NULL", (void *)data,
-              (const void *)sizes, (const void *)tags, (void *)request);
+                                        const int *tags, void **mhandles) {
+  if (!data || !sizes || !tags)
+    RAIL_WARN("RailOFI: irecv: data %p, sizes %p, tags %p; none may be NULL", (void *)data, (const void *)sizes,
+              (const void *)tags);
   else if (n < 1 || n > OFI_MAX_GROUP) RAIL_WARN("RailOFI: irecv: n is %d; allowed: 1..%d", n, OFI_MAX_GROUP);
   else
     for (int i = 0; i < n; i++) {
@@ -390,11 +390,11 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   (void)phandles;
   /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The slot
    * is in use until they are: nothing would be gained. */
-  if (request) *request = NULL;
+  *request = NULL;
   struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!recv_args_ok(comm, n, data, sizes, tags, mhandles, request)))
-    return bad_recv(comm, n, data, sizes, tags, mhandles, request);
+  if (rail_unlikely(!recv_args_ok(comm, n, data, sizes, tags, mhandles)))
+    return bad_recv(comm, n, data, sizes, tags, mhandles);
   if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) return ofi_comm_status(comm);
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
   rail_result_t result = receive(ofi_recv_comm_of(comm), n, data, sizes, tags, mhandles, request);

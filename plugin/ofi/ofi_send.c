@@ -412,21 +412,14 @@ static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, si
   return RAIL_OK;
 }
 
-RAIL_COLD static rail_result_t bad_send(const struct ofi_comm *comm, const void *data, size_t size,
-                                        const struct ofi_mhandle *mr, void **request) {
-  if (request) return ofi_mr_refuse(comm, "isend", mr, data, size);
-  RAIL_WARN("RailOFI: isend: request is NULL; allowed: the address of a pointer");
-  return RAIL_BAD_ARGUMENT;
-}
-
 rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                         void **request) {
   (void)phandle; /* NCCL's profiler has no description of what a libfabric provider does */
-  if (request) *request = NULL;
+  *request = NULL;
   struct ofi_comm *comm = ofi_comm_of(send_comm, OFI_SEND_COMM_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!request || !ofi_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
-    return bad_send(comm, data, size, mhandle, request);
+  if (rail_unlikely(!ofi_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
+    return ofi_mr_refuse(comm, "isend", mhandle, data, size);
   if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) return ofi_comm_status(comm);
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
   rail_result_t result = send_message(ofi_send_comm_of(comm), data, size, (uint32_t)tag, mhandle, request);

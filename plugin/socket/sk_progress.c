@@ -296,10 +296,6 @@ static rail_result_t help_engine(struct sk_comm *comm) {
 }
 
 rail_result_t sk_test(void *request, int *done, int *sizes) {
-  if (!done) {
-    RAIL_WARN("RailSocket: test: done is NULL; allowed: the address of an int");
-    return RAIL_BAD_ARGUMENT;
-  }
   *done = 0;
   struct sk_request *r = request;
   if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV || (r->magic != SK_REQ_SEND && r->magic != SK_REQ_RECV))) {

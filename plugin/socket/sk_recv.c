@@ -288,18 +288,18 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
 
 /* ---- irecv and its completion ------------------------------------------------------ */
 
-RAIL_COLD static rail_result_t bad_recv(int n, void **data, const size_t *sizes, const int *tags, void **request) {
-  if (!request || !data || !sizes || !tags)
-    RAIL_WARN("RailSocket: irecv: data %p, sizes %p, tags %p, request %p; none may be NULL", (void *)data,
-              (const void *)sizes, (const void *)tags, (void *)request);
+RAIL_COLD static rail_result_t bad_recv(int n, void **data, const size_t *sizes, const int *tags) {
+  if (!data || !sizes || !tags)
+    RAIL_WARN("RailSocket: irecv: data %p, sizes %p, tags %p; none may be NULL", (void *)data, (const void *)sizes,
+              (const void *)tags);
   else if (n < 1 || n > SK_MAX_GROUP) RAIL_WARN("RailSocket: irecv: n is %d; allowed: 1..%d", n, SK_MAX_GROUP);
   else RAIL_WARN("RailSocket: irecv: a buffer is NULL with a size above 0, or larger than %llu bytes",
                  (unsigned long long)RAIL_NET_MAX_BYTES);
   return RAIL_BAD_ARGUMENT;
 }
 
-static bool recv_args_ok(int n, void **data, const size_t *sizes, const int *tags, void **request) {
-  if (!request || !data || !sizes || !tags || n < 1 || n > SK_MAX_GROUP) return false;
+static bool recv_args_ok(int n, void **data, const size_t *sizes, const int *tags) {
+  if (!data || !sizes || !tags || n < 1 || n > SK_MAX_GROUP) return false;
   for (int i = 0; i < n; i++)
     if ((!data[i] && sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES) return false;
   return true;
@@ -354,10 +354,10 @@ void sk_recv_start_submitted(struct sk_recv_comm *rc) {
 rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                        void **phandles, void **request) {
   /* RAIL_NET_OPTIONAL_RECV in *request allows what TCP cannot use: completing before the bytes are in place. */
-  if (request) *request = NULL;
+  *request = NULL;
   struct sk_comm *comm = sk_comm_of(recv_comm, SK_RECV_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!recv_args_ok(n, data, sizes, tags, request))) return bad_recv(n, data, sizes, tags, request);
+  if (rail_unlikely(!recv_args_ok(n, data, sizes, tags))) return bad_recv(n, data, sizes, tags);
   struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
   if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
   if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);
