@@ -48,21 +48,6 @@ static const char *const waits_for[] = {
 
 /* ---- addresses ------------------------------------------------------------------ */
 
-/* A GID of RoCE, and what ib_port.c makes of an iWARP interface, is an address. */
-static void address_of(const uint8_t gid[16], uint16_t port, struct sockaddr_storage *addr) {
-  static const uint8_t ipv4_mapped[12] = {[10] = 0xff, [11] = 0xff};
-  memset(addr, 0, sizeof *addr);
-  if (memcmp(gid, ipv4_mapped, sizeof ipv4_mapped) == 0) {
-    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
-    memcpy(&in.sin_addr, gid + sizeof ipv4_mapped, sizeof in.sin_addr);
-    memcpy(addr, &in, sizeof in);
-  } else {
-    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
-    memcpy(&in6.sin6_addr, gid, sizeof in6.sin6_addr);
-    memcpy(addr, &in6, sizeof in6);
-  }
-}
-
 static struct sockaddr *any_address(struct sockaddr_storage *addr) { return (struct sockaddr *)(void *)addr; }
 
 /* Is the id where its address is to be: at this port of this HCA? */
@@ -106,7 +91,7 @@ rail_result_t ib_cm_listens(struct rail_setup *base) {
   struct rdma_cm_id *id = cm->listeners[rail];
   if (!set_traffic_class(id, s->mine.traffic_class))
     return fail_call(s, rail, "rdma_set_option (traffic class)", "NCCL_IB_TC, NCCL_IB_FIFO_TC");
-  address_of(s->mine.rails[rail].gid, 0, &addr);
+  ib_gid_to_sockaddr(s->mine.rails[rail].gid, 0, &addr);
   if (ib_rdmacm.bind_addr(id, any_address(&addr)) != 0) return fail_call(s, rail, "rdma_bind_addr", CHECK_ADDRESS);
   if (!is_at(id, s->ports[rail])) return wrong_port(s, rail);
   if (ib_rdmacm.listen(id, (int)s->plan.nqps) != 0) return fail_call(s, rail, "rdma_listen", CHECK_LOCAL);
@@ -121,16 +106,13 @@ static rail_result_t begin(struct ib_setup *s, unsigned int i) {
   struct ib_cm_path *path = &cm->paths[i];
   const struct ib_plan_qp *p = &s->plan.qps[i];
   struct sockaddr_storage from, to;
-  const uint16_t port = s->peers.cm_ports[p->remote_rail];
-  if (!port)
-    return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent no port of the RDMA CM");
   RAIL_TRY(check_address(s, i));
   if (ib_rdmacm.create_id(cm->channel, &path->id, path, RDMA_PS_TCP) != 0)
     return fail_call(s, i, "rdma_create_id", CHECK_LOCAL);
   if (!set_traffic_class(path->id, s->mine.traffic_class))
     return fail_call(s, i, "rdma_set_option (traffic class)", "NCCL_IB_TC");
-  address_of(s->mine.rails[p->local_rail].gid, 0, &from);
-  address_of(s->theirs.rails[p->remote_rail].gid, port, &to);
+  ib_gid_to_sockaddr(s->mine.rails[p->local_rail].gid, 0, &from);
+  ib_gid_to_sockaddr(s->theirs.rails[p->remote_rail].gid, s->peers.cm_ports[p->remote_rail], &to);
   if (ib_rdmacm.resolve_addr(path->id, any_address(&from), any_address(&to), RESOLVE_MS) != 0)
     return fail_call(s, i, "rdma_resolve_addr", CHECK_ADDRESS);
   path->state = IB_CM_ADDRESS;
@@ -390,8 +372,9 @@ static unsigned int first_before(const struct ib_cm *cm, enum ib_cm_state state)
 static rail_result_t run_until(struct ib_setup *s, enum ib_cm_state state) {
   struct ib_cm *cm = s->comm->cm;
   bool more = false;
-  if (s->base.connector && cm->begun < cm->npaths) {
-    RAIL_TRY(begin(s, cm->begun++));
+  const unsigned int next = first_before(cm, IB_CM_ADDRESS); /* a connector's: without an id yet */
+  if (s->base.connector && next < cm->npaths) {
+    RAIL_TRY(begin(s, next));
     more = true;
   }
   RAIL_TRY(read_events(s));

@@ -42,7 +42,6 @@ struct ib_cm {
   struct rdma_event_channel *channel;
   struct rdma_cm_id *listeners[IB_MAX_RAILS]; /* an acceptor's, until all QPs are accepted */
   unsigned int npaths;
-  unsigned int begun; /* a connector's ids that there are */
   struct ib_cm_path paths[];
 };
 

@@ -52,6 +52,19 @@ const char *ib_gid_text(const uint8_t raw[16], char text[IB_GID_TEXT]) {
   return text;
 }
 
+void ib_gid_to_sockaddr(const uint8_t raw[16], uint16_t port, struct sockaddr_storage *addr) {
+  memset(addr, 0, sizeof *addr);
+  if (memcmp(raw, ipv4_mapped, sizeof ipv4_mapped) == 0) {
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
+    memcpy(&in.sin_addr, raw + IPV4_AT, sizeof in.sin_addr);
+    memcpy(addr, &in, sizeof in);
+  } else {
+    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+    memcpy(&in6.sin6_addr, raw, sizeof in6.sin6_addr);
+    memcpy(addr, &in6, sizeof in6);
+  }
+}
+
 /* ---- iWARP ----------------------------------------------------------------- */
 
 #define MAC_SIZE 6

@@ -61,6 +61,10 @@ bool ib_gid_same_subnet(const struct ib_gid *a, const struct ib_gid *b, unsigned
 struct ifaddrs;
 void ib_gid_table_of_interface(struct ib_gid_table *table, const struct ifaddrs *list);
 
+/* A GID of RoCE, and what stands for one of an iWARP interface, is an address. */
+struct sockaddr_storage;
+void ib_gid_to_sockaddr(const uint8_t raw[16], uint16_t port, struct sockaddr_storage *addr);
+
 #define IB_GID_TEXT 64
 /* "10.0.0.1" or "fe80::1". */
 const char *ib_gid_text(const uint8_t raw[16], char text[IB_GID_TEXT]);

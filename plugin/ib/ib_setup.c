@@ -81,6 +81,13 @@ rail_result_t ib_setup_send_qps(struct rail_setup *base) {
   return rail_handshake_send(&base->handshake, IB_MESSAGE_QPS, &wire, size);
 }
 
+/* Where an acceptor listens by the RDMA CM, one for each of its rails. */
+static bool has_cm_ports(const struct ib_qps *qps) {
+  for (unsigned int i = 0; i < qps->nrails; i++)
+    if (!qps->cm_ports[i]) return false;
+  return true;
+}
+
 rail_result_t ib_setup_recv_qps(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct rail_message message;
@@ -88,6 +95,7 @@ rail_result_t ib_setup_recv_qps(struct rail_setup *base) {
   const char *why = ib_qps_decode(message.body, message.size, &s->peers);
   if (!why && (s->peers.nqps != s->plan.nqps || s->peers.nrails != s->theirs.nrails))
     why = "a list of queue pairs that is not what both planned";
+  if (!why && s->plan.rdmacm && base->connector && !has_cm_ports(&s->peers)) why = "no port of the RDMA CM";
   if (why) return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
   return RAIL_OK;
 }
