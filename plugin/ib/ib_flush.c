@@ -48,7 +48,6 @@ static rail_result_t create(struct ib_flush *f, unsigned int i, struct ib_qp *qp
   RAIL_TRY(ib_qp_create(qp, rail->port, rail->cq, &sizes, f->comm));
   qp->rail = qp->remote_rail = (uint8_t)i;
   qp->index = (uint16_t)i;
-  qp->modify_tries = 0; /* an earlier one may have used them up */
   return set_attr(qp, f->comm, i);
 }
 

@@ -168,6 +168,7 @@ rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct 
   }
   atomic_store(&qp->event_qp, qp->qp);
   qp->state = IB_QP_RESET;
+  qp->modify_tries = 0; /* an earlier one in its place may have used them up */
   qp->sizes = *sizes;
   qp->sq_avail = sizes->send_depth;
   /* A provider may report inline room that was not asked for: that does not count. */

@@ -124,7 +124,6 @@ static enum ib_return create(struct ib_comm *comm, unsigned int index) {
   next->rail = qp->rail;
   next->remote_rail = qp->remote_rail;
   next->attr = qp->attr;
-  next->modify_tries = 0;
   if (!has_address(rail, comm->remote_rails[qp->remote_rail].gid_type)) return IB_RETURN_FAILED;
   if (rail_random_bytes(&psn, sizeof psn) != RAIL_OK) return IB_RETURN_FAILED;
   next->attr.sgid_index = (uint8_t)rail->gid_index;
