@@ -49,21 +49,9 @@ rail_result_t ib_failover_init(struct ib_comm *comm) {
   return RAIL_OK;
 }
 
-static struct ib_path *path_of(const struct ib_comm *comm, unsigned int qp) { return &comm->failover->paths[qp]; }
-
-static const struct ib_port *port_of(const struct ib_comm *comm, unsigned int qp) {
-  return comm->rails[comm->qps[qp].rail].port;
-}
-
-static unsigned int count_up(const struct ib_comm *comm) {
-  unsigned int n = 0;
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) n += path_of(comm, i)->state == IB_PATH_UP;
-  return n;
-}
-
 static bool is_down(const struct ib_comm *comm, unsigned int rail) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    enum ib_path_state state = path_of(comm, i)->state;
+    enum ib_path_state state = ib_path_of(comm, i)->state;
     if (comm->qps[i].rail == rail && state != IB_PATH_DOWN && state != IB_PATH_REBUILDING) return false;
   }
   return true;
@@ -73,13 +61,13 @@ static bool is_down(const struct ib_comm *comm, unsigned int rail) {
 
 static void fault_paths(struct ib_comm *comm, const struct ib_port *port, const struct ib_hca *hca, uint32_t fault) {
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++)
-    if (port_of(comm, i) == port || port_of(comm, i)->hca == hca) ib_path_fault(comm, i, fault);
+    if (ib_path_port(comm, i) == port || ib_path_port(comm, i)->hca == hca) ib_path_fault(comm, i, fault);
 }
 
 static void note_port_up(struct ib_comm *comm, const struct ib_port *port) {
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
-    if (port_of(comm, i) != port) continue;
-    atomic_fetch_or(&path_of(comm, i)->events, IB_PATH_PORT_UP);
+    if (ib_path_port(comm, i) != port) continue;
+    atomic_fetch_or(&ib_path_of(comm, i)->events, IB_PATH_PORT_UP);
     atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
   }
 }
@@ -96,7 +84,7 @@ bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp) {
   const struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
     unsigned int rail = comm->qps[i].rail;
-    bool its = atomic_load(&comm->qps[i].event_qp) == qp || atomic_load(&path_of(comm, i)->next.event_qp) == qp;
+    bool its = atomic_load(&comm->qps[i].event_qp) == qp || atomic_load(&ib_path_of(comm, i)->next.event_qp) == qp;
     bool its_rails = flush && atomic_load(&flush->qps[rail].event_qp) == qp;
     if (its || its_rails) ib_path_fault(comm, i, IB_PATH_FAULT_EVENT);
   }
@@ -110,7 +98,7 @@ static bool handle_return_frame(struct ib_comm *comm, const struct rail_oob_fram
   const uint32_t bit = frame->type == IB_FRAME_NEW ? IB_PATH_PEER_NEW : IB_PATH_PEER_READY;
   if (index >= comm->plan.nqps || psn > 0xffffff || (frame->type == IB_FRAME_NEW ? qpn < 2 : number != index))
     return false;
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   if (atomic_load(&path->events) & bit) return false; /* said once */
   if (frame->type == IB_FRAME_NEW) {
     atomic_store(&path->peer_qpn, qpn);
@@ -127,7 +115,7 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   if (!comm->failover) return false;
   if (frame->type == IB_FRAME_NEW || frame->type == IB_FRAME_READY) return handle_return_frame(comm, frame);
   if ((frame->type != IB_FRAME_STOPPED && frame->type != IB_FRAME_REFUSED) || qp >= comm->plan.nqps) return false;
-  struct ib_path *path = path_of(comm, qp);
+  struct ib_path *path = ib_path_of(comm, qp);
   if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return false; /* said once */
   atomic_fetch_and(&path->events, ~(IB_PATH_PEER_NEW | IB_PATH_PEER_READY));
   atomic_store(&path->peer_count, (uint32_t)(frame->number >> 32));
@@ -184,7 +172,7 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
   if (!comm->failover || !atomic_exchange(&comm->failover->frames, false)) return next;
   bool unanswered = false;
   for (unsigned int i = 0; i < comm->plan.nqps && next != RAIL_OOB_FRAME; i++) {
-    struct ib_path *path = path_of(comm, i);
+    struct ib_path *path = ib_path_of(comm, i);
     frame->number = i;
     if (!atomic_load(&path->answered) && atomic_load(&path->faults) & IB_PATH_FAULT_PEER) {
       unanswered = true;
@@ -199,8 +187,15 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
 
 /* ---- losing a QP, by the progress thread -------------------------------------- */
 
+RAIL_COLD rail_result_t ib_path_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err) {
+  if (!comm->failover) return ib_error_post(comm, qp, call, err);
+  ib_path_of(comm, qp->index)->post_errno = err;
+  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
+  return RAIL_OK;
+}
+
 static void stop_qp(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   path->state = IB_PATH_STOPPING;
   path->deadline = rail_deadline_in_ms(STOP_MS);
   atomic_fetch_and(&path->events, ~IB_PATH_PORT_UP);
@@ -211,11 +206,11 @@ static void stop_qp(struct ib_comm *comm, unsigned int index) {
 /* False: it is the last one. */
 static bool lose(struct ib_comm *comm, unsigned int index) {
   struct ib_failover *f = comm->failover;
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   struct ib_qp *qp = &comm->qps[index];
   if (path->state == IB_PATH_VERIFYING) stop_qp(comm, index); /* nothing went over it */
   if (path->state != IB_PATH_UP) return true;
-  if (count_up(comm) == 1) return false;
+  if (ib_paths_up(comm) == 1) return false;
   uint64_t now = rail_now_ns();
   if (!f->open) {
     f->open = true;
@@ -239,7 +234,7 @@ static bool lose(struct ib_comm *comm, unsigned int index) {
 
 /* The first completion that says why is kept. */
 static bool lose_by(struct ib_comm *comm, unsigned int index, const struct ibv_wc *wc) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   if (path->state == IB_PATH_UP || (path->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
     path->wc = *wc;
     path->has_wc = true;
@@ -266,7 +261,7 @@ bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
 
 /* The connection's error: the last QP failed, or the peer refuses to go on. */
 static rail_result_t fail_connection(struct ib_comm *comm, unsigned int index, uint32_t faults) {
-  const struct ib_path *path = path_of(comm, index);
+  const struct ib_path *path = ib_path_of(comm, index);
   if (path->has_wc) return ib_error_completion(comm, &path->wc);
   if (faults & IB_PATH_FAULT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", path->post_errno);
   if (faults & IB_PATH_FAULT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
@@ -277,26 +272,26 @@ static rail_result_t fail_connection(struct ib_comm *comm, unsigned int index, u
 static rail_result_t not_stopped(struct ib_comm *comm, unsigned int index) {
   RAIL_WARN("RailIB: connection with %s over %s: lost queue pair %u (0x%x) does not stop within %d ms, so that it is "
             "not known what it still writes; check: dmesg, driver and firmware", comm->peer_text,
-            port_of(comm, index)->name, index, comm->qps[index].qp->qp_num, STOP_MS);
+            ib_path_port(comm, index)->name, index, comm->qps[index].qp->qp_num, STOP_MS);
   return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
 }
 
 static rail_result_t bad_count(struct ib_comm *comm, unsigned int index, uint32_t count) {
   RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says that it has received %u parts over lost "
-            "queue pair %u, which cannot be; is it of another release?", comm->peer_text, port_of(comm, index)->name,
-            count, index);
+            "queue pair %u, which cannot be; is it of another release?", comm->peer_text,
+            ib_path_port(comm, index)->name, count, index);
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
 /* STOPPED of a queue pair that is DOWN: both sides have reconciled it, and neither has begun another. */
 static rail_result_t stopped_twice(struct ib_comm *comm, unsigned int index) {
   RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer sent a second STOPPED for lost queue "
-            "pair %u; is it of another release?", comm->peer_text, port_of(comm, index)->name, index);
+            "pair %u; is it of another release?", comm->peer_text, ib_path_port(comm, index)->name, index);
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
 static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
-  const struct ib_path *path = path_of(comm, index);
+  const struct ib_path *path = ib_path_of(comm, index);
   uint32_t faults = atomic_load(&path->faults);
   if (faults & IB_PATH_FAULT_DEVICE) return "its HCA failed";
   if (faults & IB_PATH_FAULT_PORT) return "its port went down";
@@ -311,7 +306,7 @@ static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
 static rail_result_t cannot_notify(struct ib_comm *comm, unsigned int index) {
   RAIL_WARN("RailIB: connection with %s over %s: queue pair %u is lost (%s), and the peer cannot be notified: the oob "
             "connection has ended or its network is down; check: the peer's log, the network of NCCL_SOCKET_IFNAME",
-            comm->peer_text, port_of(comm, index)->name, index, why_lost(comm, index));
+            comm->peer_text, ib_path_port(comm, index)->name, index, why_lost(comm, index));
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
@@ -320,7 +315,7 @@ static double ms(uint64_t from, uint64_t to) { return from < to ? (double)(to - 
 /* One line for all that was lost at about the same time. */
 static void report(struct ib_comm *comm) {
   struct ib_failover *f = comm->failover;
-  const struct ib_path *path = path_of(comm, f->first);
+  const struct ib_path *path = ib_path_of(comm, f->first);
   char status[64] = "";
   if (path->has_wc) snprintf(status, sizeof status, " (IBV_WC_%s)", ib_error_row(path->wc.status)->name);
   f->open = false;
@@ -328,9 +323,10 @@ static void report(struct ib_comm *comm) {
             "resent; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, "
             "%.1f ms until all was resent; %u queue pairs are left",
             comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
-            comm->plan.nqps, port_of(comm, f->first)->name, comm->remote_rails[comm->qps[f->first].remote_rail].name,
-            path->why_lost, status, f->resent, comm->sender ? "parts were" : "clear-to-sends were",
-            (double)f->idle_ns / 1e6, ms(f->noticed, f->switched), ms(f->switched, rail_now_ns()), count_up(comm));
+            comm->plan.nqps, ib_path_port(comm, f->first)->name,
+            comm->remote_rails[comm->qps[f->first].remote_rail].name, path->why_lost, status, f->resent,
+            comm->sender ? "parts were" : "clear-to-sends were", (double)f->idle_ns / 1e6, ms(f->noticed, f->switched),
+            ms(f->switched, rail_now_ns()), ib_paths_up(comm));
 }
 
 /* ---- from state to state -------------------------------------------------------- */
@@ -338,17 +334,17 @@ static void report(struct ib_comm *comm) {
 /* Is there a QP over another port, and that port not down? */
 static bool has_better(const struct ib_comm *comm, unsigned int index) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (path_of(comm, i)->state == IB_PATH_UP && port_of(comm, i) != port_of(comm, index) &&
-        !(atomic_load(&port_of(comm, i)->faults) & IB_PORT_DOWN))
+    if (ib_path_of(comm, i)->state == IB_PATH_UP && ib_path_port(comm, i) != ib_path_port(comm, index) &&
+        !(atomic_load(&ib_path_port(comm, i)->faults) & IB_PORT_DOWN))
       return true;
   return false;
 }
 
 /* A port that is down may come back in time, and meanwhile its HCA goes on trying; with no better one it tries on. */
 static bool may_come_back(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PORT); /* before the look at it, or else its next fall is forgotten */
-  if (!(atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
+  if (!(atomic_load(&ib_path_port(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
     path->deadline = 0;
     return true;
   }
@@ -359,7 +355,7 @@ static bool may_come_back(struct ib_comm *comm, unsigned int index) {
 
 /* Sends STOPPED, once. False: it cannot be sent. */
 static bool send_stopped(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   path->state = IB_PATH_STOPPED;
   if (atomic_exchange(&path->answered, true)) return true;
   uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[index].tails, memory_order_relaxed);
@@ -371,13 +367,13 @@ static bool send_stopped(struct ib_comm *comm, unsigned int index) {
 
 /* Ends a failed attempt to bring a QP back; no data went over it. */
 static void abandon(struct ib_comm *comm, unsigned int index) {
-  ib_qp_destroy(&path_of(comm, index)->next);
+  ib_qp_destroy(&ib_path_of(comm, index)->next);
   (void)send_stopped(comm, index); /* without the oob connection there is no other try */
 }
 
 /* What the watch thread has read, or a post returned. */
 static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   uint32_t faults = atomic_load(&path->faults);
   if (!faults) return RAIL_OK;
   if (faults & IB_PATH_FAULT_REFUSED) return fail_connection(comm, index, faults);
@@ -393,10 +389,10 @@ static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
 
 /* A HCA that failed writes nothing any more, and may flush nothing. */
 static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   struct ib_qp *qp = &comm->qps[index];
   if (path->state != IB_PATH_STOPPING) return RAIL_OK;
-  if (atomic_load(&port_of(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
+  if (atomic_load(&ib_path_port(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
   if (!atomic_load(&qp->flushed))
     return rail_deadline_passed(path->deadline) ? not_stopped(comm, index) : RAIL_OK;
   qp->ignore_completions = !comm->sender; /* the count is sent: nothing more is counted */
@@ -406,7 +402,7 @@ static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
 /* The next QP in its place begins with nothing, and may be stopped again. The peer's bit goes first: the watch thread
  * answers one that is not answered. What was not sent before STOPPED goes before `answered`, which holds it back. */
 static void forget_counts(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   atomic_store_explicit(&comm->qps[index].tails, 0, memory_order_relaxed);
   atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PEER);
   atomic_store(&path->send_new, false);
@@ -415,7 +411,7 @@ static void forget_counts(struct ib_comm *comm, unsigned int index) {
 }
 
 static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   struct ib_failover *f = comm->failover;
   if (path->state != IB_PATH_STOPPED || !(atomic_load(&path->faults) & IB_PATH_FAULT_PEER)) return RAIL_OK;
   path->state = IB_PATH_DOWN;
@@ -445,13 +441,13 @@ static rail_result_t resend(struct ib_comm *comm) {
   struct ib_send_comm *sc = ib_send_comm_of(comm);
   if (sc->resend.posted) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (path_of(comm, i)->state == IB_PATH_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
+    if (ib_path_of(comm, i)->state == IB_PATH_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
   return RAIL_OK;
 }
 
 /* Not one that the peer has stopped: handle_faults ends that try. What came after STOPPED is the next try's. */
 static void bring_back(struct ib_comm *comm, unsigned int index, bool *pending) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return;
   enum ib_return step = ib_return_step(comm, index);
   if (step == IB_RETURN_GOES_ON) *pending = true;
@@ -491,7 +487,7 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
     RAIL_TRY(handle_faults(comm, i));
     RAIL_TRY(stop(comm, i));
     RAIL_TRY(reconcile(comm, i));
-    pending |= path_of(comm, i)->state == IB_PATH_STOPPING || path_of(comm, i)->state == IB_PATH_STOPPED;
+    pending |= ib_path_of(comm, i)->state == IB_PATH_STOPPING || ib_path_of(comm, i)->state == IB_PATH_STOPPED;
   }
   RAIL_TRY(finish_loss(comm, &pending));
   if (pending || returning) atomic_fetch_or(&comm->faults, IB_COMM_PATHS);

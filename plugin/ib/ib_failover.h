@@ -89,11 +89,27 @@ struct ib_failover {
   struct ib_path paths[]; /* plan.nqps */
 };
 
+static inline struct ib_path *ib_path_of(const struct ib_comm *comm, unsigned int qp) {
+  return &comm->failover->paths[qp];
+}
+static inline struct ib_port *ib_path_port(const struct ib_comm *comm, unsigned int qp) {
+  return comm->rails[comm->qps[qp].rail].port;
+}
+static inline unsigned int ib_paths_up(const struct ib_comm *comm) {
+  unsigned int n = 0;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) n += ib_path_of(comm, i)->state == IB_PATH_UP;
+  return n;
+}
+
 /* Any thread. The next call that finds nothing to poll looks at it. */
 static inline void ib_path_fault(struct ib_comm *comm, unsigned int qp, uint32_t faults) {
   atomic_fetch_or(&comm->failover->paths[qp].faults, faults);
   atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
 }
+
+/* The progress thread: a work request could not be posted. Without failover it is logged, and its error fails the
+ * connection; with it the QP is lost, and what it was to carry goes over another one: RAIL_OK. */
+rail_result_t ib_path_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err);
 
 /* For a connection whose plan has failover, before its peer may write. Logs why not. */
 rail_result_t ib_failover_init(struct ib_comm *comm);

@@ -139,11 +139,9 @@ static bool is_needed(const struct ib_mhandle *mr) {
 /* With failover the rail is given up, and with it the read. */
 RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib_qp *flush_qp, int err) {
   if (!comm->failover) return ib_error_post(comm, flush_qp, "ibv_post_send", err);
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    if (comm->qps[i].rail != flush_qp->rail) continue;
-    comm->failover->paths[i].post_errno = err;
-    ib_path_fault(comm, i, IB_PATH_FAULT_POST);
-  }
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (comm->qps[i].rail == flush_qp->rail)
+      RAIL_TRY(ib_path_post_failed(comm, &comm->qps[i], "ibv_post_send", err));
   return RAIL_OK;
 }
 

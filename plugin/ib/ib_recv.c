@@ -48,14 +48,6 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
   ib_comm_limit_inline(comm);
 }
 
-/* With failover the QP is given up, and what it was to carry goes over another one. */
-RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err) {
-  if (!comm->failover) return ib_error_post(comm, qp, what, err);
-  comm->failover->paths[qp->index].post_errno = err;
-  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
-  return RAIL_OK;
-}
-
 /* Receive WRs without memory: only immediates consume them. Notices have it. */
 static int post_batch(struct ib_comm *comm, struct ib_qp *qp) {
   struct ibv_recv_wr wrs[IB_RECV_BATCH], *bad;
@@ -71,7 +63,7 @@ static int post_batch(struct ib_comm *comm, struct ib_qp *qp) {
 
 static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
   int err = post_batch(comm, qp);
-  return rail_likely(!err) ? RAIL_OK : post_failed(comm, qp, "ibv_post_recv", err);
+  return rail_likely(!err) ? RAIL_OK : ib_path_post_failed(comm, qp, "ibv_post_recv", err);
 }
 
 int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
@@ -94,7 +86,7 @@ rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
 RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
   struct ibv_send_wr *bad;
   int err = ibv_post_send(qp->qp, wr, &bad);
-  if (rail_unlikely(err)) return post_failed(&rc->base, qp, "ibv_post_send", err);
+  if (rail_unlikely(err)) return ib_path_post_failed(&rc->base, qp, "ibv_post_send", err);
   qp->sq_avail--;
   return RAIL_OK;
 }

@@ -34,12 +34,6 @@
 #define STABLE_MS 10000 /* a QP that was in use for so long begins with the first delay again */
 #define LEAST_MS 100    /* between two tries, whatever the peer sends */
 
-static struct ib_path *path_of(const struct ib_comm *comm, unsigned int qp) { return &comm->failover->paths[qp]; }
-
-static struct ib_port *port_of(const struct ib_comm *comm, unsigned int qp) {
-  return comm->rails[comm->qps[qp].rail].port;
-}
-
 /* ---- when --------------------------------------------------------------------- */
 
 void ib_return_schedule(struct ib_path *path) {
@@ -50,22 +44,28 @@ void ib_return_schedule(struct ib_path *path) {
   path->retry_at = now + ms * 1000000;
 }
 
+/* Its port has come up since the last look, or has other GIDs: it is tried at once. */
+static void take_port_up(struct ib_path *path) {
+  if (atomic_fetch_and(&path->events, ~IB_PATH_PORT_UP) & IB_PATH_PORT_UP) path->retry_at = rail_now_ns();
+}
+
 /* 0: when an event says so, or never; else not before that time. QPs that the RDMA CM has set up do not come back:
  * their ids belong to the lost QPs. */
-static uint64_t next_try(const struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
-  const struct ib_port *port = port_of(comm, index);
+static uint64_t retry_time(const struct ib_comm *comm, unsigned int index) {
+  const struct ib_path *path = ib_path_of(comm, index);
+  const struct ib_port *port = ib_path_port(comm, index);
   if (comm->cm) return 0;
   if (atomic_load(&port->faults) & IB_PORT_DOWN || atomic_load(&port->hca->faults) & IB_HCA_FATAL) return 0;
-  uint32_t events = atomic_fetch_and(&path->events, ~IB_PATH_PORT_UP);
-  if (events & IB_PATH_PORT_UP) path->retry_at = rail_now_ns();
-  return events & IB_PATH_PEER_NEW ? path->began + LEAST_MS * 1000000ull : path->retry_at;
+  return atomic_load(&path->events) & IB_PATH_PEER_NEW ? path->began + LEAST_MS * 1000000ull : path->retry_at;
 }
 
 uint64_t ib_return_next(const struct ib_comm *comm) {
   uint64_t first = 0;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    uint64_t at = path_of(comm, i)->state == IB_PATH_DOWN ? next_try(comm, i) : 0;
+    struct ib_path *path = ib_path_of(comm, i);
+    if (path->state != IB_PATH_DOWN) continue;
+    take_port_up(path);
+    uint64_t at = retry_time(comm, i);
     if (at && (!first || at < first)) first = at;
   }
   return first;
@@ -88,11 +88,12 @@ static bool is_gid(const struct ib_gid_table *table, unsigned int i, const struc
 /* Is the port active, and has it its LID and its GID again? That may be at another index than before the link was down.
  * InfiniBand does without a GID where neither side needs a GRH. */
 static bool has_address(struct ib_rail *rail, uint8_t peers_type) {
-  static const uint8_t none[sizeof rail->gid];
+  struct ib_gid gid = {.valid = true};
   struct ib_port_attr now;
+  memcpy(gid.raw, rail->gid, sizeof gid.raw);
   if (ib_port_query(rail->port, &now) != RAIL_OK || !now.active) return false;
   if (!rail->port->roce && now.lid != rail->lid) return false;
-  if (!rail->port->roce && memcmp(rail->gid, none, sizeof none) == 0) return true;
+  if (!rail->port->roce && ib_gid_is_empty(&gid)) return true;
   if (is_gid(&now.gids, (unsigned int)rail->gid_index, rail, peers_type)) return true;
   for (unsigned int i = 0; i < now.gids.count; i++)
     if (is_gid(&now.gids, i, rail, peers_type)) {
@@ -103,8 +104,9 @@ static bool has_address(struct ib_rail *rail, uint8_t peers_type) {
 }
 
 static enum ib_return begin(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
-  uint64_t at = next_try(comm, index), now = rail_now_ns();
+  struct ib_path *path = ib_path_of(comm, index);
+  take_port_up(path);
+  uint64_t at = retry_time(comm, index), now = rail_now_ns();
   if (!at || at > now) return IB_RETURN_WAITS;
   ib_comm_drop_qp(&comm->qps[index]);
   path->state = IB_PATH_REBUILDING;
@@ -116,7 +118,7 @@ static enum ib_return begin(struct ib_comm *comm, unsigned int index) {
 }
 
 static enum ib_return create(struct ib_comm *comm, unsigned int index) {
-  struct ib_qp *qp = &comm->qps[index], *next = &path_of(comm, index)->next;
+  struct ib_qp *qp = &comm->qps[index], *next = &ib_path_of(comm, index)->next;
   struct ib_rail *rail = &comm->rails[qp->rail];
   struct ib_qp_sizes sizes = qp->sizes;
   uint32_t psn;
@@ -138,9 +140,9 @@ static enum ib_return moved(rail_result_t result) {
 
 /* NEW is sent when nothing of this side can fail any more before the peer's NEW. */
 static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  rail_result_t result = ib_qp_to_init(&path->next, port_of(comm, index), access);
+  rail_result_t result = ib_qp_to_init(&path->next, ib_path_port(comm, index), access);
   if (result != RAIL_OK) return moved(result);
   if (ib_return_prepost(comm, &path->next)) return IB_RETURN_FAILED;
   atomic_store(&path->own_qpn, path->next.qp->qp_num);
@@ -151,14 +153,14 @@ static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
 }
 
 static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   if (!path->peer_known) {
     if (!(atomic_fetch_and(&path->events, ~IB_PATH_PEER_NEW) & IB_PATH_PEER_NEW)) return IB_RETURN_WAITS;
     path->peer_known = true;
     path->next.attr.dest_qpn = atomic_load(&path->peer_qpn);
     path->next.attr.rq_psn = atomic_load(&path->peer_psn);
   }
-  return moved(ib_qp_to_rtr(&path->next, port_of(comm, index)));
+  return moved(ib_qp_to_rtr(&path->next, ib_path_port(comm, index)));
 }
 
 static void send_ready(struct ib_comm *comm, struct ib_path *path) {
@@ -170,13 +172,13 @@ static void send_ready(struct ib_comm *comm, struct ib_path *path) {
 /* What was in fault before the new one takes its place: a post of a flush, an event of the flush QP that is replaced, a
  * port that is up again. The port is looked at afterwards, so that its next fall is not forgotten. */
 static void forget_faults(struct ib_comm *comm, unsigned int index) {
-  atomic_fetch_and(&path_of(comm, index)->faults, ~(IB_PATH_FAULT_PORT | IB_PATH_FAULT_EVENT | IB_PATH_FAULT_POST));
-  if (atomic_load(&port_of(comm, index)->faults) & IB_PORT_DOWN) ib_path_fault(comm, index, IB_PATH_FAULT_PORT);
+  atomic_fetch_and(&ib_path_of(comm, index)->faults, ~(IB_PATH_FAULT_PORT | IB_PATH_FAULT_EVENT | IB_PATH_FAULT_POST));
+  if (atomic_load(&ib_path_port(comm, index)->faults) & IB_PORT_DOWN) ib_path_fault(comm, index, IB_PATH_FAULT_PORT);
 }
 
 /* Flushes of the rail come first: the peer may write from READY on. */
 static enum ib_return install(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   if (!comm->sender) {
     rail_result_t result = ib_flush_return_rail(ib_recv_comm_of(comm), comm->qps[index].rail);
     if (result != RAIL_OK) return moved(result);
@@ -193,12 +195,12 @@ static enum ib_return install(struct ib_comm *comm, unsigned int index) {
 }
 
 static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   switch (path->next.state) {
     case IB_QP_NONE: return create(comm, index);
     case IB_QP_RESET: return announce(comm, index);
     case IB_QP_INIT: return to_rtr_with_peer(comm, index);
-    case IB_QP_RTR: return moved(ib_qp_to_rts(&path->next, port_of(comm, index)));
+    case IB_QP_RTR: return moved(ib_qp_to_rts(&path->next, ib_path_port(comm, index)));
     default: return install(comm, index);
   }
 }
@@ -206,19 +208,17 @@ static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
 /* ---- the first write over it ------------------------------------------------------ */
 
 static enum ib_return path_up(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
-  unsigned int up = 0;
+  struct ib_path *path = ib_path_of(comm, index);
   path->state = IB_PATH_UP;
   path->deadline = 0;
   path->up_since = rail_now_ns();
   if (comm->sender) ib_send_use_paths(ib_send_comm_of(comm));
   else send_ready(comm, path);
   rail_stats_add(&comm->stats[IB_COMM_RETURNED], 1);
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) up += path_of(comm, i)->state == IB_PATH_UP;
   RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s: queue pair %u of port %s to %s is in use again, %.1f s after it was "
             "lost; %u of %u are", comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name,
-            index, port_of(comm, index)->name, comm->remote_rails[comm->qps[index].remote_rail].name,
-            (double)(path->up_since - path->lost_at) / 1e9, up, comm->plan.nqps);
+            index, ib_path_port(comm, index)->name, comm->remote_rails[comm->qps[index].remote_rail].name,
+            (double)(path->up_since - path->lost_at) / 1e9, ib_paths_up(comm), comm->plan.nqps);
   return IB_RETURN_WAITS;
 }
 
@@ -234,23 +234,23 @@ static enum ib_return write_first(struct ib_comm *comm, unsigned int index) {
 }
 
 static enum ib_return verify(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = path_of(comm, index);
+  struct ib_path *path = ib_path_of(comm, index);
   bool ready = atomic_fetch_and(&path->events, ~IB_PATH_PEER_READY) & IB_PATH_PEER_READY;
   if (comm->sender ? ready : path->verified) return path_up(comm, index);
   return ready ? write_first(comm, index) : IB_RETURN_WAITS;
 }
 
 void ib_return_verified(struct ib_comm *comm, unsigned int index) {
-  if (!comm->failover || index >= comm->plan.nqps || path_of(comm, index)->state != IB_PATH_VERIFYING) return;
+  if (!comm->failover || index >= comm->plan.nqps || ib_path_of(comm, index)->state != IB_PATH_VERIFYING) return;
   comm->qps[index].sq_avail++;
-  path_of(comm, index)->verified = true;
+  ib_path_of(comm, index)->verified = true;
   atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
 }
 
 /* ---- all of it --------------------------------------------------------------------- */
 
 enum ib_return ib_return_step(struct ib_comm *comm, unsigned int index) {
-  switch (path_of(comm, index)->state) {
+  switch (ib_path_of(comm, index)->state) {
     case IB_PATH_DOWN: return comm->failover->open ? IB_RETURN_WAITS : begin(comm, index);
     case IB_PATH_REBUILDING: return rebuild(comm, index);
     case IB_PATH_VERIFYING: return verify(comm, index);
@@ -259,5 +259,5 @@ enum ib_return ib_return_step(struct ib_comm *comm, unsigned int index) {
 }
 
 void ib_return_close(struct ib_comm *comm) {
-  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) ib_qp_destroy(&path_of(comm, i)->next);
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) ib_qp_destroy(&ib_path_of(comm, i)->next);
 }
