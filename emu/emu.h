@@ -14,7 +14,7 @@
  *   emu_req           the requester: packets out, ACKs and responses in, timers
  *   emu_resp          the responder: packets in, ACKs and responses out
  *   emu_statement     words of a statement; emu_config: devices and ports; emu_fault_script: faults
- *   emu_script        where statements come from
+ *   emu_script        where statements come from; statements that hold others
  *   emu_sysfs         a directory like /sys, with PCI devices
  *   emu_engine        the thread, progress
  *   emu_post          work requests as they are posted, ibv_wr_*; completions as they are polled

@@ -14,6 +14,8 @@ enum { MAX_CALLS = 32 };
 struct emu_faults emu_faults = {.random = 0x9e3779b97f4a7c15u};
 static struct { char name[24]; long count; } calls[MAX_CALLS];
 
+void emu_faults_seed(uint64_t seed) { emu_faults.random = seed * 0x9e3779b97f4a7c15u + 1; }
+
 static uint64_t emu_fault_random(void) {
   emu_faults.random ^= emu_faults.random << 13;
   emu_faults.random ^= emu_faults.random >> 7;

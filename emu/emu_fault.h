@@ -12,13 +12,6 @@ struct emu_statement {
   char *words[EMU_WORDS];
   const char *file; /* where it stands */
   int line;
-  const struct emu_statements *others; /* for one that holds others */
-};
-/* What emu_script.c does with statements. Both complain. */
-struct emu_statements {
-  const struct emu_verb *(*verb_of)(const struct emu_statement *s); /* NULL: there is none, or its words are wrong */
-  /* Those of a text, which is changed, from this line of the file on, under the lock. */
-  bool (*run)(char *text, const char *file, int line);
 };
 struct emu_word {
   const char *name;
@@ -37,6 +30,7 @@ struct emu_verb {
 __attribute__((format(printf, 2, 3))) bool emu_complain(const struct emu_statement *s, const char *format, ...);
 bool emu_statement_fits(const struct emu_statement *s, const struct emu_verb *verb); /* complains */
 const char *emu_value(const struct emu_statement *s, const char *key); /* of key=, or NULL */
+bool emu_read_number(const struct emu_statement *s, const char *text, int base, unsigned long *number); /* complains */
 uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base);
 /* The value of a word; complains if it is none of them. NULL: true, and no value. */
 bool emu_choose(const struct emu_statement *s, const char *text, const struct emu_word *words, int *value);
@@ -97,6 +91,7 @@ static inline bool emu_fault_of_packets(const struct emu_fault *f) {
 
 /* emu_fault.c */
 void emu_faults_changed(void);
+void emu_faults_seed(uint64_t seed);
 bool emu_fault_is_due(struct emu_fault *f); /* counts */
 bool emu_fault_is_about(const struct emu_fault *f, const struct emu_qp *qp, const char *op);
 int emu_fault_call(const char *call, int to_state); /* 0, or the errno that the call is to fail with */

@@ -36,20 +36,12 @@ static const struct emu_word calls[] = {
   {"open_device", 0}, {"alloc_pd", 0}, {"reg_mr", 0}, {"reg_dmabuf_mr", 0}, {"create_cq", 0}, {"create_qp", 0},
   {"create_srq", 0}, {"modify_qp", 0}, {"post_send", 0}, {"post_recv", 0}, {NULL, 0}};
 
-/* False: it is none, and the statement is wrong. */
-static bool read_number(const struct emu_statement *s, const char *text, int base, unsigned long *number) {
-  char *end;
-  errno = 0;
-  *number = strtoul(text, &end, base);
-  return (*text && !*end && text[0] != '-' && !errno) || emu_complain(s, "%s: allowed: a number", text);
-}
-
 /* Of qp=NUMBER or qp=last; UINT32_MAX: there is no last one. */
 static bool qp_of(const struct emu_statement *s, uint32_t *qpn) {
   const char *text = emu_value(s, "qp");
   unsigned long number = 0;
   bool last = text && strcmp(text, "last") == 0;
-  if (text && !last && !read_number(s, text, 0, &number)) return false;
+  if (text && !last && !emu_read_number(s, text, 0, &number)) return false;
   *qpn = !last ? (uint32_t)number : emu.last_qp ? emu.last_qp->ex.qp_base.qp_num : UINT32_MAX;
   return true;
 }
@@ -61,7 +53,7 @@ static bool add_fault(const struct emu_statement *s, struct emu_fault *f) {
   int none;
   if (emu_faults.n == EMU_FAULTS) return emu_complain(s, "there may be %d faults", EMU_FAULTS);
   bool ever = times ? strcmp(times, "ever") == 0 : f->kind == EMU_FAULT_SLOW;
-  if (times && !ever && !read_number(s, times, 10, &number)) return false;
+  if (times && !ever && !emu_read_number(s, times, 10, &number)) return false;
   if (!qp_of(s, &f->qp) || !emu_choose(s, op, ops, &none)) return false;
   f->rate = (uint32_t)emu_number(s, "rate", 0, 10);
   f->from = (long)emu_number(s, "from", 1, 10);
@@ -127,16 +119,9 @@ static bool do_cm(const struct emu_statement *s) {
 static bool do_seed(const struct emu_statement *s) {
   unsigned long seed;
   if (s->n < 2) return emu_complain(s, "the number is missing");
-  if (!read_number(s, s->words[1], 0, &seed)) return false;
-  emu_faults.random = seed * 0x9e3779b97f4a7c15u + 1;
+  if (!emu_read_number(s, s->words[1], 0, &seed)) return false;
+  emu_faults_seed(seed);
   return true;
-}
-
-/* All that a network may do and a connection must bear, at random. */
-static bool do_adversary(const struct emu_statement *s) {
-  char text[] = "delay us=300 rate=16; delay us=20 rate=4; tear us=50 rate=4; duplicate rate=64; drop rate=256;"
-                "clock virtual";
-  return (s->n < 2 || do_seed(s)) && s->others->run(text, s->file, s->line);
 }
 
 static bool do_clock(const struct emu_statement *s) {
@@ -183,24 +168,6 @@ static bool do_event(const struct emu_statement *s) {
   return true;
 }
 
-/* at N STATEMENT: when this process' N-th request begins, counted from here on. */
-static bool do_at(const struct emu_statement *s) {
-  enum { MOST = sizeof emu_faults.later / sizeof emu_faults.later[0], ROOM = sizeof emu_faults.later[0].text };
-  unsigned long request;
-  size_t used = 0;
-  if (s->n < 3) return emu_complain(s, "a number and a statement are missing");
-  if (emu_faults.nlater == MOST) return emu_complain(s, "there may be %d", MOST);
-  struct emu_statement later = {.n = s->n - 2, .file = s->file, .line = s->line, .others = s->others};
-  memcpy(later.words, s->words + 2, (size_t)later.n * sizeof later.words[0]);
-  if (!read_number(s, s->words[1], 10, &request) || !s->others->verb_of(&later)) return false;
-  char *text = emu_faults.later[emu_faults.nlater].text;
-  for (int i = 0; i < later.n && used < ROOM; i++)
-    used += (size_t)snprintf(text + used, ROOM - used, "%s ", later.words[i]);
-  if (used >= ROOM) return emu_complain(s, "longer than %d bytes", ROOM);
-  emu_faults.later[emu_faults.nlater++].request = emu_faults.begun + (long)request;
-  return true;
-}
-
 static bool do_reset(const struct emu_statement *s) {
   (void)s;
   emu_faults.n = emu_faults.nlater = 0;
@@ -216,7 +183,6 @@ const struct emu_verb emu_fault_verbs[] = {
   {"fail", do_fail, 1, "errno to " HOW_OFTEN}, {"complete", do_complete, 1, "vendor% " WHICH},
   {"stall", do_stall, 0, WHICH}, {"drop", do_drop, 0, WHICH}, {"delay", do_delay, 0, "us# " WHICH},
   {"duplicate", do_duplicate, 0, WHICH}, {"tear", do_tear, 0, "us# " WHICH},
-  {"slow", do_slow, 0, "us# qp " HOW_OFTEN}, {"seed", do_seed, 1, ""}, {"adversary", do_adversary, 1, ""},
-  {"clock", do_clock, 1, ""}, {"fatal", do_fatal, 1, ""}, {"qp_error", do_qp_error, 0, "qp"},
-  {"event", do_event, 2, "port# qp"}, {"at", do_at, EMU_WORDS, NULL}, {"reset", do_reset, 0, ""},
-  {"cm", do_cm, 1, "event us# ms# " HOW_OFTEN}, {NULL, NULL, 0, ""}};
+  {"slow", do_slow, 0, "us# qp " HOW_OFTEN}, {"seed", do_seed, 1, ""}, {"clock", do_clock, 1, ""},
+  {"fatal", do_fatal, 1, ""}, {"qp_error", do_qp_error, 0, "qp"}, {"event", do_event, 2, "port# qp"},
+  {"reset", do_reset, 0, ""}, {"cm", do_cm, 1, "event us# ms# " HOW_OFTEN}, {NULL, NULL, 0, ""}};

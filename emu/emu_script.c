@@ -11,10 +11,47 @@
 #include "emu/emu_fault.h"
 #include "emu/rail_emu.h"
 
+/* ---- statements that hold others ---------------------------------------------------- */
+
+static const struct emu_verb *verb_of(const struct emu_statement *s);
+static bool run_all(char *text, const char *file, int line);
+
+/* All that a network may do and a connection must bear, at random. */
+static bool do_adversary(const struct emu_statement *s) {
+  char text[] = "delay us=300 rate=16; delay us=20 rate=4; tear us=50 rate=4; duplicate rate=64; drop rate=256;"
+                "clock virtual";
+  unsigned long seed;
+  if (s->n > 1 && !emu_read_number(s, s->words[1], 0, &seed)) return false;
+  if (s->n > 1) emu_faults_seed(seed);
+  return run_all(text, s->file, s->line);
+}
+
+/* at N STATEMENT: when this process' N-th request begins, counted from here on. */
+static bool do_at(const struct emu_statement *s) {
+  enum { MOST = sizeof emu_faults.later / sizeof emu_faults.later[0], ROOM = sizeof emu_faults.later[0].text };
+  unsigned long request;
+  size_t used = 0;
+  if (s->n < 3) return emu_complain(s, "a number and a statement are missing");
+  if (emu_faults.nlater == MOST) return emu_complain(s, "there may be %d", MOST);
+  struct emu_statement later = {.n = s->n - 2, .file = s->file, .line = s->line};
+  memcpy(later.words, s->words + 2, (size_t)later.n * sizeof later.words[0]);
+  if (!emu_read_number(s, s->words[1], 10, &request) || !verb_of(&later)) return false;
+  char *text = emu_faults.later[emu_faults.nlater].text;
+  for (int i = 0; i < later.n && used < ROOM; i++)
+    used += (size_t)snprintf(text + used, ROOM - used, "%s ", later.words[i]);
+  if (used >= ROOM) return emu_complain(s, "longer than %d bytes", ROOM);
+  emu_faults.later[emu_faults.nlater++].request = emu_faults.begun + (long)request;
+  return true;
+}
+
+static const struct emu_verb holding_verbs[] = {
+  {"adversary", do_adversary, 1, ""}, {"at", do_at, EMU_WORDS, NULL}, {NULL, NULL, 0, ""}};
+
 /* ---- one statement, or many ------------------------------------------------------ */
 
+/* NULL: there is none, or its words are wrong, which is said. */
 static const struct emu_verb *verb_of(const struct emu_statement *s) {
-  const struct emu_verb *const tables[] = {emu_config_verbs, emu_fault_verbs};
+  const struct emu_verb *const tables[] = {emu_config_verbs, emu_fault_verbs, holding_verbs};
   for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
     for (const struct emu_verb *verb = tables[i]; verb->name; verb++)
       if (strcmp(verb->name, s->words[0]) == 0) return emu_statement_fits(s, verb) ? verb : NULL;
@@ -22,11 +59,8 @@ static const struct emu_verb *verb_of(const struct emu_statement *s) {
   return NULL;
 }
 
-static bool run_all(char *text, const char *file, int line);
-
 static bool run(char *text, const char *file, int line) {
-  static const struct emu_statements others = {verb_of, run_all};
-  struct emu_statement s = {.file = file, .line = line, .others = &others};
+  struct emu_statement s = {.file = file, .line = line};
   char *rest = NULL;
   for (char *word = strtok_r(text, " \t\r", &rest); word; word = strtok_r(NULL, " \t\r", &rest)) {
     if (s.n == EMU_WORDS) return emu_complain(&s, "more than %d words", EMU_WORDS);
@@ -36,7 +70,7 @@ static bool run(char *text, const char *file, int line) {
   return s.n == 0 || (verb && verb->run(&s));
 }
 
-/* Statements end at ';' or a line's end; '#' begins a comment. */
+/* Statements end at ';' or a line's end; '#' begins a comment. Under the lock; the text is changed. */
 static bool run_all(char *text, const char *file, int line) {
   bool good = true;
   while (*text) {

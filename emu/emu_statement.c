@@ -85,6 +85,12 @@ const char *emu_value(const struct emu_statement *s, const char *key) {
   return NULL;
 }
 
+bool emu_read_number(const struct emu_statement *s, const char *text, int base, unsigned long *number) {
+  if (!is_number(text, base)) return emu_complain(s, "%s: allowed: a number", text);
+  *number = strtoul(text, NULL, base);
+  return true;
+}
+
 uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base) {
   const char *text = emu_value(s, key);
   return text ? strtoull(text, NULL, base) : otherwise;
