@@ -13,8 +13,9 @@
 #include "plugin/ib/ib_cm.h"
 #include "test/unit/ib_handshake.h"
 
-#define EMU "device emuA ports=2; device emuB; device rnic transport=iwarp ports=2; device soft"
-enum { A1, A2, B, RNIC1, RNIC2, SOFT, FUSED, FUSED_RNIC };
+#define EMU "device emuA ports=2; device emuB; device rnic transport=iwarp ports=2; device soft; " \
+            "device plain transport=iwarp inline=0"
+enum { A1, A2, B, RNIC1, RNIC2, SOFT, NO_INLINE, FUSED, FUSED_RNIC };
 
 static struct ib_rdmacm real; /* ib_rdmacm, as it was loaded */
 
@@ -68,7 +69,7 @@ __attribute__((unused)) static int cm_rig_main(int argc, char **argv, const stru
   ib_params.fuse_no_pci = 1;
   struct rail_net_vprops_v12 three = {.ndevs = 3, .devs = {A1, A2, B}}, two = {.ndevs = 2, .devs = {RNIC1, RNIC2}};
   int fused, fused_rnic;
-  if (ib_device_count() != 6 || ib_device_fuse(&fused, &three) != RAIL_OK || fused != FUSED ||
+  if (ib_device_count() != 7 || ib_device_fuse(&fused, &three) != RAIL_OK || fused != FUSED ||
       ib_device_fuse(&fused_rnic, &two) != RAIL_OK || fused_rnic != FUSED_RNIC) {
     fprintf(stderr, "no devices to test with\n");
     return 1;
