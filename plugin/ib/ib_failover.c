@@ -187,13 +187,6 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
 
 /* ---- losing a QP, by the progress thread -------------------------------------- */
 
-RAIL_COLD rail_result_t ib_path_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err) {
-  if (!comm->failover) return ib_error_post(comm, qp, call, err);
-  ib_path_of(comm, qp->index)->post_errno = err;
-  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
-  return RAIL_OK;
-}
-
 static void stop_qp(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = ib_path_of(comm, index);
   path->state = IB_PATH_STOPPING;

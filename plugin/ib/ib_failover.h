@@ -23,6 +23,7 @@
 #define IB_FAILOVER_H
 
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_error.h"
 
 /* Frames over the oob connection. Their number: QP, and from bit 32 on a receiver's count of tails (a sender: 0). */
 #define IB_FRAME_STOPPED RAIL_OOB_PLUGIN /* this side has stopped that QP */
@@ -109,7 +110,13 @@ static inline void ib_path_fault(struct ib_comm *comm, unsigned int qp, uint32_t
 
 /* The progress thread: a work request could not be posted. Without failover it is logged, and its error fails the
  * connection; with it the QP is lost, and what it was to carry goes over another one: RAIL_OK. */
-rail_result_t ib_path_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err);
+static inline rail_result_t ib_path_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call,
+                                                int err) {
+  if (!comm->failover) return ib_error_post(comm, qp, call, err);
+  ib_path_of(comm, qp->index)->post_errno = err;
+  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
+  return RAIL_OK;
+}
 
 /* For a connection whose plan has failover, before its peer may write. Logs why not. */
 rail_result_t ib_failover_init(struct ib_comm *comm);
