@@ -186,6 +186,19 @@ TEST(one_side_without_it) {
   }
 }
 
+static __be16 no_port(struct rdma_cm_id *id) { return (void)id, 0; }
+
+TEST(an_acceptor_without_a_port) {
+  struct hs h;
+  begin(&h);
+  ib_rdmacm.get_src_port = no_port;
+  hs_listen(&h, FUSED);
+  hs_run_connect(&h, B);
+  CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
+  CHECK_MSG(hs_logged("it sent no port of the RDMA CM"), "%s", hs_lines);
+  end(&h);
+}
+
 TEST(link_local_addresses) {
   struct hs h;
   begin(&h);
@@ -303,7 +316,7 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(one_and_several_queue_pairs), TEST_CASE(several_rails), TEST_CASE(to_itself), TEST_CASE(iwarp),
     TEST_CASE(an_iwarp_sender_lingers), TEST_CASE(iwarp_without_inline), TEST_CASE(traffic_class_and_timeouts),
-    TEST_CASE(one_side_without_it), TEST_CASE(link_local_addresses), TEST_CASE(roce_and_iwarp),
-    TEST_CASE(requests_that_are_rejected), TEST_CASE(responses_that_are_wrong)};
+    TEST_CASE(one_side_without_it), TEST_CASE(an_acceptor_without_a_port), TEST_CASE(link_local_addresses),
+    TEST_CASE(roce_and_iwarp), TEST_CASE(requests_that_are_rejected), TEST_CASE(responses_that_are_wrong)};
   return cm_rig_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

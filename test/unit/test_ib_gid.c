@@ -155,6 +155,22 @@ TEST(subnets_and_text) {
   CHECK_STR(ib_gid_text(d.raw, text), "fd00::1");
 }
 
+TEST(socket_addresses) {
+  const struct ib_gid ipv4 = gid("10.0.1.1", V2), ipv6 = gid("fd00::1", V2);
+  struct sockaddr_storage addr;
+  struct sockaddr_in in;
+  struct sockaddr_in6 in6;
+  char text[INET6_ADDRSTRLEN];
+  ib_gid_to_sockaddr(ipv4.raw, 4711, &addr);
+  memcpy(&in, &addr, sizeof in);
+  CHECK(in.sin_family == AF_INET && in.sin_port == htons(4711));
+  CHECK_STR(inet_ntop(AF_INET, &in.sin_addr, text, sizeof text), "10.0.1.1");
+  ib_gid_to_sockaddr(ipv6.raw, 0, &addr);
+  memcpy(&in6, &addr, sizeof in6);
+  CHECK(in6.sin6_family == AF_INET6 && in6.sin6_port == 0);
+  CHECK_STR(inet_ntop(AF_INET6, &in6.sin6_addr, text, sizeof text), "fd00::1");
+}
+
 /* ---- iWARP ------------------------------------------------------------------ */
 
 static struct sockaddr_storage addresses[8];
@@ -214,5 +230,5 @@ TEST(a_table_that_is_no_mac_stays) {
 TEST_MAIN(TEST_CASE(the_first_that_is_wished_for), TEST_CASE(holes_are_passed_over), TEST_CASE(ipv6_and_link_local),
           TEST_CASE(a_type_that_is_not_known_is_the_wished_one), TEST_CASE(ranges),
           TEST_CASE(a_peer_of_the_same_subnet_decides), TEST_CASE(an_index_that_was_given), TEST_CASE(infiniband),
-          TEST_CASE(subnets_and_text), TEST_CASE(addresses_of_the_interface_with_that_mac),
+          TEST_CASE(subnets_and_text), TEST_CASE(socket_addresses), TEST_CASE(addresses_of_the_interface_with_that_mac),
           TEST_CASE(a_table_that_is_no_mac_stays))
