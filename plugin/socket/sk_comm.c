@@ -58,7 +58,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     s->welcomed = s->ready = !sends;
     sk_stream_set_options(s);
     bool tls = comm->features & SK_FEATURE_TLS;
-    if (sends && tls) s->tls = sk_tls_new(true); /* begins behind the answer, which comes in clear */
+    if (sends && tls) s->tls = sk_tls_new(true); /* begins after the answer, which comes in clear */
     if (sends && tls && !s->tls) result = RAIL_SYSTEM_ERROR;
     if (sends && !comm->paths && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
   }

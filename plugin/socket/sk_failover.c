@@ -53,8 +53,8 @@ static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
 
 /* ---- counts ------------------------------------------------------------------ */
 
-/* The sender asks for the count of every stream that it gave up: an earlier LOST may have been lost with its stream. As
- * all that it sends, it waits in the queue until all streams are ready. */
+/* The sender asks for the count of every stream that it gave up: an earlier LOST may have been lost with its stream.
+ * Like all that a sender writes, LOST waits in the queue until all streams are ready. */
 static void request_counts(struct sk_comm *comm) {
   struct sk_stream *s = sk_main_stream(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++)
