@@ -265,10 +265,10 @@ TEST(a_slow_peer_has_a_deadline) {
   for (size_t bytes = 0; bytes < 200; bytes += 100) {
     struct tls_pair p;
     rail_result_t result;
+    const uint64_t begun = rail_now_ns();
     tls_open(&p, tls_secret);
     (void)sk_tls_handshake(p.side[TLS_CONNECTOR]);
     (void)tls_carry(&p, TLS_CONNECTOR, bytes);
-    uint64_t begun = rail_now_ns();
     while ((result = sk_tls_handshake(p.side[TLS_ACCEPTOR])) == RAIL_IN_PROGRESS) poll(NULL, 0, 1);
     CHECK_INT(result, RAIL_REMOTE_ERROR);
     CHECK_INT(errno, ETIMEDOUT);
