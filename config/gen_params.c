@@ -22,7 +22,7 @@ static const char intro[] =
     "Generated from the tables in the sources by `make docs`. Set in the environment, read once per process.\n"
     "Names that begin with NCCL_ mean what they mean in NCCL. A value that cannot be used is warned about with\n"
     "what is allowed, and the default is taken; an unknown name that begins with RAIL_ is warned about with the\n"
-    "nearest known one.\n";
+    "nearest known one. `rail-coll --params` and `rail-kit inspect PLUGIN --params` print the same.\n";
 
 int main(void) {
   printf("%s\n## Runtime (librailyard.so)\n\n", intro);

@@ -26,6 +26,10 @@ RAIL_EXPORT extern const struct rail_net_v10 ncclNetPlugin_v10;
 RAIL_EXPORT extern const struct rail_net_v11 ncclNetPlugin_v11;
 RAIL_EXPORT extern const struct rail_net_v12 ncclNetPlugin_v12;
 
+/* Prints the plugin's parameters to standard output (rail_param_print). NCCL does not look for it; rail-kit inspect
+ * --params does. */
+RAIL_EXPORT void railPluginParams(int markdown);
+
 /* RAIL_IN_PROGRESS means nothing to NCCL; a plugin that lets it out has a bug. */
 RAIL_COLD int rail_abi_escaped(const char *call);
 static inline int rail_abi_result(rail_result_t result, const char *call) {

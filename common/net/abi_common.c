@@ -19,6 +19,8 @@ RAIL_COLD static int bad_argument(const char *call, const char *what, long long 
   return RAIL_BAD_ARGUMENT;
 }
 
+void railPluginParams(int markdown) { rail_param_print(stdout, OPS.params, markdown); }
+
 /* ---- contexts --------------------------------------------------------- */
 
 static struct {

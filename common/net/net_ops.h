@@ -20,6 +20,7 @@
 #ifndef RAIL_NET_OPS_H
 #define RAIL_NET_OPS_H
 
+#include "common/base/param.h"
 #include "common/base/result.h"
 
 struct rail_net_init {
@@ -34,6 +35,7 @@ struct rail_net_init {
 struct rail_net_ops {
   /* Name that NCCL_NET selects: rail_plugin_name below. */
   const char *name;
+  const struct rail_param_table *params; /* for rail-kit inspect --params */
 
   /* One context per top-level communicator (v11+), or one per process below.
    * *ctx is NULL on failure. A plugin whose library or hardware is absent

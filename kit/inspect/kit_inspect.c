@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,6 +177,20 @@ static int report(struct kit_inspection *in) {
   return status;
 }
 
+/* In this process: nothing of the plugin's is started. */
+static int print_params(const struct kit_inspection *in) {
+  kit_plugin_params_fn *params = NULL;
+  void *library = dlopen(in->path, RTLD_NOW | RTLD_LOCAL);
+  void *symbol = library ? dlsym(library, "railPluginParams") : NULL;
+  if (!symbol) {
+    fprintf(stderr, "rail-kit inspect: --params: %s; only Railyard's plugins export their parameters\n", dlerror());
+    return NOT_RUN;
+  }
+  memcpy(&params, &symbol, sizeof params);
+  params(0);
+  return fflush(stdout) == 0 && !ferror(stdout) ? FINE : report_error("write", "standard output");
+}
+
 static void release(struct kit_inspection *in) {
   for (int v = 0; v < KIT_VERSIONS; v++) free(in->versions[v].props);
   kit_elf_free(&in->elf);
@@ -191,6 +206,11 @@ int kit_inspect_run(const struct kit_inspect_options *how) {
   if (!in) return errno = ENOMEM, report_error("inspect", how->file);
   in->how = how;
   int status = find_file(in);
+  if (status == FINE && how->params) {
+    status = print_params(in);
+    release(in);
+    return status;
+  }
   if (status == FINE) {
     kit_elf_read(in->real, &in->elf);
     kit_deps_resolve(in->path, &in->elf, how->limit_ms, &in->deps);

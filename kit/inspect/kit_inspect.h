@@ -11,6 +11,7 @@
 #ifndef RAIL_KIT_INSPECT_H
 #define RAIL_KIT_INSPECT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kit/kit_process.h"
@@ -22,12 +23,17 @@ struct kit_inspect_options {
   int devices[KIT_INSPECT_MAX_DEVICES]; /* whose properties are asked for */
   int ndevices;                         /* 0: all */
   uint64_t limit_ms;                    /* of each process that the plugin is loaded in */
+  bool params;                          /* print the plugin's parameters instead */
   const char *json;                     /* file, "-": standard output instead of the text; NULL: none */
 };
 
 /* Prints the report to stdout. 0: no finding is an error, 1: some are, 3: reported on stderr, the file cannot be
  * read, the report not written or no process started. */
 int kit_inspect_run(const struct kit_inspect_options *how);
+
+/* What a plugin of Railyard's exports besides its tables: prints its parameters as rail_param_print does. NCCL does not
+ * look for it. */
+typedef void kit_plugin_params_fn(int markdown);
 
 /* The role "inspect" of a process. */
 void kit_inspect_process(struct kit_process *self);

@@ -72,7 +72,7 @@ __attribute__((destructor(102))) static void unload(void) {
 char rail_plugin_name[] = "RailIB";
 
 const struct rail_net_ops rail_plugin_ops = {
-  .name = rail_plugin_name,
+  .name = rail_plugin_name, .params = &ib_param_table,
   /* process and devices */
   .init = init,
   .finalize = finalize,

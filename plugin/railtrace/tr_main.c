@@ -183,7 +183,7 @@ static rail_result_t tr_make_vdevice(int *dev, const struct rail_net_vprops_v12 
 }
 
 const struct rail_net_ops rail_plugin_ops = {
-  .name = rail_plugin_name,
+  .name = rail_plugin_name, .params = &tr_param_table,
   /* process and devices */
   .init = tr_init,
   .finalize = tr_finalize,

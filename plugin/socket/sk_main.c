@@ -63,7 +63,7 @@ static rail_result_t make_vdevice(int *dev, const struct rail_net_vprops_v12 *pr
 char rail_plugin_name[] = "RailSocket";
 
 const struct rail_net_ops rail_plugin_ops = {
-  .name = rail_plugin_name,
+  .name = rail_plugin_name, .params = &sk_param_table,
   /* process and devices */
   .init = init,
   .finalize = finalize,

@@ -40,7 +40,7 @@ static rail_result_t devices(int *ndev) { return rail_net_process_devices(&proce
 char rail_plugin_name[] = TPL_NAME;
 
 const struct rail_net_ops rail_plugin_ops = {
-  .name = rail_plugin_name,
+  .name = rail_plugin_name, .params = &tpl_param_table,
   /* process and devices */
   .init = init,
   .finalize = finalize,

@@ -58,6 +58,17 @@ def our_plugin_is_fine_in_all_versions():
     assert "(NCCL_DEBUG=INFO), as v12\n" in text and "device 0 is " in text, text
 
 
+def parameters_are_printed():
+    for name, some in (("socket", "NCCL_SOCKET_IFNAME"), ("ib", "NCCL_IB_TIMEOUT"), ("ofi", "RAIL_OFI_PROVIDER"),
+                       ("template", "RAIL_"), ("railtrace", "RAIL_TRACE_FILE")):
+        done = run([KIT, "inspect", str(BUILD / "lib" / f"libnccl-net-{name}.so"), "--params"])
+        lines = [line for line in done.stdout.splitlines() if line.startswith(some)]
+        assert done.returncode == 0 and lines, done
+    assert "0..31" in run([KIT, "inspect", "ib", "-p"]).stdout
+    done = run([KIT, "inspect", fixture("v12"), "--params"])
+    assert done.returncode == 3 and "only Railyard's plugins export" in done.stderr, done
+
+
 def every_release_takes_its_version():
     wanted = {"2.13": 6, "2.18": 6, "2.19": 7, "2.20": 8, "2.23": 8, "2.24": 9, "2.25": 9, "2.26": 10, "2.27.3": 10,
               "2.28.7-2.28.9": 11, "2.29.7": 11, "2.30": 12}
@@ -376,7 +387,7 @@ def bad_arguments():
 
 
 main([(case.__name__.replace("_", " "), case) for case in (
-    our_plugin_is_fine_in_all_versions, every_release_takes_its_version, straight_has_no_error,
+    our_plugin_is_fine_in_all_versions, parameters_are_printed, every_release_takes_its_version, straight_has_no_error,
     what_a_process_does_is_a_result, calls_that_fail_are_findings, each_bad_property_is_named,
     pci_paths_end_within_16_bytes, one_device_is_enough,
     versions_are_compared, gpu_memory_needs_its_slots, what_the_linker_was_told_shows, null_slots_are_told_apart,

@@ -19,6 +19,7 @@ static const struct tool_option options[] = {
      .set = add_device},
     {"json", 'J', "FILE", "the report as JSON; '-': to standard output, instead of the text", TOOL_TEXT, AT(json),
      .allowed = "a file, or - for standard output"},
+    {"params", 'p', NULL, "print the parameters of one of Railyard's plugins and end", TOOL_FLAG, AT(params)},
     {"limit", 'T', "SECONDS", "for each process that loads the plugin", TOOL_SECONDS, AT(limit_ms), .min = 0.5,
      .max = 3600, .preset = "10"},
     {"help", 'h', NULL, "this text", .kind = TOOL_HELP},
