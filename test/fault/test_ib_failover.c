@@ -336,7 +336,7 @@ TEST(acknowledgements_are_lost) { fail_at_each(ANSWERS, 1, 37); }
 
 /* Queue pairs that the RDMA CM has set up are lost as others are, and stay lost. */
 TEST(by_the_rdma_cm) {
-  struct scenario s = {.qps_per_rail = 1, .returns = 500, .follows = {{.lost = 1}}};
+  struct scenario s = {.qps_per_rail = 1, .returns = 500, .least_lost = 2, .follows = {{.lost = 1}}};
   snprintf(s.faults, sizeof s.faults, "at 30 port emu1 1 state=down");
   snprintf(s.follows[0].faults, sizeof s.follows[0].faults, "at 10 port emu1 1 state=active");
   setenv("RAIL_IB_CM", "rdmacm", 1);
@@ -374,15 +374,16 @@ TEST(a_port_comes_back_in_time) {
   }
 }
 
-/* All that is lost is used again, where a port comes up within two seconds of that. */
+/* All that is lost is used again, milliseconds after its port has come up; but a machine may stand still meanwhile. */
 static void comes_back(struct scenario *s, long requests, int least) {
   printf("# %s; %s; %s\n", s->faults, s->follows[0].faults, s->follows[1].faults);
   const bool ports = s->follows[0].lost > 0;
   s->returns = requests;
+  s->least_lost = least;
   run(s);
   printf("# %d lost, %d in use again, after %.1f ms\n", s->lost, s->returned, (double)s->slowest_ns / 1e6);
   CHECK_MSG(s->returned >= least && s->returned == s->lost, "%d lost, %d in use again", s->lost, s->returned);
-  CHECK_MSG(s->slowest_ns < kit_patience_ms(2000) * 1000000ull, "%.1f ms", (double)s->slowest_ns / 1e6);
+  CHECK_MSG(s->slowest_ns < kit_patience_ms(20000) * 1000000ull, "%.1f ms", (double)s->slowest_ns / 1e6);
   if (ports) CHECK_MSG(s->slowest_ns > 0, "no port was seen to come up");
 }
 

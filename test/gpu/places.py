@@ -166,8 +166,8 @@ class Machine:
                 "TEST_REAL_GPU": 1, "CUDA_DEVICE_MAX_CONNECTIONS": 32, **more}
 
     def env_ranks(self, *folders, **more):
-        """Those of a step whose processes use the GPU at once. MPS has one stock of queues for all of them: four
-        processes with 32 each were refused their contexts."""
+        """Those of a step whose processes use the GPU at once. Perhaps MPS has one stock of queues for all: of four
+        processes that asked for 32 some were refused their contexts (docs/results/2026-11-26-gpu.md)."""
         mps = {"CUDA_MPS_PIPE_DIRECTORY": self.mps, "CUDA_DEVICE_MAX_CONNECTIONS": 16} if self.mps else {}
         return {**self.env(*folders, **more), **mps}
 

@@ -186,7 +186,6 @@ TEST(whatever_fails_of_verbs) {
         struct hs h;
         char script[128];
         begin(&h);
-        ib_params.connect_ms = 5000;
         snprintf(script, sizeof script, "fail %s from=%d errno=EIO", calls[c], n);
         hs_listen(&h, rnic ? FUSED_RNIC : FUSED);
         fake_script(script);
