@@ -9,6 +9,7 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_stripe.h"
 
 #define LINGER_MAX_MS 60000 /* as the parameter's own limit */
 
@@ -66,7 +67,10 @@ void ib_comm_free(struct ib_comm *comm) {
   free(comm->ctrl_buf);
   free(comm->qps);
   free(comm->failover);
-  if (comm->sender) free(ib_send_comm_of(comm)->posted);
+  if (comm->sender) {
+    ib_stripe_close(ib_send_comm_of(comm));
+    free(ib_send_comm_of(comm)->posted);
+  }
   comm->magic = 0;
   if (comm->sender) free(ib_send_comm_of(comm));
   else free(ib_recv_comm_of(comm));

@@ -155,6 +155,12 @@ struct ib_cursor {
   uint16_t qp;
 };
 
+/* A part of a message, where parts are not equal (ib_stripe.h). */
+struct ib_share {
+  uint64_t offset, size;
+  uint16_t qp;
+};
+
 /* A send. Life: CTS matched → (in `unposted`) → posted → done. */
 struct ib_send {
   struct ib_request base;
@@ -163,12 +169,14 @@ struct ib_send {
   uint64_t size;
   uint64_t length;       /* bytes that are written: size, or 0 if that is more than the buffer holds */
   struct ib_cursor at;   /* of `part` */
-  uint16_t first_qp;     /* part i goes over QP live[first_qp + i] */
+  uint16_t first_qp;     /* part i goes over QP live[first_qp + i]; IB_SHARES: see `shares` */
   uint16_t nparts, part; /* `part`: the first that is not all posted */
   uint16_t number;       /* of the request: its place in `sends` */
   const struct ib_cts *buffer;
   struct ib_mhandle *mr;
+  struct ib_share *shares; /* its parts; NULL: they are equal */
 };
+#define IB_SHARES 0x8000u /* above all numbers of QPs */
 
 /* One buffer of an irecv. */
 struct ib_buffer {
@@ -215,6 +223,7 @@ struct ib_send_comm {
   unsigned int next_qp;                  /* in live */
   unsigned int nlive, most_parts;        /* of a message */
   struct ib_qp *live[IB_MAX_QPS];        /* QPs that are in use */
+  struct ib_stripe *stripe;              /* ib_stripe.h; NULL: parts are equal, and QPs take turns */
   uint16_t *posted;                      /* what was posted, of all QPs (ib_qp.posted) */
   struct ib_cursor resend;               /* of the part that is being resent */
   uint16_t resend_of;                     /* the lost QP whose it was */

@@ -161,6 +161,10 @@ static const struct rail_param rows[] = {
    .doc = "Most bytes of one RDMA write, a power of two; what the ports of both sides allow counts as well."},
   {.name = "RAIL_IB_MIN_PART", .type = RAIL_PARAM_BYTES, .def = "8K", .lo = IB_ALIGN, .hi = 1 << 30,
    .offset = AT(min_part), .doc = "No message is split over several QPs in parts smaller than this."},
+  {.name = "RAIL_IB_STRIPING", .type = RAIL_PARAM_ENUM, .def = "rate", .words = "equal|rate", .offset = AT(striping),
+   .doc = "How a sender with several rails divides messages among them. rate: by what each of them carries, so that a "
+          "slow one gets less; a message with one part takes the one that is free first. equal: parts are equal, and "
+          "QPs take turns."},
   {.name = "RAIL_IB_FLUSH", .type = RAIL_PARAM_ENUM, .def = "auto", .words = "auto|always|never", .offset = AT(flush),
    .doc = "iflush reads back from GPU memory, so that what arrived is visible to the GPU: where memory is reached "
           "in a way that needs it, always, or never."},

@@ -63,6 +63,14 @@ struct ib_qp {
   struct ib_qp_attr attr;
 };
 
+/* What `posted` has of a signaled write. */
+static inline uint16_t ib_posted_entry(unsigned int send, unsigned int part, bool tail) {
+  return (uint16_t)(send << 8 | part << 1 | tail);
+}
+static inline unsigned int ib_posted_send(uint16_t entry) { return entry >> 8; }
+static inline unsigned int ib_posted_part(uint16_t entry) { return entry >> 1 & 0x7f; }
+static inline bool ib_posted_is_tail(uint16_t entry) { return entry & 1; }
+
 /* The watch thread may read it. */
 static inline void ib_qp_count_tail(struct ib_qp *qp) {
   atomic_store_explicit(&qp->tails, atomic_load_explicit(&qp->tails, memory_order_relaxed) + 1, memory_order_relaxed);

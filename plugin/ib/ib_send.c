@@ -22,6 +22,7 @@
 #include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_stripe.h"
 
 #define BATCH 16 /* writes that are posted at once */
 #define TAGS_SHOWN 8
@@ -60,6 +61,8 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
   sc->nlive = comm->plan.nqps;
   sc->most_parts = comm->plan.qps_per_message;
   sc->min_part = (uint64_t)ib_params.min_part;
+  ib_stripe_close(sc);
+  if (!ib_stripe_open(sc)) return false;
   for (unsigned int i = 0; i < comm->nrails; i++)
     sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
   ib_comm_limit_inline(comm);
@@ -155,24 +158,36 @@ unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part) 
   return most < 2 ? 1 : 1u << (31 - (unsigned int)__builtin_clz((unsigned int)most));
 }
 
-RAIL_HOT_INLINE struct ib_part split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
-                                          bool separate) {
+RAIL_HOT_INLINE struct ib_part equal_part(uint64_t size, unsigned int i, unsigned int n) {
   struct ib_part part = {.size = size};
-  if (n > 1) {
-    uint64_t lines = (size + IB_ALIGN - 1) / IB_ALIGN, each = lines / n, more = lines % n;
-    part.offset = RAIL_MIN((i * each + RAIL_MIN(i, more)) * IB_ALIGN, size);
-    part.size = RAIL_MIN((each + (i < more)) * IB_ALIGN, size - part.offset);
-  }
-  unsigned int unit = ib_imm_unit_log2(part.size), log2 = RAIL_MAX(max_write_log2, unit);
-  part.write = 1ull << log2;
-  if (separate) part.body = part.size >> unit << unit;
-  else part.body = part.size <= part.write ? 0 : (part.size - 1) >> log2 << log2;
+  if (n == 1) return part;
+  uint64_t lines = (size + IB_ALIGN - 1) / IB_ALIGN, each = lines / n, more = lines % n;
+  part.offset = RAIL_MIN((i * each + RAIL_MIN(i, more)) * IB_ALIGN, size);
+  part.size = RAIL_MIN((each + (i < more)) * IB_ALIGN, size - part.offset);
   return part;
+}
+
+RAIL_HOT_INLINE void split_writes(struct ib_part *part, unsigned int max_write_log2, bool separate) {
+  unsigned int unit = ib_imm_unit_log2(part->size), log2 = RAIL_MAX(max_write_log2, unit);
+  part->write = 1ull << log2;
+  if (separate) part->body = part->size >> unit << unit;
+  else part->body = part->size <= part->write ? 0 : (part->size - 1) >> log2 << log2;
 }
 
 struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
                              bool separate) {
-  return split_part(size, i, n, max_write_log2, separate);
+  struct ib_part part = equal_part(size, i, n);
+  split_writes(&part, max_write_log2, separate);
+  return part;
+}
+
+RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send *send, unsigned int i, unsigned int max_write_log2,
+                                       bool separate) {
+  struct ib_part part;
+  if (send->nparts > 1 && send->shares) part = (struct ib_part){.offset = send->shares[i].offset, .size = send->shares[i].size};
+  else part = equal_part(send->length, i, send->nparts);
+  split_writes(&part, max_write_log2, separate);
+  return part;
 }
 
 /* ---- post ------------------------------------------------------------------ */
@@ -211,11 +226,6 @@ RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cu
   return RAIL_IN_PROGRESS;
 }
 
-/* What ib_qp.posted keeps of a signaled write. */
-static inline uint16_t posted_entry(unsigned int send, unsigned int part, bool tail) {
-  return (uint16_t)(send << 8 | part << 1 | tail);
-}
-
 /* Posts what the QP has room for of a part, up to a batch. The last write of a batch is signaled; its completion
  * stands for all of them. The part is posted when nothing of it is in `at` any more. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, unsigned int number,
@@ -223,8 +233,8 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   struct ibv_send_wr wrs[BATCH], *bad;
   struct ibv_sge sges[BATCH];
   struct ib_notice_wire notice;
-  struct ib_part part = split_part(send->length, number, send->nparts, sc->base.plan.max_write_log2,
-                                   send->length > sc->separate_above[qp->rail]);
+  struct ib_part part = part_of(send, number, sc->base.plan.max_write_log2,
+                                send->length > sc->separate_above[qp->rail]);
   const bool notices = sc->base.plan.notices;
   if (rail_unlikely(notices)) part.body = part.size; /* the tail is a SEND that reports it */
   unsigned int n = 0, most = RAIL_MIN(qp->sq_avail, BATCH);
@@ -252,7 +262,7 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   if (rail_unlikely(err)) return post_failed(sc, at, before, n, qp, err);
   at->posted = tail ? 0 : posted;
   at->qp = qp->index;
-  qp->posted[qp->posted_tail++ % IB_SEND_DEPTH] = posted_entry(send->number, number, tail);
+  qp->posted[qp->posted_tail++ % IB_SEND_DEPTH] = ib_posted_entry(send->number, number, tail);
   if (tail) ib_qp_count_tail(qp);
   send->base.pending++;
   qp->sq_avail -= n;
@@ -267,11 +277,16 @@ RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
   return !path || (path->state == IB_PATH_UP && !(atomic_load(&path->faults) & IB_PATH_FAULT_POST));
 }
 
-/* The QP over which a part begins, or goes on. NULL: its send queue is full, or what was begun over it waits until the
- * QP is DOWN, and begins anew. */
-static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_cursor *at, unsigned int turn) {
-  if (rail_unlikely(turn >= sc->nlive)) turn %= sc->nlive;
-  struct ib_qp *qp = sc->live[turn];
+/* The QP that a part is given to. */
+static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_send *send) {
+  const unsigned int turn = send->first_qp + send->part;
+  if (rail_likely(turn < sc->nlive)) return sc->live[turn];
+  return turn >= IB_SHARES ? &sc->base.qps[send->shares[send->part].qp] : sc->live[turn % sc->nlive];
+}
+
+/* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun over
+ * it waits until the QP is DOWN, and begins anew. */
+static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_cursor *at, struct ib_qp *qp) {
   if (rail_unlikely(at->posted != 0)) {
     if (!may_go_on(&sc->base, at->qp)) return NULL;
     qp = &sc->base.qps[at->qp];
@@ -282,7 +297,7 @@ static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_
 /* RAIL_IN_PROGRESS: a send queue is full, or the QP of a part that was begun is lost. */
 RAIL_HOT_INLINE rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->part < send->nparts) {
-    struct ib_qp *qp = qp_of_part(sc, &send->at, send->first_qp + send->part);
+    struct ib_qp *qp = usable_qp(sc, &send->at, qp_of_part(sc, send));
     if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
     RAIL_TRY(post_batch(sc, send, send->part, &send->at, qp));
     if (!send->at.posted) send->part++;
@@ -300,6 +315,12 @@ RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send,
             (unsigned long long)send->size, tag, (unsigned long long)send->buffer->size);
   send->base.result = RAIL_BAD_USAGE;
   send->length = 0;
+}
+
+static inline void take_turns(struct ib_send_comm *sc, struct ib_send *send) {
+  send->first_qp = (uint16_t)sc->next_qp;
+  sc->next_qp += send->nparts; /* at most nlive */
+  if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
 }
 
 rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
@@ -333,11 +354,10 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   ib_mr_hold(send->mr);
   if (rail_unlikely(size > send->buffer->size)) refuse_size(sc, send, (uint32_t)tag);
 
-  /* Split: over how many QPs, and from which on. Messages take the QPs in turn. */
+  /* Split: over how many QPs, and which. */
   send->nparts = (uint16_t)ib_split_parts(send->length, sc->most_parts, sc->min_part);
-  send->first_qp = (uint16_t)sc->next_qp;
-  sc->next_qp += send->nparts; /* at most nlive */
-  if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
+  if (rail_unlikely(sc->stripe != NULL)) ib_stripe_divide(sc, send);
+  else take_turns(sc, send);
   *request = send;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(r, &phandle);
 
@@ -368,12 +388,24 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
   ib_request_end(&send->base);
 }
 
-void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
-  struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
-  if (rail_unlikely(qp->ignore_completions)) return; /* the receiver's count has decided it */
+RAIL_HOT_INLINE void signaled_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {
   qp->sq_avail += ib_wr_count(wc->wr_id);
   qp->posted_head++;
   write_done(comm, &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)]);
+}
+
+/* Apart, so that a connection without striping pays a branch. */
+static __attribute__((noinline)) void striped_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {
+  struct ib_send_comm *sc = ib_send_comm_of(comm);
+  ib_stripe_done(sc->stripe, qp, &sc->sends[ib_wr_arg(wc->wr_id)], qp->posted[qp->posted_head % IB_SEND_DEPTH]);
+  signaled_done(comm, qp, wc);
+}
+
+void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
+  if (rail_unlikely(qp->ignore_completions)) return; /* the receiver's count has decided it */
+  if (rail_unlikely(ib_send_comm_of(comm)->stripe != NULL)) striped_done(comm, qp, wc);
+  else signaled_done(comm, qp, wc);
 }
 
 /* ---- the loss and the return of a QP ---------------------------------------------------- */
@@ -388,17 +420,18 @@ void ib_send_use_paths(struct ib_send_comm *sc) {
   sc->next_qp %= n;
   sc->most_parts = plan->qps_per_message;
   if (sc->most_parts > n) sc->most_parts = 1u << (31 - (unsigned int)__builtin_clz(n));
+  if (sc->stripe) ib_stripe_use_live(sc);
 }
 
 unsigned int ib_posted_reconcile(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
   uint32_t unacked = 0, kept = qp->posted_head;
-  for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) unacked += qp->posted[i % IB_SEND_DEPTH] & 1;
+  for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) unacked += ib_posted_is_tail(qp->posted[i % IB_SEND_DEPTH]);
   uint32_t delivered = count - (atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked);
   *nover = 0;
   if (delivered > unacked) return IB_RECONCILE_INVALID;
   for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) {
     uint16_t entry = qp->posted[i % IB_SEND_DEPTH];
-    bool tail = entry & 1;
+    bool tail = ib_posted_is_tail(entry);
     if (tail && !delivered) {
       qp->posted[kept++ % IB_SEND_DEPTH] = entry;
       continue;
@@ -419,7 +452,12 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
   uint16_t over[IB_SEND_DEPTH];
   unsigned int nover, left = ib_posted_reconcile(qp, count, over, &nover);
   if (left == IB_RECONCILE_INVALID) return left;
-  for (unsigned int i = 0; i < nover; i++) write_done(&sc->base, &sc->sends[over[i] >> 8]);
+  for (unsigned int i = 0; i < nover; i++) {
+    struct ib_send *send = &sc->sends[ib_posted_send(over[i])];
+    if (sc->stripe) ib_stripe_done(sc->stripe, qp, send, over[i]);
+    write_done(&sc->base, send);
+  }
+  if (sc->stripe) ib_stripe_forget(sc->stripe, qp);
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
   if (!left && sc->resend_of == qp->index) sc->resend.posted = 0; /* nothing of what was begun is left */
@@ -430,12 +468,14 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
 RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost) {
   while (lost->posted_head != lost->posted_tail) {
     uint16_t entry = lost->posted[lost->posted_head % IB_SEND_DEPTH];
-    struct ib_send *send = &sc->sends[entry >> 8];
-    struct ib_qp *qp = qp_of_part(sc, &sc->resend, sc->next_qp);
+    struct ib_send *send = &sc->sends[ib_posted_send(entry)];
+    const unsigned int part = ib_posted_part(entry);
+    struct ib_qp *qp = usable_qp(sc, &sc->resend, sc->live[sc->next_qp]);
     if (!qp) return RAIL_IN_PROGRESS;
     sc->resend_of = lost->index;
-    RAIL_TRY(post_batch(sc, send, entry >> 1 & 0x7f, &sc->resend, qp));
+    RAIL_TRY(post_batch(sc, send, part, &sc->resend, qp));
     if (sc->resend.posted) continue;
+    if (sc->stripe) ib_stripe_move(sc->stripe, send, part, qp);
     if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;
     lost->posted_head++;
     send->base.pending--; /* the write that was lost; the new one counts */

@@ -10,7 +10,7 @@
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_progress.h"
 
-enum { GROUP_COMM, GROUP_DEVICE, GROUPS };
+enum { GROUP_COMM, GROUP_DEVICE, GROUP_RAIL, GROUPS };
 
 static const struct rail_stats_counter comm_counters[] = {
   [IB_COMM_BYTES] = {"bytes", RAIL_STATS_COUNTER, "Payload of messages that are done."},
@@ -46,10 +46,19 @@ static const struct rail_stats_counter device_counters[] = {
 };
 _Static_assert(RAIL_COUNT_OF(device_counters) == IB_DEVICE_COUNTERS, "a row each");
 
+static const struct rail_stats_counter rail_counters[] = {
+  [IB_RAIL_BYTES] = {"bytes", RAIL_STATS_COUNTER, "Payload that was sent over the rail."},
+  [IB_RAIL_SHARE] = {"share_permille", RAIL_STATS_GAUGE, "Thousandths of a large message that go over the rail."},
+  [IB_RAIL_RATE] = {"rate", RAIL_STATS_GAUGE,
+                    "Bytes per second that it carried of late while it had some; 0: not measured."},
+};
+_Static_assert(RAIL_COUNT_OF(rail_counters) == IB_RAIL_COUNTERS, "a row each");
+
 /* Memory is allocated with each record: the maxima cost address space only. */
 static const struct rail_stats_group groups[] = {
   [GROUP_COMM] = {"comm", comm_counters, IB_COMM_COUNTERS, 8192},
   [GROUP_DEVICE] = {"device", device_counters, IB_DEVICE_COUNTERS, 256},
+  [GROUP_RAIL] = {"rail", rail_counters, IB_RAIL_COUNTERS, 16384},
 };
 _Static_assert(RAIL_COUNT_OF(groups) == GROUPS, "a row each");
 
@@ -110,6 +119,15 @@ void ib_stats_comm_end(struct ib_comm *comm) {
   comm->stats = NULL;
 }
 
+uint64_t *ib_stats_rail_begin(const struct ib_comm *comm, unsigned int rail) {
+  char device[RAIL_STATS_VALUE], name[RAIL_STATS_VALUE];
+  return rail_plugin_stats_take(&page, GROUP_RAIL, "side=send,device=%s,peer=%s,rail=%s",
+                                rail_stats_value(device, comm->device->name), comm->peer_text,
+                                rail_stats_value(name, comm->rails[rail].port->name));
+}
+
+void ib_stats_rail_end(uint64_t *stats) { rail_plugin_stats_drop(&page, GROUP_RAIL, stats); }
+
 /* ---- profiler -------------------------------------------------------------- */
 
 /* The places of a request's events. */
@@ -134,7 +152,7 @@ static void describe(const void *request, uint32_t i, void *out) {
   if (r->magic == IB_REQ_SEND) {
     const struct ib_send *send = rail_container_of(r, const struct ib_send, base);
     const struct ib_send_comm *sc = ib_send_comm_of(r->comm);
-    qp = sc->live[send->first_qp % sc->nlive];
+    qp = send->shares ? &r->comm->qps[send->shares[0].qp] : sc->live[send->first_qp % sc->nlive];
     event.qp.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     event.qp.length = send->size;
     event.qp.wr_id = ib_wr_id(IB_WR_SEND, qp->index, 1, (unsigned int)(send - ib_send_comm_of(r->comm)->sends));

@@ -38,6 +38,13 @@ enum ib_stats_device { /* of a port; label: device */
   IB_DEVICE_COUNTERS
 };
 
+enum ib_stats_rail { /* of a sender that stripes by rate; label: side, device, peer, rail */
+  IB_RAIL_BYTES,
+  IB_RAIL_SHARE, /* gauge, thousandths */
+  IB_RAIL_RATE,  /* gauge, bytes per second */
+  IB_RAIL_COUNTERS
+};
+
 /* The page, and the records of all ports: one call each per context, under the plugin's lock. The page stays until the
  * last comm has released its record, too. */
 rail_result_t ib_stats_open(void);
@@ -50,6 +57,9 @@ void ib_stats_count(const char *device, enum ib_stats_device counter);
  * peer_text, rails and plan are filled in. RAIL_SYSTEM_ERROR, logged: out of memory. */
 rail_result_t ib_stats_comm_begin(struct ib_comm *comm);
 void ib_stats_comm_end(struct ib_comm *comm);
+/* The same for one rail of a comm; NULL: there is no page, or no memory. */
+uint64_t *ib_stats_rail_begin(const struct ib_comm *comm, unsigned int rail);
+void ib_stats_rail_end(uint64_t *stats);
 
 /* ---- events for NCCL's profiler (common/obs/profile.h) -----------------------------
  * None per part: only the sender knows how many parts a message has, and over which QPs. */

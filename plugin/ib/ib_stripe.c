@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A message is divided when isend is called. What each QP has outstanding is counted from then until the last write of
+ * its part completes. Now and then, in a round, a message is measured: for each of its QPs, when all that the QP has
+ * outstanding then is completed. Until that moment it had work without a pause, so bytes by time is its rate. Between
+ * two rounds no clock is read.
+ */
+#include "plugin/ib/ib_stripe.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "plugin/ib/ib_param.h"
+
+#define NO_MEASUREMENT UINT64_MAX
+#define GAIN 0.25              /* of a new measurement, in a QP's rate: 13 bring a tenth of the rate into view */
+#define LEAVE_EQUAL 1.15       /* the fastest is so much faster than the slowest: parts are by rate, */
+#define RETURN_TO_EQUAL 1.08   /* until it is only so much faster */
+#define OVERDUE 2              /* a measurement that takes so many times as long counts before it ends */
+#define ROUND_NS 125000        /* what all QPs carry in that time is sent between two rounds */
+#define FIRST_ROUND (256 << 10)
+#define PROBE_ROUNDS 4         /* a QP that has had no part in so many rounds, */
+#define PROBE_NS 100000000     /* and for so long, is given a small one */
+
+static uint64_t outstanding(const struct ib_stripe_qp *q) { return q->assigned - q->done; }
+static uint64_t lines_of(uint64_t bytes) { return (bytes + IB_ALIGN - 1) / IB_ALIGN; }
+
+/* ---- the connection -------------------------------------------------------------- */
+
+static void begin_anew(struct ib_stripe_qp *q, uint32_t weight) {
+  *q = (struct ib_stripe_qp){.ends_at = NO_MEASUREMENT, .weight = weight};
+}
+
+bool ib_stripe_open(struct ib_send_comm *sc) {
+  const struct ib_plan *plan = &sc->base.plan;
+  const unsigned int width = RAIL_MAX(sc->base.nrails, sc->base.nremote_rails);
+  const unsigned int most = plan->qps_per_message;
+  if (ib_params.striping != IB_STRIPING_RATE || width < 2) return true;
+  struct ib_stripe *stripe = calloc(1, sizeof *stripe + plan->nqps * sizeof stripe->qps[0]);
+  struct ib_share *shares = calloc(IB_MAX_SENDS * most, sizeof *shares);
+  if (!stripe || !shares) {
+    free(stripe);
+    free(shares);
+    return false;
+  }
+  stripe->equal = true;
+  stripe->round_left = FIRST_ROUND;
+  stripe->width = width;
+  stripe->all = most;
+  stripe->least = lines_of(sc->min_part / 8);
+  stripe->shares = shares;
+  for (unsigned int i = 0; i < IB_MAX_SENDS; i++) sc->sends[i].shares = &shares[i * most];
+  for (unsigned int i = 0; i < plan->nqps; i++) begin_anew(&stripe->qps[i], IB_STRIPE_WEIGHTS / plan->nqps);
+  for (unsigned int r = 0; r < sc->base.nrails; r++) {
+    stripe->records[r] = ib_stats_rail_begin(&sc->base, r);
+    stripe->stats[r] = stripe->records[r] ? stripe->records[r] : stripe->unseen;
+    rail_stats_set(&stripe->stats[r][IB_RAIL_SHARE], 1000 / sc->base.nrails);
+  }
+  sc->stripe = stripe;
+  return true;
+}
+
+void ib_stripe_close(struct ib_send_comm *sc) {
+  struct ib_stripe *stripe = sc->stripe;
+  if (!stripe) return;
+  for (unsigned int r = 0; r < sc->base.nrails; r++) ib_stats_rail_end(stripe->records[r]);
+  for (unsigned int i = 0; i < IB_MAX_SENDS; i++) sc->sends[i].shares = NULL;
+  free(stripe->shares);
+  free(stripe);
+  sc->stripe = NULL;
+}
+
+/* ---- rates and weights ----------------------------------------------------------- */
+
+bool ib_stripe_weights(const double *rates, unsigned int n, bool equal_before, uint32_t *weights) {
+  double sum = 0, least = 0, largest = 0;
+  unsigned int known = 0;
+  for (unsigned int i = 0; i < n; i++) {
+    if (rates[i] <= 0) continue;
+    least = known ? RAIL_MIN(least, rates[i]) : rates[i];
+    largest = RAIL_MAX(largest, rates[i]);
+    sum += rates[i];
+    known++;
+  }
+  const bool equal = largest <= least * (equal_before ? LEAVE_EQUAL : RETURN_TO_EQUAL);
+  const double mean = known ? sum / known : 1, all = mean * n;
+  for (unsigned int i = 0; i < n; i++) {
+    double rate = equal || rates[i] <= 0 ? mean : rates[i];
+    weights[i] = 1 + (uint32_t)(rate / all * (IB_STRIPE_WEIGHTS - n));
+  }
+  return equal;
+}
+
+/* A QP that has not done by now what is measured is at most so fast: one that stands still is found out, too. */
+static double rate_by_now(const struct ib_stripe_qp *q, uint64_t now) {
+  if (q->ends_at == NO_MEASUREMENT || now <= q->began) return q->rate;
+  double at_most = (double)q->bytes / (double)(now - q->began);
+  return at_most * OVERDUE < q->rate ? at_most : q->rate;
+}
+
+static void show_rails(const struct ib_send_comm *sc, const double *rates, const uint32_t *weights) {
+  double by_rail[IB_MAX_RAILS] = {0};
+  uint64_t share[IB_MAX_RAILS] = {0}, all = 0;
+  for (unsigned int i = 0; i < sc->nlive; i++) {
+    by_rail[sc->live[i]->rail] += rates[i];
+    share[sc->live[i]->rail] += weights[i];
+    all += weights[i];
+  }
+  for (unsigned int r = 0; r < sc->base.nrails; r++) {
+    rail_stats_set(&sc->stripe->stats[r][IB_RAIL_RATE], (uint64_t)(by_rail[r] * 1e9));
+    rail_stats_set(&sc->stripe->stats[r][IB_RAIL_SHARE], (share[r] * 1000 + all / 2) / all);
+  }
+}
+
+static void weigh(struct ib_send_comm *sc, uint64_t now) {
+  struct ib_stripe *stripe = sc->stripe;
+  double rates[IB_MAX_QPS] = {0}, sum = 0;
+  uint32_t weights[IB_MAX_QPS];
+  for (unsigned int i = 0; i < sc->nlive; i++) {
+    rates[i] = rate_by_now(&stripe->qps[sc->live[i]->index], now);
+    sum += rates[i];
+  }
+  stripe->equal = ib_stripe_weights(rates, sc->nlive, stripe->equal, weights);
+  for (unsigned int i = 0; i < sc->nlive; i++) stripe->qps[sc->live[i]->index].weight = weights[i];
+  stripe->round_left = sum > 0 ? (int64_t)(sum * ROUND_NS) : FIRST_ROUND;
+  show_rails(sc, rates, weights);
+}
+
+/* Returns the time. */
+static uint64_t begin_round(struct ib_send_comm *sc) {
+  uint64_t now = rail_now_ns();
+  weigh(sc, now);
+  for (unsigned int i = 0; i < sc->nlive; i++) sc->stripe->qps[sc->live[i]->index].left_out++;
+  return now;
+}
+
+static void measure(struct ib_stripe *stripe, const struct ib_send *send, uint64_t now) {
+  for (unsigned int i = 0; i < send->nparts; i++) {
+    struct ib_stripe_qp *q = &stripe->qps[send->shares[i].qp];
+    q->left_out = 0;
+    q->used_at = now;
+    if (q->ends_at != NO_MEASUREMENT) continue;
+    q->began = now;
+    q->bytes = outstanding(q);
+    q->ends_at = q->assigned;
+  }
+}
+
+static void measured(struct ib_stripe_qp *q) {
+  uint64_t now = rail_now_ns();
+  double rate = (double)q->bytes / (double)(now > q->began ? now - q->began : 1);
+  q->rate = q->rate > 0 ? q->rate + GAIN * (rate - q->rate) : rate;
+  q->ends_at = NO_MEASUREMENT;
+}
+
+/* ---- dividing: pure ---------------------------------------------------------------- */
+
+/* What each of the open QPs gets, when all of them finish at the same time; below 0 for one that has too much already.
+ * The sum is `lines`, or a few less. */
+static void level(const struct ib_stripe_claim *claims, unsigned int n, const bool *open, uint64_t lines,
+                  int64_t *gets) {
+  uint64_t work = lines, weights = 0;
+  for (unsigned int i = 0; i < n; i++) {
+    if (!open[i]) continue;
+    work += claims[i].outstanding;
+    weights += claims[i].weight;
+  }
+  const uint64_t each = work * IB_STRIPE_WEIGHTS / weights; /* 2^41 lines at most are outstanding */
+  for (unsigned int i = 0; i < n; i++)
+    if (open[i]) gets[i] = (int64_t)(each * claims[i].weight / IB_STRIPE_WEIGHTS) - (int64_t)claims[i].outstanding;
+}
+
+/* Of several the last. */
+static unsigned int find_least(const int64_t *gets, const bool *open, unsigned int n) {
+  unsigned int least = n;
+  for (unsigned int i = 0; i < n; i++)
+    if (open[i] && (least == n || gets[i] <= gets[least])) least = i;
+  return least;
+}
+
+static unsigned int find_largest(const int64_t *gets, const bool *open, unsigned int n) {
+  unsigned int largest = n;
+  for (unsigned int i = 0; i < n; i++)
+    if (open[i] && (largest == n || gets[i] > gets[largest])) largest = i;
+  return largest;
+}
+
+/* An immediate can name so many parts. */
+static bool has_name(unsigned int parts, unsigned int all) { return parts == all || !(parts & (parts - 1)); }
+
+unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int n, const struct ib_stripe_limits *limits,
+                              uint64_t lines, uint64_t *shares) {
+  int64_t gets[IB_MAX_QPS];
+  bool open[IB_MAX_QPS];
+  const bool probe = limits->probe >= 0 && n > 1 && limits->most > 1 && lines > 2 * limits->least;
+  unsigned int nopen = n - probe;
+  uint64_t rest = lines - (probe ? limits->least : 0);
+  for (unsigned int i = 0; i < n; i++) open[i] = !probe || (int)i != limits->probe;
+  for (;;) {
+    level(claims, n, open, rest, gets);
+    if (nopen == 1) break;
+    const unsigned int least = find_least(gets, open, n), parts = nopen + probe;
+    if (gets[least] >= (int64_t)RAIL_MAX(limits->least, 1u) && parts <= limits->most && has_name(parts, limits->all)) break;
+    open[least] = false;
+    nopen--;
+  }
+  const unsigned int largest = find_largest(gets, open, n);
+  for (unsigned int i = 0; i < n; i++) {
+    shares[i] = open[i] ? (uint64_t)gets[i] : 0;
+    rest -= shares[i];
+  }
+  shares[largest] += rest; /* of rounding; and all, where there is one */
+  if (probe) shares[limits->probe] = limits->least;
+  return nopen + probe;
+}
+
+/* ---- dividing a message -------------------------------------------------------------- */
+
+static const struct ib_qp *in_turn(const struct ib_send_comm *sc, unsigned int i) {
+  unsigned int turn = sc->next_qp + i;
+  return sc->live[turn >= sc->nlive ? turn - sc->nlive : turn];
+}
+
+static void give(struct ib_send_comm *sc, struct ib_send *send, unsigned int part, const struct ib_qp *qp,
+                 uint64_t offset, uint64_t size) {
+  send->shares[part] = (struct ib_share){.offset = offset, .size = size, .qp = qp->index};
+  sc->stripe->qps[qp->index].assigned += size;
+}
+
+/* One part: to the QP that would be done with it first. One of each rail is looked at. */
+static void give_whole(struct ib_send_comm *sc, struct ib_send *send) {
+  const struct ib_stripe *stripe = sc->stripe;
+  const struct ib_qp *best = in_turn(sc, 0);
+  const unsigned int n = RAIL_MIN(stripe->width, sc->nlive);
+  for (unsigned int i = 1; i < n; i++) {
+    const struct ib_qp *qp = in_turn(sc, i);
+    const struct ib_stripe_qp *a = &stripe->qps[best->index], *b = &stripe->qps[qp->index];
+    if ((outstanding(b) + send->length) * a->weight < (outstanding(a) + send->length) * b->weight) best = qp;
+  }
+  give(sc, send, 0, best, 0, send->length);
+}
+
+static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
+  const uint64_t lines = lines_of(send->length), each = lines / send->nparts, more = lines % send->nparts;
+  uint64_t offset = 0;
+  for (unsigned int i = 0; i < send->nparts; i++) {
+    uint64_t size = RAIL_MIN((each + (i < more)) * IB_ALIGN, send->length - offset);
+    give(sc, send, i, in_turn(sc, i), offset, size);
+    offset += size;
+  }
+}
+
+static int find_probe(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
+  for (unsigned int i = 0; i < n; i++) {
+    const struct ib_stripe_qp *q = &sc->stripe->qps[in_turn(sc, i)->index];
+    if (q->left_out > PROBE_ROUNDS && now - q->used_at > PROBE_NS && q->ends_at == NO_MEASUREMENT) return (int)i;
+  }
+  return -1;
+}
+
+/* n is not 0. */
+static void collect_claims(const struct ib_send_comm *sc, unsigned int n, struct ib_stripe_claim *claims) {
+  unsigned int i = 0;
+  do {
+    const struct ib_stripe_qp *q = &sc->stripe->qps[in_turn(sc, i)->index];
+    claims[i] = (struct ib_stripe_claim){.outstanding = lines_of(outstanding(q)), .weight = q->weight};
+  } while (++i < n);
+}
+
+/* `now`: the message begins a round; else 0. */
+static void divide_by_rate(struct ib_send_comm *sc, struct ib_send *send, uint64_t now) {
+  const struct ib_stripe *stripe = sc->stripe;
+  const unsigned int n = RAIL_MIN(RAIL_MAX(send->nparts, stripe->width), sc->nlive);
+  const struct ib_stripe_limits limits = {.most = send->nparts, .all = stripe->all, .least = stripe->least,
+                                          .probe = now ? find_probe(sc, n, now) : -1};
+  struct ib_stripe_claim claims[IB_MAX_QPS];
+  uint64_t shares[IB_MAX_QPS], offset = 0;
+  collect_claims(sc, n, claims);
+  send->nparts = (uint16_t)ib_stripe_shares(claims, n, &limits, lines_of(send->length), shares);
+  for (unsigned int part = 0, i = 0; i < n; i++) {
+    if (!shares[i]) continue;
+    uint64_t size = RAIL_MIN(shares[i] * IB_ALIGN, send->length - offset);
+    give(sc, send, part++, in_turn(sc, i), offset, size);
+    offset += size;
+  }
+}
+
+void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
+  struct ib_stripe *stripe = sc->stripe;
+  uint64_t now = 0;
+  send->first_qp = IB_SHARES;
+  if (send->nparts == 1) {
+    give_whole(sc, send);
+  } else {
+    /* A message that waits for room in a send queue would be measured with that wait. */
+    stripe->round_left -= (int64_t)send->length;
+    if (rail_unlikely(stripe->round_left <= 0) && STAILQ_EMPTY(&sc->unposted)) now = begin_round(sc);
+    if (rail_likely(stripe->equal)) divide_equally(sc, send);
+    else divide_by_rate(sc, send, now);
+    if (rail_unlikely(now != 0)) measure(stripe, send, now);
+  }
+  sc->next_qp += send->nparts;
+  if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
+}
+
+void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send, uint16_t entry) {
+  if (!ib_posted_is_tail(entry)) return;
+  const uint64_t size = send->shares[ib_posted_part(entry)].size;
+  struct ib_stripe_qp *q = &stripe->qps[qp->index];
+  q->done += size;
+  rail_stats_add(&stripe->stats[qp->rail][IB_RAIL_BYTES], size);
+  if (rail_unlikely(q->done >= q->ends_at)) measured(q);
+}
+
+/* ---- the loss and the return of QPs ----------------------------------------------------- */
+
+void ib_stripe_move(struct ib_stripe *stripe, struct ib_send *send, unsigned int part, const struct ib_qp *to) {
+  send->shares[part].qp = to->index;
+  stripe->qps[to->index].assigned += send->shares[part].size;
+}
+
+void ib_stripe_use_live(struct ib_send_comm *sc) {
+  bool live[IB_MAX_QPS] = {false};
+  struct ib_send *send;
+  unsigned int to = 0;
+  for (unsigned int i = 0; i < sc->nlive; i++) live[sc->live[i]->index] = true;
+  STAILQ_FOREACH(send, &sc->unposted, link)
+    for (unsigned int i = send->part; i < send->nparts; i++)
+      if (!live[send->shares[i].qp]) ib_stripe_move(sc->stripe, send, i, sc->live[to++ % sc->nlive]);
+  weigh(sc, rail_now_ns());
+}
+
+void ib_stripe_forget(struct ib_stripe *stripe, const struct ib_qp *qp) {
+  struct ib_stripe_qp *q = &stripe->qps[qp->index];
+  begin_anew(q, q->weight);
+}
