@@ -72,7 +72,7 @@ struct emu_port {
   uint32_t max_msg, packet; /* packet: larger ones are lost */
   uint64_t subnet;
   uint64_t bandwidth; /* bytes per second, 0: unlimited */
-  uint64_t busy_until;
+  uint64_t busy_until, sent_at; /* of what is limited by it */
   struct emu_gid gids[EMU_GIDS];
   uint64_t gid_hash[EMU_GIDS]; /* 0: not valid */
 };

@@ -6,6 +6,11 @@
 
 #include "emu/emu.h"
 
+/* A port with bandwidth= sends on while this process cannot run, as a card does: what it had to send then leaves at once
+ * afterwards. Only what had waited for the bandwidth, and what follows it. */
+#define CATCH_UP_NS 200000000u
+#define BACK_TO_BACK_NS 20000u
+
 void emu_engine_wake(void) {
   if (!emu.engine_running) return;
   emu.engine_until = 0;
@@ -60,6 +65,9 @@ bool emu_is_throttled(struct emu_qp *qp, uint32_t payload) {
   if (!port->bandwidth) return false;
   uint64_t now = emu_now();
   if (port->busy_until > now) return true;
-  port->busy_until = now + (payload + EMU_HEADER) * 1000000000u / port->bandwidth;
+  bool was_busy = qp->throttled || now - port->sent_at < BACK_TO_BACK_NS;
+  uint64_t from = was_busy && now - port->busy_until < CATCH_UP_NS ? port->busy_until : now;
+  port->sent_at = now;
+  port->busy_until = from + (payload + EMU_HEADER) * 1000000000u / port->bandwidth;
   return false;
 }
