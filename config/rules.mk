@@ -287,8 +287,8 @@ $(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(CORE_A) $(KIT_
 	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $(filter %.o,$^) $(FUZZ_A) \
 	  $(filter $(plugin_archives),$^) $(CORE_A) $(KIT_A) $(BASE_A) $(test_libs) -ldl -lm -lrt -o $@
 
-# test_objs_NAME: objects outside the libraries that the unit test NAME needs. What reads a page of counters says so.
-$(foreach t,$(shell grep -l '"tools/rail-stat/stats_read.h"' test/unit/*.c),$(eval \
+# test_objs_NAME: objects outside the libraries that the unit or fault test NAME needs. What reads a page of counters says so.
+$(foreach t,$(shell grep -l '"tools/rail-stat/stats_read.h"' test/unit/*.c test/fault/*.c),$(eval \
   test_objs_$(basename $(notdir $(t))) := tools/rail-stat/stats_read.o))
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
 test_objs_test_tools := tools/common/fork.o $(addprefix tools/rail-stat/,snapshot.o stats_read.o)
@@ -300,7 +300,7 @@ test_objs_test_device_native := $(addprefix test/device/,native.o pairs.o)
 test_objs_test_device_block := $(addprefix test/device/,emu_collective.o block_case.o link.o)
 test_objs_test_program := test/device/link.o
 test_objs_test_tree := test/device/link.o
-$(foreach t,$(filter test/unit/%,$(test_src)),$(eval \
+$(foreach t,$(filter test/unit/% test/fault/%,$(test_src)),$(eval \
   $(patsubst test/%.c,$(BUILD)/test/%,$(t)): $(addprefix $(O)/,$(test_objs_$(basename $(notdir $(t)))))))
 
 # Unit tests and fuzz targets of a plugin see all of it. No program sees two: each defines rail_plugin_ops.

@@ -72,7 +72,7 @@ struct emu_port {
   uint32_t max_msg, packet; /* packet: larger ones are lost */
   uint64_t subnet;
   uint64_t bandwidth; /* bytes per second, 0: unlimited */
-  uint64_t busy_until, sent_at; /* of what is limited by it */
+  uint64_t busy_until;
   struct emu_gid gids[EMU_GIDS];
   uint64_t gid_hash[EMU_GIDS]; /* 0: not valid */
 };
@@ -272,6 +272,7 @@ struct emu_qp {
   struct ibv_qp_cap cap;
   unsigned int events; /* given out and not acknowledged */
   bool sq_sig_all, wants_room, throttled; /* wants_room: the ring was full */
+  bool behind; /* it has waited for its port's bandwidth since it had nothing to send */
   uint32_t mtu; /* in bytes */
   uint64_t to, from;
 

@@ -285,6 +285,7 @@ bool emu_req_run(struct emu_qp *qp) {
     qp->slowed = false;
     advance(qp);
   }
+  if (qp->sq_next == qp->sq_posted) qp->behind = false;
   if (qp->timer == EMU_TIMER_OFF) restart_timer(qp);
   return all;
 }
@@ -294,7 +295,7 @@ void emu_req_reset(struct emu_qp *qp) {
   emu_run_remove(qp);
   emu_fault_forget(qp);
   qp->next_packet = qp->reads_outstanding = 0;
-  qp->wants_room = qp->slowed = false;
+  qp->wants_room = qp->slowed = qp->behind = false;
   qp->sq_next = qp->sq_una = qp->sq_posted;
 }
 

@@ -6,10 +6,9 @@
 
 #include "emu/emu.h"
 
-/* A port with bandwidth= sends on while this process cannot run, as a card does: what it had to send then leaves at once
- * afterwards. Only what had waited for the bandwidth, and what follows it. */
+/* A port with bandwidth= makes up for so much time in which this process did not run, or did something else, and a card
+ * would have sent. */
 #define CATCH_UP_NS 200000000u
-#define BACK_TO_BACK_NS 20000u
 
 void emu_engine_wake(void) {
   if (!emu.engine_running) return;
@@ -64,10 +63,11 @@ bool emu_is_throttled(struct emu_qp *qp, uint32_t payload) {
   struct emu_port *port = emu_port_of(qp);
   if (!port->bandwidth) return false;
   uint64_t now = emu_now();
-  if (port->busy_until > now) return true;
-  bool was_busy = qp->throttled || now - port->sent_at < BACK_TO_BACK_NS;
-  uint64_t from = was_busy && now - port->busy_until < CATCH_UP_NS ? port->busy_until : now;
-  port->sent_at = now;
+  if (port->busy_until > now) {
+    qp->behind = true;
+    return true;
+  }
+  uint64_t from = qp->behind && now - port->busy_until < CATCH_UP_NS ? port->busy_until : now;
   port->busy_until = from + (payload + EMU_HEADER) * 1000000000u / port->bandwidth;
   return false;
 }

@@ -59,6 +59,11 @@ static const struct column ib_device_columns[] = {
   {"accepts", "accepts", NULL, HOW_COUNT},
 };
 
+static const struct column ib_rail_columns[] = {
+  {"bytes/s", "bytes", NULL, HOW_BYTES_RATE}, {"share/1000", "share_permille", NULL, HOW_COUNT},
+  {"rate", "rate", NULL, HOW_BYTES},          {"bytes", "bytes", NULL, HOW_BYTES},
+};
+
 /* The first row that fits. */
 static const struct {
   const char *page; /* NULL: any */
@@ -68,6 +73,7 @@ static const struct {
 } known[] = {
   {"RailIB", "comm", ib_comm_columns, RAIL_COUNT_OF(ib_comm_columns)},
   {"RailIB", "device", ib_device_columns, RAIL_COUNT_OF(ib_device_columns)},
+  {"RailIB", "rail", ib_rail_columns, RAIL_COUNT_OF(ib_rail_columns)},
   {NULL, "comm", comm_columns, RAIL_COUNT_OF(comm_columns)},
   {NULL, "stream", stream_columns, RAIL_COUNT_OF(stream_columns)},
   {NULL, "device", device_columns, RAIL_COUNT_OF(device_columns)},
