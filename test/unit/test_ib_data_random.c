@@ -6,6 +6,8 @@
  * RAIL_TEST_SEED repeats.
  */
 #include "kit/kit_ensure.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_stripe.h"
 #include "test/unit/ib_pair.h"
 
 #define TAGS 5
@@ -106,6 +108,15 @@ static void test_group(void) {
   w.finished += (unsigned int)g->n;
 }
 
+/* Another QP is fast, or slow, from the next message on. */
+static void change_a_rate(void) {
+  struct ib_stripe *stripe = ib_send_comm_of(w.pair.sc)->stripe;
+  stripe->qps[below(w.pair.sc->plan.nqps)].rate = 1.0 / (double)(1 + below(10) * below(200));
+  stripe->round_left = 0;
+}
+
+static bool rates_change;
+
 static void run(const struct pair_shape *shape, unsigned int messages, const char *script) {
   memset(&w, 0, sizeof w);
   kit_rng_start(&w.rng);
@@ -119,6 +130,7 @@ static void run(const struct pair_shape *shape, unsigned int messages, const cha
   uint32_t steps = 0;
   while (w.finished < messages) {
     CHECK_MSG(++steps < 4000 * messages, "stuck: %u of %u messages after %u steps", w.finished, messages, steps);
+    if (rates_change && below(40) == 0) change_a_rate();
     switch (below(8)) {
       case 0: post_group(); break;
       case 1:
@@ -164,10 +176,22 @@ TEST(adaptive_routing) {
   ib_params_load();
 }
 
+TEST(rates_that_change) {
+  rates_change = true;
+  ib_params.min_part = 1024;
+  for (unsigned int nqps = 3; nqps <= 12; nqps *= 2)
+    for (int split = 0; split < 2; split++)
+      run(&(struct pair_shape){3, nqps, split ? nqps : 3, 12, 64, 0}, (unsigned int)kit_scaled(4000),
+          "progress poll burst=2 skip=5");
+  rates_change = false;
+  ib_params_load();
+}
+
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {TEST_CASE(one_qp),        TEST_CASE(data_moves_when_posted),
                                           TEST_CASE(several_qps_each), TEST_CASE(rails_in_turn),
-                                          TEST_CASE(small_queues_and_chains), TEST_CASE(adaptive_routing)};
+                                          TEST_CASE(small_queues_and_chains), TEST_CASE(adaptive_routing),
+                                          TEST_CASE(rates_that_change)};
   fake_use(argv[0], "device fake0 ports=3");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -29,7 +29,7 @@ TEST(records_and_labels) {
   rail_stats_add_shared(&ib_port_at(1)->stats[IB_DEVICE_PORT_DOWNS], 2);
   struct rail_stats_view *v = look();
   CHECK_MSG(v, "%s", why);
-  CHECK_INT(v->ngroups, 2);
+  CHECK_INT(v->ngroups, 3);
   CHECK_INT(v->groups[0].nrecords, 2);
   CHECK_STR(v->groups[0].records[0].label, "side=send,device=fake0,peer=10.0.0.2:4711,qps=3");
   CHECK_STR(v->groups[0].records[1].label, "side=receive,device=fake0,peer=10.0.0.2:4711,qps=1");
