@@ -20,8 +20,8 @@
 #define OVERDUE 2              /* a measurement that takes so many times as long counts before it ends */
 #define ROUND_NS 125000        /* what all QPs carry in that time is sent between two rounds */
 #define FIRST_ROUND (256 << 10)
-#define PROBE_ROUNDS 4         /* a QP that has had no part in so many rounds, */
-#define PROBE_NS 100000000     /* and for so long, is given a small one */
+#define TRIAL_ROUNDS 4         /* a QP that has had no part in so many rounds, */
+#define TRIAL_NS 100000000     /* and for so long, is given a small one */
 
 static uint64_t outstanding(const struct ib_stripe_qp *q) { return q->assigned - q->done; }
 static uint64_t lines_of(uint64_t bytes) { return (bytes + IB_ALIGN - 1) / IB_ALIGN; }
@@ -193,14 +193,14 @@ unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int
                               uint64_t lines, uint64_t *shares) {
   int64_t gets[IB_MAX_QPS];
   bool open[IB_MAX_QPS];
-  const bool probe = limits->probe >= 0 && n > 1 && limits->most > 1 && lines > 2 * limits->least;
-  unsigned int nopen = n - probe;
-  uint64_t rest = lines - (probe ? limits->least : 0);
-  for (unsigned int i = 0; i < n; i++) open[i] = !probe || (int)i != limits->probe;
+  const bool trial = limits->trial >= 0 && n > 1 && limits->most > 1 && lines > 2 * limits->least;
+  unsigned int nopen = n - trial;
+  uint64_t rest = lines - (trial ? limits->least : 0);
+  for (unsigned int i = 0; i < n; i++) open[i] = !trial || (int)i != limits->trial;
   for (;;) {
     level(claims, n, open, rest, gets);
     if (nopen == 1) break;
-    const unsigned int least = find_least(gets, open, n), parts = nopen + probe;
+    const unsigned int least = find_least(gets, open, n), parts = nopen + trial;
     if (gets[least] >= (int64_t)RAIL_MAX(limits->least, 1u) && parts <= limits->most && has_name(parts, limits->all)) break;
     open[least] = false;
     nopen--;
@@ -211,8 +211,8 @@ unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int
     rest -= shares[i];
   }
   shares[largest] += rest; /* of rounding; and all, where there is one */
-  if (probe) shares[limits->probe] = limits->least;
-  return nopen + probe;
+  if (trial) shares[limits->trial] = limits->least;
+  return nopen + trial;
 }
 
 /* ---- dividing a message -------------------------------------------------------------- */
@@ -251,10 +251,10 @@ static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
   }
 }
 
-static int find_probe(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
+static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
   for (unsigned int i = 0; i < n; i++) {
     const struct ib_stripe_qp *q = &sc->stripe->qps[in_turn(sc, i)->index];
-    if (q->left_out > PROBE_ROUNDS && now - q->used_at > PROBE_NS && q->ends_at == NO_MEASUREMENT) return (int)i;
+    if (q->left_out > TRIAL_ROUNDS && now - q->used_at > TRIAL_NS && q->ends_at == NO_MEASUREMENT) return (int)i;
   }
   return -1;
 }
@@ -273,7 +273,7 @@ static void divide_by_rate(struct ib_send_comm *sc, struct ib_send *send, uint64
   const struct ib_stripe *stripe = sc->stripe;
   const unsigned int n = RAIL_MIN(RAIL_MAX(send->nparts, stripe->width), sc->nlive);
   const struct ib_stripe_limits limits = {.most = send->nparts, .all = stripe->all, .least = stripe->least,
-                                          .probe = now ? find_probe(sc, n, now) : -1};
+                                          .trial = now ? find_trial(sc, n, now) : -1};
   struct ib_stripe_claim claims[IB_MAX_QPS];
   uint64_t shares[IB_MAX_QPS], offset = 0;
   collect_claims(sc, n, claims);

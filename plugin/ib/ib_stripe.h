@@ -68,7 +68,7 @@ struct ib_stripe_limits {
   unsigned int most; /* parts of the message */
   unsigned int all;  /* the number of parts that has a name though it is no power of two; may be above `most` */
   uint64_t least;    /* lines of a part, unless there is one part only */
-  int probe;         /* this QP gets `least`, whatever its weight; -1: none */
+  int trial;         /* this QP gets `least`, whatever its weight; -1: none */
 };
 /* Divides `lines` (not 0) so that all QPs that get a part finish at the same time, those with the largest parts of at most
  * `most`. shares[i], lines of claims[i]'s part; 0: none. Returns how many parts: a power of two, or `all`. */

@@ -458,6 +458,16 @@ TEST(a_broken_queue_pair_returns) {
   }
 }
 
+/* Of which one has a hundredth of the others' speed: parts are not equal when one is lost, and when it returns. */
+TEST(a_slow_rail_beside_those_that_fail) {
+  for (int device = 0; device < RAILS; device++) {
+    struct scenario s = {.qps_per_rail = 2, .follows = {{.lost = 1}}};
+    snprintf(s.faults, sizeof s.faults, "port emu2 1 bandwidth=5; at 120 port emu%d 1 state=down", device);
+    snprintf(s.follows[0].faults, sizeof s.follows[0].faults, "at 10 port emu%d 1 state=active", device);
+    comes_back(&s, 800, 4);
+  }
+}
+
 TEST(these_faults) {
   struct scenario s = {.qps_per_rail = 1};
   const char *faults = getenv("RAIL_TEST_FAULTS");
@@ -482,6 +492,6 @@ int main(int argc, char **argv) {
     TEST_CASE(a_port_comes_back_in_time), TEST_CASE(a_lost_port_returns), TEST_CASE(it_is_lost_while_it_returns),
     TEST_CASE(it_is_lost_again_long_after_its_return), TEST_CASE(another_is_lost_during_a_return),
     TEST_CASE(a_broken_queue_pair_returns), TEST_CASE(a_return_fails_at_first), TEST_CASE(all_fail),
-    TEST_CASE(by_the_rdma_cm), TEST_CASE(these_faults)};
+    TEST_CASE(by_the_rdma_cm), TEST_CASE(a_slow_rail_beside_those_that_fail), TEST_CASE(these_faults)};
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -28,7 +28,7 @@ static unsigned int check_shares(const struct ib_stripe_claim *claims, unsigned 
   for (unsigned int i = 0; i < n; i++) {
     sum += shares[i];
     found += shares[i] != 0;
-    if (!shares[i] || (int)i == limits->probe) continue;
+    if (!shares[i] || (int)i == limits->trial) continue;
     if (parts > 1) CHECK_MSG(shares[i] >= limits->least, "a part of %" PRIu64 " lines", shares[i]);
     double at = time_of(&claims[i], shares[i]), slack = time_of(&claims[i], n + 1) - time_of(&claims[i], 0);
     first = first > 0 ? RAIL_MIN(first, at + slack) : at + slack;
@@ -45,7 +45,7 @@ static unsigned int check_shares(const struct ib_stripe_claim *claims, unsigned 
 #define CHECK_NEAR(a, b) CHECK_MSG((a) + 3 > (b) && (a) < (b) + 4, "%" PRIu64 ", expected %d", (a), (b))
 
 TEST(all_finish_at_the_same_time) {
-  static const struct ib_stripe_limits limits = {.most = 3, .all = 3, .least = 8, .probe = -1};
+  static const struct ib_stripe_limits limits = {.most = 3, .all = 3, .least = 8, .trial = -1};
   struct ib_stripe_claim claims[3] = {{0, 780}, {0, 7800}, {0, 7800}};
   uint64_t shares[3];
   CHECK_INT(ib_stripe_shares(claims, 3, &limits, 21000, shares), 3);
@@ -62,16 +62,16 @@ TEST(all_finish_at_the_same_time) {
 }
 
 TEST(a_part_that_is_too_small_is_left_out) {
-  struct ib_stripe_limits limits = {.most = 4, .all = 4, .least = 8, .probe = -1};
+  struct ib_stripe_limits limits = {.most = 4, .all = 4, .least = 8, .trial = -1};
   static const struct ib_stripe_claim claims[4] = {{0, 5000}, {0, 10}, {0, 5000}, {0, 5000}};
   uint64_t shares[4];
   CHECK_INT(ib_stripe_shares(claims, 4, &limits, 1000, shares), 2); /* three parts have no name */
   CHECK(!shares[1] && !shares[3]);
   CHECK_INT(ib_stripe_shares(claims, 4, &limits, 1 << 20, shares), 4);
-  limits.probe = 1;
+  limits.trial = 1;
   CHECK_INT(ib_stripe_shares(claims, 4, &limits, 1000, shares), 4);
   CHECK(shares[0] == 332 && shares[1] == 8 && shares[2] == 330 && shares[3] == 330);
-  limits.probe = -1;
+  limits.trial = -1;
   limits.most = 1;
   CHECK_INT(ib_stripe_shares(claims, 4, &limits, 7, shares), 1);
   CHECK_INT(shares[0], 7);
@@ -85,7 +85,7 @@ TEST(random_shares) {
     unsigned int n = 1 + kit_rng_below(&rng, i % 10 ? 8 : MANY), weights = IB_STRIPE_WEIGHTS / n;
     bool split = kit_rng_below(&rng, 2);
     struct ib_stripe_limits limits = {.most = 1 + kit_rng_below(&rng, n), .least = 1 + kit_rng_below(&rng, 70),
-                                      .probe = kit_rng_below(&rng, 4) ? -1 : (int)kit_rng_below(&rng, n)};
+                                      .trial = kit_rng_below(&rng, 4) ? -1 : (int)kit_rng_below(&rng, n)};
     limits.all = split ? limits.most : n;
     for (unsigned int q = 0; q < n; q++)
       claims[q] = (struct ib_stripe_claim){.outstanding = kit_rng_next(&rng) >> (kit_rng_below(&rng, 40) + 24),
@@ -96,7 +96,7 @@ TEST(random_shares) {
 
 /* 256 messages of a TiB outstanding, and another one. */
 TEST(the_largest_numbers) {
-  static const struct ib_stripe_limits limits = {.most = 2, .all = 2, .least = 1, .probe = -1};
+  static const struct ib_stripe_limits limits = {.most = 2, .all = 2, .least = 1, .trial = -1};
   const uint64_t most = RAIL_NET_MAX_BYTES / IB_ALIGN;
   struct ib_stripe_claim claims[2] = {{255 * most, 1}, {0, IB_STRIPE_WEIGHTS - 1}};
   CHECK_INT(check_shares(claims, 2, &limits, most), 1);
