@@ -232,7 +232,8 @@ static void give(struct ib_send_comm *sc, struct ib_send *send, unsigned int par
 static void give_whole(struct ib_send_comm *sc, struct ib_send *send) {
   const struct ib_stripe *stripe = sc->stripe;
   const struct ib_qp *best = in_turn(sc, 0);
-  const unsigned int n = RAIL_MIN(stripe->width, sc->nlive);
+  const bool none_is_better = stripe->equal && !outstanding(&stripe->qps[best->index]);
+  const unsigned int n = none_is_better ? 1 : RAIL_MIN(stripe->width, sc->nlive);
   for (unsigned int i = 1; i < n; i++) {
     const struct ib_qp *qp = in_turn(sc, i);
     const struct ib_stripe_qp *a = &stripe->qps[best->index], *b = &stripe->qps[qp->index];
