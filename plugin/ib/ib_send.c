@@ -457,7 +457,6 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
     if (sc->stripe) ib_stripe_done(sc->stripe, qp, send, over[i]);
     write_done(&sc->base, send);
   }
-  if (sc->stripe) ib_stripe_forget(sc->stripe, qp);
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
   if (!left && sc->resend_of == qp->index) sc->resend.posted = 0; /* nothing of what was begun is left */

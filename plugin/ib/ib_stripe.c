@@ -23,13 +23,21 @@
 #define TRIAL_ROUNDS 4         /* a QP that has had no part in so many rounds, */
 #define TRIAL_NS 100000000     /* and for so long, is given a small one */
 
-static uint64_t outstanding(const struct ib_stripe_qp *q) { return q->assigned - q->done; }
+static uint64_t outstanding(const struct ib_stripe_path *path) { return path->assigned - path->done; }
 static uint64_t lines_of(uint64_t bytes) { return (bytes + IB_ALIGN - 1) / IB_ALIGN; }
 
 /* ---- the connection -------------------------------------------------------------- */
 
-static void begin_anew(struct ib_stripe_qp *q, uint32_t weight) {
-  *q = (struct ib_stripe_qp){.ends_at = NO_MEASUREMENT, .weight = weight};
+static struct ib_stripe_path *path_of(struct ib_stripe *stripe, const struct ib_qp *qp) {
+  return &stripe->paths[stripe->path_of[qp->index]];
+}
+
+/* QP i connects rail i mod the rails of each side, so pairs recur after the least common multiple of the two. */
+static unsigned int count_paths(const struct ib_comm *comm) {
+  unsigned int pairs = comm->nrails;
+  if (comm->plan.qps_per_message == comm->plan.nqps) return comm->plan.nqps;
+  while (pairs % comm->nremote_rails) pairs += comm->nrails;
+  return RAIL_MIN(pairs, comm->plan.nqps);
 }
 
 bool ib_stripe_open(struct ib_send_comm *sc) {
@@ -37,7 +45,7 @@ bool ib_stripe_open(struct ib_send_comm *sc) {
   const unsigned int width = RAIL_MAX(sc->base.nrails, sc->base.nremote_rails);
   const unsigned int most = plan->qps_per_message;
   if (ib_params.striping != IB_STRIPING_RATE || width < 2) return true;
-  struct ib_stripe *stripe = calloc(1, sizeof *stripe + plan->nqps * sizeof stripe->qps[0]);
+  struct ib_stripe *stripe = calloc(1, sizeof *stripe);
   struct ib_share *shares = calloc(IB_MAX_SENDS * most, sizeof *shares);
   if (!stripe || !shares) {
     free(stripe);
@@ -51,7 +59,10 @@ bool ib_stripe_open(struct ib_send_comm *sc) {
   stripe->least = lines_of(sc->min_part / 8);
   stripe->shares = shares;
   for (unsigned int i = 0; i < IB_MAX_SENDS; i++) sc->sends[i].shares = &shares[i * most];
-  for (unsigned int i = 0; i < plan->nqps; i++) begin_anew(&stripe->qps[i], IB_STRIPE_WEIGHTS / plan->nqps);
+  stripe->npaths = count_paths(&sc->base);
+  for (unsigned int i = 0; i < plan->nqps; i++) stripe->path_of[i] = (uint8_t)(i % stripe->npaths);
+  for (unsigned int i = 0; i < stripe->npaths; i++)
+    stripe->paths[i] = (struct ib_stripe_path){.ends_at = NO_MEASUREMENT, .weight = IB_STRIPE_WEIGHTS / stripe->npaths};
   for (unsigned int r = 0; r < sc->base.nrails; r++) {
     stripe->records[r] = ib_stats_rail_begin(&sc->base, r);
     stripe->stats[r] = stripe->records[r] ? stripe->records[r] : stripe->unseen;
@@ -93,19 +104,39 @@ bool ib_stripe_weights(const double *rates, unsigned int n, bool equal_before, u
 }
 
 /* A QP that has not done by now what is measured is at most so fast: one that stands still is found out, too. */
-static double rate_by_now(const struct ib_stripe_qp *q, uint64_t now) {
-  if (q->ends_at == NO_MEASUREMENT || now <= q->began) return q->rate;
-  double at_most = (double)q->bytes / (double)(now - q->began);
-  return at_most * OVERDUE < q->rate ? at_most : q->rate;
+static double rate_by_now(const struct ib_stripe_path *path, uint64_t now) {
+  if (path->ends_at == NO_MEASUREMENT || now <= path->began) return path->rate;
+  double at_most = (double)path->bytes / (double)(now - path->began);
+  return at_most * OVERDUE < path->rate ? at_most : path->rate;
 }
 
-static void show_rails(const struct ib_send_comm *sc, const double *rates, const uint32_t *weights) {
+/* Of the paths that have a QP left. */
+struct rates {
+  unsigned int n;
+  uint8_t path[IB_MAX_QPS], rail[IB_MAX_QPS];
+  double rate[IB_MAX_QPS];
+  uint32_t weight[IB_MAX_QPS];
+};
+
+static void collect_rates(const struct ib_send_comm *sc, uint64_t now, struct rates *rates) {
+  bool seen[IB_MAX_QPS] = {false};
+  for (unsigned int i = 0; i < sc->nlive; i++) {
+    const uint8_t path = sc->stripe->path_of[sc->live[i]->index];
+    if (seen[path]) continue;
+    seen[path] = true;
+    rates->path[rates->n] = path;
+    rates->rail[rates->n] = sc->live[i]->rail;
+    rates->rate[rates->n++] = rate_by_now(&sc->stripe->paths[path], now);
+  }
+}
+
+static void show_rails(const struct ib_send_comm *sc, const struct rates *rates) {
   double by_rail[IB_MAX_RAILS] = {0};
   uint64_t share[IB_MAX_RAILS] = {0}, all = 0;
-  for (unsigned int i = 0; i < sc->nlive; i++) {
-    by_rail[sc->live[i]->rail] += rates[i];
-    share[sc->live[i]->rail] += weights[i];
-    all += weights[i];
+  for (unsigned int i = 0; i < rates->n; i++) {
+    by_rail[rates->rail[i]] += rates->rate[i];
+    share[rates->rail[i]] += rates->weight[i];
+    all += rates->weight[i];
   }
   for (unsigned int r = 0; r < sc->base.nrails; r++) {
     rail_stats_set(&sc->stripe->stats[r][IB_RAIL_RATE], (uint64_t)(by_rail[r] * 1e9));
@@ -115,43 +146,43 @@ static void show_rails(const struct ib_send_comm *sc, const double *rates, const
 
 static void weigh(struct ib_send_comm *sc, uint64_t now) {
   struct ib_stripe *stripe = sc->stripe;
-  double rates[IB_MAX_QPS] = {0}, sum = 0;
-  uint32_t weights[IB_MAX_QPS];
-  for (unsigned int i = 0; i < sc->nlive; i++) {
-    rates[i] = rate_by_now(&stripe->qps[sc->live[i]->index], now);
-    sum += rates[i];
+  struct rates rates = {0};
+  double sum = 0;
+  collect_rates(sc, now, &rates);
+  stripe->equal = ib_stripe_weights(rates.rate, rates.n, stripe->equal, rates.weight);
+  for (unsigned int i = 0; i < rates.n; i++) {
+    stripe->paths[rates.path[i]].weight = rates.weight[i];
+    sum += rates.rate[i];
   }
-  stripe->equal = ib_stripe_weights(rates, sc->nlive, stripe->equal, weights);
-  for (unsigned int i = 0; i < sc->nlive; i++) stripe->qps[sc->live[i]->index].weight = weights[i];
   stripe->round_left = sum > 0 ? (int64_t)(sum * ROUND_NS) : FIRST_ROUND;
-  show_rails(sc, rates, weights);
+  show_rails(sc, &rates);
 }
 
 /* Returns the time. */
 static uint64_t begin_round(struct ib_send_comm *sc) {
   uint64_t now = rail_now_ns();
   weigh(sc, now);
-  for (unsigned int i = 0; i < sc->nlive; i++) sc->stripe->qps[sc->live[i]->index].left_out++;
+  for (unsigned int i = 0; i < sc->stripe->npaths; i++) sc->stripe->paths[i].left_out++;
   return now;
 }
 
-static void measure(struct ib_stripe *stripe, const struct ib_send *send, uint64_t now) {
+static void measure(struct ib_send_comm *sc, const struct ib_send *send, uint64_t now) {
   for (unsigned int i = 0; i < send->nparts; i++) {
-    struct ib_stripe_qp *q = &stripe->qps[send->shares[i].qp];
-    q->left_out = 0;
-    q->used_at = now;
-    if (q->ends_at != NO_MEASUREMENT) continue;
-    q->began = now;
-    q->bytes = outstanding(q);
-    q->ends_at = q->assigned;
+    struct ib_stripe_path *path = path_of(sc->stripe, &sc->base.qps[send->shares[i].qp]);
+    path->left_out = 0;
+    path->used_at = now;
+    if (path->ends_at != NO_MEASUREMENT) continue;
+    path->began = now;
+    path->bytes = outstanding(path);
+    path->ends_at = path->assigned;
   }
 }
 
-static void measured(struct ib_stripe_qp *q) {
+static void measured(struct ib_stripe_path *path) {
   uint64_t now = rail_now_ns();
-  double rate = (double)q->bytes / (double)(now > q->began ? now - q->began : 1);
-  q->rate = q->rate > 0 ? q->rate + GAIN * (rate - q->rate) : rate;
-  q->ends_at = NO_MEASUREMENT;
+  double rate = (double)path->bytes / (double)(now > path->began ? now - path->began : 1);
+  path->rate = path->rate > 0 ? path->rate + GAIN * (rate - path->rate) : rate;
+  path->ends_at = NO_MEASUREMENT;
 }
 
 /* ---- dividing: pure ---------------------------------------------------------------- */
@@ -225,18 +256,18 @@ static const struct ib_qp *in_turn(const struct ib_send_comm *sc, unsigned int i
 static void give(struct ib_send_comm *sc, struct ib_send *send, unsigned int part, const struct ib_qp *qp,
                  uint64_t offset, uint64_t size) {
   send->shares[part] = (struct ib_share){.offset = offset, .size = size, .qp = qp->index};
-  sc->stripe->qps[qp->index].assigned += size;
+  path_of(sc->stripe, qp)->assigned += size;
 }
 
 /* One part: to the QP that would be done with it first. One of each rail is looked at. */
 static void give_whole(struct ib_send_comm *sc, struct ib_send *send) {
-  const struct ib_stripe *stripe = sc->stripe;
+  struct ib_stripe *stripe = sc->stripe;
   const struct ib_qp *best = in_turn(sc, 0);
-  const bool none_is_better = stripe->equal && !outstanding(&stripe->qps[best->index]);
+  const bool none_is_better = stripe->equal && !outstanding(path_of(stripe, best));
   const unsigned int n = none_is_better ? 1 : RAIL_MIN(stripe->width, sc->nlive);
   for (unsigned int i = 1; i < n; i++) {
     const struct ib_qp *qp = in_turn(sc, i);
-    const struct ib_stripe_qp *a = &stripe->qps[best->index], *b = &stripe->qps[qp->index];
+    const struct ib_stripe_path *a = path_of(stripe, best), *b = path_of(stripe, qp);
     if ((outstanding(b) + send->length) * a->weight < (outstanding(a) + send->length) * b->weight) best = qp;
   }
   give(sc, send, 0, best, 0, send->length);
@@ -254,8 +285,8 @@ static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
 
 static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
   for (unsigned int i = 0; i < n; i++) {
-    const struct ib_stripe_qp *q = &sc->stripe->qps[in_turn(sc, i)->index];
-    if (q->left_out > TRIAL_ROUNDS && now - q->used_at > TRIAL_NS && q->ends_at == NO_MEASUREMENT) return (int)i;
+    const struct ib_stripe_path *path = path_of(sc->stripe, in_turn(sc, i));
+    if (path->left_out > TRIAL_ROUNDS && now - path->used_at > TRIAL_NS && path->ends_at == NO_MEASUREMENT) return (int)i;
   }
   return -1;
 }
@@ -264,8 +295,8 @@ static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t no
 static void collect_claims(const struct ib_send_comm *sc, unsigned int n, struct ib_stripe_claim *claims) {
   unsigned int i = 0;
   do {
-    const struct ib_stripe_qp *q = &sc->stripe->qps[in_turn(sc, i)->index];
-    claims[i] = (struct ib_stripe_claim){.outstanding = lines_of(outstanding(q)), .weight = q->weight};
+    const struct ib_stripe_path *path = path_of(sc->stripe, in_turn(sc, i));
+    claims[i] = (struct ib_stripe_claim){.outstanding = lines_of(outstanding(path)), .weight = path->weight};
   } while (++i < n);
 }
 
@@ -299,7 +330,7 @@ void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
     if (rail_unlikely(stripe->round_left <= 0) && STAILQ_EMPTY(&sc->unposted)) now = begin_round(sc);
     if (rail_likely(stripe->equal)) divide_equally(sc, send);
     else divide_by_rate(sc, send, now);
-    if (rail_unlikely(now != 0)) measure(stripe, send, now);
+    if (rail_unlikely(now != 0)) measure(sc, send, now);
   }
   sc->next_qp += send->nparts;
   if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
@@ -308,31 +339,37 @@ void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
 void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send, uint16_t entry) {
   if (!ib_posted_is_tail(entry)) return;
   const uint64_t size = send->shares[ib_posted_part(entry)].size;
-  struct ib_stripe_qp *q = &stripe->qps[qp->index];
-  q->done += size;
+  struct ib_stripe_path *path = path_of(stripe, qp);
+  path->done += size;
   rail_stats_add(&stripe->stats[qp->rail][IB_RAIL_BYTES], size);
-  if (rail_unlikely(q->done >= q->ends_at)) measured(q);
+  if (rail_unlikely(path->done >= path->ends_at)) measured(path);
 }
 
 /* ---- the loss and the return of QPs ----------------------------------------------------- */
 
+/* Those that it leaves are not measured: what is left of them would be less than was counted on. */
 void ib_stripe_move(struct ib_stripe *stripe, struct ib_send *send, unsigned int part, const struct ib_qp *to) {
-  send->shares[part].qp = to->index;
-  stripe->qps[to->index].assigned += send->shares[part].size;
+  struct ib_share *share = &send->shares[part];
+  struct ib_stripe_path *from = &stripe->paths[stripe->path_of[share->qp]];
+  from->assigned -= share->size;
+  from->ends_at = NO_MEASUREMENT;
+  share->qp = to->index;
+  path_of(stripe, to)->assigned += share->size;
 }
 
 void ib_stripe_use_live(struct ib_send_comm *sc) {
-  bool live[IB_MAX_QPS] = {false};
+  struct ib_stripe *stripe = sc->stripe;
+  bool live[IB_MAX_QPS] = {false}, open[IB_MAX_QPS] = {false};
   struct ib_send *send;
   unsigned int to = 0;
-  for (unsigned int i = 0; i < sc->nlive; i++) live[sc->live[i]->index] = true;
+  for (unsigned int i = 0; i < sc->nlive; i++) {
+    live[sc->live[i]->index] = true;
+    open[stripe->path_of[sc->live[i]->index]] = true;
+  }
   STAILQ_FOREACH(send, &sc->unposted, link)
     for (unsigned int i = send->part; i < send->nparts; i++)
-      if (!live[send->shares[i].qp]) ib_stripe_move(sc->stripe, send, i, sc->live[to++ % sc->nlive]);
+      if (!live[send->shares[i].qp]) ib_stripe_move(stripe, send, i, sc->live[to++ % sc->nlive]);
+  for (unsigned int i = 0; i < stripe->npaths; i++)
+    if (!open[i]) stripe->paths[i].rate = 0; /* when it returns it may be another's */
   weigh(sc, rail_now_ns());
-}
-
-void ib_stripe_forget(struct ib_stripe *stripe, const struct ib_qp *qp) {
-  struct ib_stripe_qp *q = &stripe->qps[qp->index];
-  begin_anew(q, q->weight);
 }

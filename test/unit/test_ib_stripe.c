@@ -178,17 +178,17 @@ static void finish(struct side *s, int i, size_t size) {
   CHECK(memcmp(in[i], out, size) == 0);
 }
 
-static uint64_t given(const struct side *s, unsigned int qp) { return s->sc->stripe->qps[qp].assigned; }
+static uint64_t given(const struct side *s, unsigned int qp) { return s->sc->stripe->paths[qp].assigned; }
 static void check_nothing_outstanding(const struct side *s) {
-  for (unsigned int i = 0; i < s->sc->base.plan.nqps; i++)
-    CHECK_INT(s->sc->stripe->qps[i].assigned - s->sc->stripe->qps[i].done, 0);
+  for (unsigned int i = 0; i < s->sc->stripe->npaths; i++)
+    CHECK_INT(s->sc->stripe->paths[i].assigned - s->sc->stripe->paths[i].done, 0);
 }
 
 /* From now on. */
 static void set_rates(struct side *s, double a, double b, double c) {
-  s->sc->stripe->qps[0].rate = a;
-  s->sc->stripe->qps[1].rate = b;
-  s->sc->stripe->qps[2].rate = c;
+  s->sc->stripe->paths[0].rate = a;
+  s->sc->stripe->paths[1].rate = b;
+  s->sc->stripe->paths[2].rate = c;
   s->sc->stripe->round_left = 0;
 }
 
@@ -220,10 +220,10 @@ TEST(a_small_message_takes_what_is_free) {
   open_side(&s, &three);
   for (int i = 0; i < 3; i++) begin(&s, i, 4096);
   for (unsigned int i = 0; i < 3; i++) CHECK_INT(given(&s, i), 4096);
-  s.sc->stripe->qps[0].assigned += 100000; /* as if it had a large part */
+  s.sc->stripe->paths[0].assigned += 100000; /* as if it had a large part */
   for (int i = 3; i < 6; i++) begin(&s, i, 4096);
   CHECK_INT(given(&s, 0), 104096);
-  s.sc->stripe->qps[0].assigned -= 100000;
+  s.sc->stripe->paths[0].assigned -= 100000;
   for (int i = 0; i < 6; i++) finish(&s, i, 4096);
   check_nothing_outstanding(&s);
   pair_close(&s.pair);
@@ -248,8 +248,7 @@ TEST(what_waits_moves_to_the_queue_pairs_that_are_up) {
   send = STAILQ_FIRST(&s.sc->unposted);
   if (send->at.qp == 0) send->at.posted = 0; /* what was begun over the lost one begins anew */
   for (int i = 0; i < WINDOW; i++) finish(&s, i, MESSAGE);
-  ib_stripe_forget(s.sc->stripe, &s.sc->base.qps[0]);
-  CHECK(s.sc->stripe->qps[0].rate <= 0);
+  CHECK(s.sc->stripe->paths[0].rate <= 0);
   check_nothing_outstanding(&s);
   pair_close(&s.pair);
 }
