@@ -14,7 +14,8 @@
 #include "plugin/ib/ib_param.h"
 
 #define NO_MEASUREMENT UINT64_MAX
-#define GAIN 0.25              /* of a new measurement, in a QP's rate: 13 bring a tenth of the rate into view */
+#define GAIN 0.25              /* of a new measurement, in a path's rate: 13 bring a tenth of the rate into view */
+#define MOST_FASTER 2          /* than the rate so far, in one measurement */
 #define LEAVE_EQUAL 1.15       /* the fastest is so much faster than the slowest: parts are by rate, */
 #define RETURN_TO_EQUAL 1.08   /* until it is only so much faster */
 #define OVERDUE 2              /* a measurement that takes so many times as long counts before it ends */
@@ -178,9 +179,16 @@ static void measure(struct ib_send_comm *sc, const struct ib_send *send, uint64_
   }
 }
 
+/* One that is much too fast is no rate: this thread did not run for a while, and what was counted as outstanding had been
+ * completed, and not polled. If it is one after all, the next ones say so again. */
 static void measured(struct ib_stripe_path *path) {
   uint64_t now = rail_now_ns();
   double rate = (double)path->bytes / (double)(now > path->began ? now - path->began : 1);
+  if (path->rate > 0 && rate > MOST_FASTER * path->rate) {
+    rate = MOST_FASTER * path->rate;
+    path->left_out = TRIAL_ROUNDS;
+    path->used_at = 0;
+  }
   path->rate = path->rate > 0 ? path->rate + GAIN * (rate - path->rate) : rate;
   path->ends_at = NO_MEASUREMENT;
 }

@@ -28,6 +28,8 @@ struct scenario {
   const char *striping;
   int first, rails; /* the devices that are fused */
   int mb_s[RAILS];  /* bandwidth of each */
+  int qps;          /* of each rail; 0: one */
+  bool split;       /* each message over all of them */
   int window;       /* receives that are posted, sends that are begun */
   size_t size;      /* of a message */
   int ms, counted_from_ms;
@@ -73,7 +75,7 @@ static int fused(int first, int n) {
 
 static void open_connection(const struct scenario *s) {
   static char plugin[4096], emu[4096];
-  char devices[512];
+  char devices[512], qps[16];
   size_t used = 0;
   ENSURE(rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so"), "no path");
   ENSURE(rail_path_from_bin(emu, "../../lib/emu/libibverbs.so.1"), "no path");
@@ -84,6 +86,9 @@ static void open_connection(const struct scenario *s) {
   setenv("RAIL_EMU", devices, 1);
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
+  snprintf(qps, sizeof qps, "%d", RAIL_MAX(s->qps, 1));
+  setenv("NCCL_IB_QPS_PER_CONNECTION", qps, 1);
+  setenv("NCCL_IB_SPLIT_DATA_ON_QPS", s->split ? "1" : "0", 1);
   setenv("RAIL_IB_STRIPING", s->striping, 1);
   kit_net_target(plugin, 12, 0);
   kit_net_open(&net);
@@ -224,9 +229,9 @@ static double alone(int rail, int mb_s) {
   return run(&s);
 }
 
-static double three(const char *striping, int slow_mb_s, int mb_s) {
-  struct scenario s = {.striping = striping, .rails = RAILS, .mb_s = {slow_mb_s, mb_s, mb_s}, .window = WINDOW,
-                       .size = SIZE, .ms = 5000, .counted_from_ms = 2000};
+static double three(const char *striping, int slow_mb_s, int mb_s, int qps, bool split) {
+  struct scenario s = {.striping = striping, .rails = RAILS, .mb_s = {slow_mb_s, mb_s, mb_s}, .qps = qps, .split = split,
+                       .window = WINDOW, .size = SIZE, .ms = 5000, .counted_from_ms = 2000};
   double rate = run(&s);
   if (strcmp(striping, "rate") == 0)
     CHECK_MSG(s.rail_bytes == s.bytes, "%" PRIu64 " bytes in the rails' counters, %" PRIu64 " in messages",
@@ -235,19 +240,23 @@ static double three(const char *striping, int slow_mb_s, int mb_s) {
 }
 
 /* One rail has a tenth of the speed of the other two. */
-TEST(a_slow_rail_adds_what_it_has) {
+static void add_up(int qps, bool split) {
   double best = 0;
   for (int i = 0; i < TRIES && best < 0.9; i++) {
-    double sum = alone(0, 1) + 2 * alone(1, 10), together = three("rate", 1, 10);
+    double sum = alone(0, 1) + 2 * alone(1, 10), together = three("rate", 1, 10, qps, split);
     printf("# %.1f MB/s together, the sum of each alone is %.1f\n", together, sum);
     best = RAIL_MAX(best, together / sum);
   }
   CHECK_MSG(best >= 0.9, "%.2f of the sum", best);
 }
 
+TEST(a_slow_rail_adds_what_it_has) { add_up(1, false); }
+TEST(with_queue_pairs_that_take_turns) { add_up(4, false); }
+TEST(with_messages_over_all_queue_pairs) { add_up(4, true); }
+
 /* The test sees the difference: with equal parts the slow rail sets the pace. */
 TEST(equal_parts_wait_for_the_slow_rail) {
-  double rate = three("equal", 1, 10);
+  double rate = three("equal", 1, 10, 1, false);
   printf("# %.1f MB/s\n", rate);
   CHECK_MSG(rate < 5, "%.1f MB/s", rate);
 }
@@ -255,7 +264,7 @@ TEST(equal_parts_wait_for_the_slow_rail) {
 TEST(equal_rails_lose_nothing) {
   double best = 0;
   for (int i = 0; i < TRIES && best < 0.98; i++) {
-    double equal = three("equal", 10, 10), rate = three("rate", 10, 10);
+    double equal = three("equal", 10, 10, 1, false), rate = three("rate", 10, 10, 1, false);
     printf("# %.2f MB/s with equal parts, %.2f by rate\n", equal, rate);
     best = RAIL_MAX(best, rate / equal);
   }
@@ -300,7 +309,8 @@ TEST(a_rail_without_a_share_is_found_again) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(a_slow_rail_adds_what_it_has), TEST_CASE(equal_parts_wait_for_the_slow_rail),
+    TEST_CASE(a_slow_rail_adds_what_it_has), TEST_CASE(with_queue_pairs_that_take_turns),
+    TEST_CASE(with_messages_over_all_queue_pairs), TEST_CASE(equal_parts_wait_for_the_slow_rail),
     TEST_CASE(equal_rails_lose_nothing), TEST_CASE(a_rail_turns_slow_and_recovers),
     TEST_CASE(a_rail_without_a_share_is_found_again)};
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));

@@ -214,6 +214,32 @@ TEST(a_message_is_divided_by_rate) {
   pair_close(&s.pair);
 }
 
+/* A measurement that began before what had arrived was polled says too much. */
+TEST(a_rate_does_not_jump) {
+  struct side s;
+  open_side(&s, &three);
+  set_rates(&s, 1e-9, 1e-9, 1e-9);
+  begin(&s, 0, MESSAGE);
+  finish(&s, 0, MESSAGE);
+  for (unsigned int i = 0; i < 3; i++)
+    CHECK(s.sc->stripe->paths[i].rate > 1.2e-9 && s.sc->stripe->paths[i].rate < 1.3e-9);
+  pair_close(&s.pair);
+}
+
+/* QPs that connect the same rails share a path, unless each message goes over all of them. */
+TEST(paths_are_pairs_of_rails) {
+  static const struct { unsigned int remote_rails, nqps, per_message, paths; } rows[] = {
+    {3, 3, 3, 3}, {3, 12, 3, 3}, {3, 12, 12, 12}, {1, 6, 3, 3}, {2, 12, 3, 6}, {2, 3, 3, 3}};
+  for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
+    struct side s;
+    open_side(&s, &(struct pair_shape){3, rows[i].nqps, rows[i].per_message, 20, 64, 0});
+    s.sc->base.nremote_rails = rows[i].remote_rails;
+    CHECK(ib_send_comm_start(&s.sc->base, ib_progress));
+    CHECK_INT(s.sc->stripe->npaths, rows[i].paths);
+    pair_close(&s.pair);
+  }
+}
+
 /* A message with one part: in turn, but not to one that has much to do, or is slow. */
 TEST(a_small_message_takes_what_is_free) {
   struct side s;
@@ -273,6 +299,7 @@ int main(int argc, char **argv) {
     TEST_CASE(all_finish_at_the_same_time), TEST_CASE(a_part_that_is_too_small_is_left_out), TEST_CASE(random_shares),
     TEST_CASE(the_largest_numbers), TEST_CASE(weights_are_equal_until_rates_differ),
     TEST_CASE(weights_are_in_proportion), TEST_CASE(weights_fit), TEST_CASE(a_message_is_divided_by_rate),
+    TEST_CASE(a_rate_does_not_jump), TEST_CASE(paths_are_pairs_of_rails),
     TEST_CASE(a_small_message_takes_what_is_free), TEST_CASE(what_waits_moves_to_the_queue_pairs_that_are_up),
     TEST_CASE(not_without_rails_and_not_unasked)};
   fake_use(argv[0], "device fake0 ports=3");
