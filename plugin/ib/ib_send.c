@@ -184,8 +184,8 @@ struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsi
 RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send *send, unsigned int i, unsigned int max_write_log2,
                                        bool separate) {
   struct ib_part part;
-  if (send->nparts > 1 && send->shares) part = (struct ib_part){.offset = send->shares[i].offset, .size = send->shares[i].size};
-  else part = equal_part(send->length, i, send->nparts);
+  if (send->nparts == 1 || !send->shares) part = equal_part(send->length, i, send->nparts);
+  else part = (struct ib_part){.offset = send->shares[i].offset, .size = send->shares[i].size};
   split_writes(&part, max_write_log2, separate);
   return part;
 }
@@ -284,8 +284,8 @@ static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_
   return turn >= IB_SHARES ? &sc->base.qps[send->shares[send->part].qp] : sc->live[turn % sc->nlive];
 }
 
-/* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun over
- * it waits until the QP is DOWN, and begins anew. */
+/* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun
+ * over it waits until the QP is DOWN, and begins anew. */
 static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_cursor *at, struct ib_qp *qp) {
   if (rail_unlikely(at->posted != 0)) {
     if (!may_go_on(&sc->base, at->qp)) return NULL;
@@ -425,7 +425,8 @@ void ib_send_use_paths(struct ib_send_comm *sc) {
 
 unsigned int ib_posted_reconcile(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
   uint32_t unacked = 0, kept = qp->posted_head;
-  for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) unacked += ib_posted_is_tail(qp->posted[i % IB_SEND_DEPTH]);
+  for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++)
+    unacked += ib_posted_is_tail(qp->posted[i % IB_SEND_DEPTH]);
   uint32_t delivered = count - (atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked);
   *nover = 0;
   if (delivered > unacked) return IB_RECONCILE_INVALID;

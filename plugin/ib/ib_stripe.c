@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A message is divided when isend is called. What each QP has outstanding is counted from then until the last write of
- * its part completes. Now and then, in a round, a message is measured: for each of its QPs, when all that the QP has
- * outstanding then is completed. Until that moment it had work without a pause, so bytes by time is its rate. Between
- * two rounds no clock is read.
+ * A message is divided when isend is called. A part is outstanding on its path from then until its last write
+ * completes. Now and then, in a round, a message is measured: for each of its paths, when as much is completed as the
+ * path has outstanding then. Until that moment it had work without a pause, so bytes by time is its rate. Between two
+ * rounds no clock is read.
  */
 #include "plugin/ib/ib_stripe.h"
 
@@ -19,9 +19,9 @@
 #define LEAVE_EQUAL 1.15       /* the fastest is so much faster than the slowest: parts are by rate, */
 #define RETURN_TO_EQUAL 1.08   /* until it is only so much faster */
 #define OVERDUE 2              /* a measurement that takes so many times as long counts before it ends */
-#define ROUND_NS 125000        /* what all QPs carry in that time is sent between two rounds */
+#define ROUND_NS 125000        /* what all paths carry in that time is sent between two rounds */
 #define FIRST_ROUND (256 << 10)
-#define TRIAL_ROUNDS 4         /* a QP that has had no part in so many rounds, */
+#define TRIAL_ROUNDS 4         /* a path that has had no part in so many rounds, */
 #define TRIAL_NS 100000000     /* and for so long, is given a small one */
 
 static uint64_t outstanding(const struct ib_stripe_path *path) { return path->assigned - path->done; }
@@ -57,13 +57,14 @@ bool ib_stripe_open(struct ib_send_comm *sc) {
   stripe->round_left = FIRST_ROUND;
   stripe->width = width;
   stripe->all = most;
-  stripe->least = lines_of(sc->min_part / 8);
+  stripe->least = lines_of(RAIL_MAX(sc->min_part / 8, (uint64_t)IB_ALIGN));
   stripe->shares = shares;
   for (unsigned int i = 0; i < IB_MAX_SENDS; i++) sc->sends[i].shares = &shares[i * most];
   stripe->npaths = count_paths(&sc->base);
   for (unsigned int i = 0; i < plan->nqps; i++) stripe->path_of[i] = (uint8_t)(i % stripe->npaths);
   for (unsigned int i = 0; i < stripe->npaths; i++)
-    stripe->paths[i] = (struct ib_stripe_path){.ends_at = NO_MEASUREMENT, .weight = IB_STRIPE_WEIGHTS / stripe->npaths};
+    stripe->paths[i] =
+      (struct ib_stripe_path){.ends_at = NO_MEASUREMENT, .weight = IB_STRIPE_WEIGHTS / stripe->npaths};
   for (unsigned int r = 0; r < sc->base.nrails; r++) {
     stripe->records[r] = ib_stats_rail_begin(&sc->base, r);
     stripe->stats[r] = stripe->records[r] ? stripe->records[r] : stripe->unseen;
@@ -104,7 +105,7 @@ bool ib_stripe_weights(const double *rates, unsigned int n, bool equal_before, u
   return equal;
 }
 
-/* A QP that has not done by now what is measured is at most so fast: one that stands still is found out, too. */
+/* A path that has not done by now what is measured is at most so fast: one that stands still is found, too. */
 static double rate_by_now(const struct ib_stripe_path *path, uint64_t now) {
   if (path->ends_at == NO_MEASUREMENT || now <= path->began) return path->rate;
   double at_most = (double)path->bytes / (double)(now - path->began);
@@ -179,8 +180,8 @@ static void measure(struct ib_send_comm *sc, const struct ib_send *send, uint64_
   }
 }
 
-/* One that is much too fast is no rate: this thread did not run for a while, and what was counted as outstanding had been
- * completed, and not polled. If it is one after all, the next ones say so again. */
+/* One that is much too fast is no rate: this thread did not run for a while, and what was counted as outstanding had
+ * been completed, and not polled. If it is one after all, the next ones say so again. */
 static void measured(struct ib_stripe_path *path) {
   uint64_t now = rail_now_ns();
   double rate = (double)path->bytes / (double)(now > path->began ? now - path->began : 1);
@@ -228,8 +229,8 @@ static unsigned int find_largest(const int64_t *gets, const bool *open, unsigned
 /* An immediate can name so many parts. */
 static bool has_name(unsigned int parts, unsigned int all) { return parts == all || !(parts & (parts - 1)); }
 
-unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int n, const struct ib_stripe_limits *limits,
-                              uint64_t lines, uint64_t *shares) {
+unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int n,
+                              const struct ib_stripe_limits *limits, uint64_t lines, uint64_t *shares) {
   int64_t gets[IB_MAX_QPS];
   bool open[IB_MAX_QPS];
   const bool trial = limits->trial >= 0 && n > 1 && limits->most > 1 && lines > 2 * limits->least;
@@ -239,8 +240,9 @@ unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int
   for (;;) {
     level(claims, n, open, rest, gets);
     if (nopen == 1) break;
-    const unsigned int least = find_least(gets, open, n), parts = nopen + trial;
-    if (gets[least] >= (int64_t)RAIL_MAX(limits->least, 1u) && parts <= limits->most && has_name(parts, limits->all)) break;
+    const unsigned int parts = nopen + trial, least = find_least(gets, open, n);
+    const bool large = gets[least] >= (int64_t)limits->least;
+    if (large && parts <= limits->most && has_name(parts, limits->all)) break;
     open[least] = false;
     nopen--;
   }
@@ -294,7 +296,8 @@ static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
 static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
   for (unsigned int i = 0; i < n; i++) {
     const struct ib_stripe_path *path = path_of(sc->stripe, in_turn(sc, i));
-    if (path->left_out > TRIAL_ROUNDS && now - path->used_at > TRIAL_NS && path->ends_at == NO_MEASUREMENT) return (int)i;
+    const bool idle = path->left_out > TRIAL_ROUNDS && path->ends_at == NO_MEASUREMENT;
+    if (idle && now - path->used_at > TRIAL_NS) return (int)i;
   }
   return -1;
 }

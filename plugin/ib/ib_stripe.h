@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Striping by measured rate (RAIL_IB_STRIPING): how a sender with several rails divides each message. It knows of each
- * path what it has outstanding, and how fast it was while it had something. All parts of a message are to be done at the
- * same time, so that a slow path gets less and none is waited for. As long as the rates are about equal, so are the
- * parts. docs/design/ib.md has the whole.
+ * path what it has outstanding, and how fast it was while it had something. All parts of a message are to be done at
+ * the same time, so that a slow path gets less and none is waited for. As long as the rates are about equal, so are
+ * the parts. docs/design/ib.md has the whole.
  *
  * The progress thread's, all of it. The receiver takes parts of any size (docs/protocol-ib.md, 5).
  */
@@ -48,7 +48,7 @@ struct ib_stripe {
 bool ib_stripe_open(struct ib_send_comm *sc);
 void ib_stripe_close(struct ib_send_comm *sc);
 
-/* Sets QP, place and size of each of a message's parts. send->nparts is the most it may have; here it may become less. */
+/* Sets QP, place and size of each of a message's parts. send->nparts is the most it may have, and may become less. */
 void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send);
 /* A signaled write has completed: its entry in qp->posted. */
 void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send, uint16_t entry);
@@ -67,13 +67,13 @@ struct ib_stripe_claim { /* of one QP */
 struct ib_stripe_limits {
   unsigned int most; /* parts of the message */
   unsigned int all;  /* the number of parts that has a name though it is no power of two; may be above `most` */
-  uint64_t least;    /* lines of a part, unless there is one part only */
+  uint64_t least;    /* lines of a part, not 0, unless there is one part only */
   int trial;         /* this QP gets `least`, whatever its weight; -1: none */
 };
-/* Divides `lines` (not 0) so that all QPs that get a part finish at the same time, those with the largest parts of at most
- * `most`. shares[i], lines of claims[i]'s part; 0: none. Returns how many parts: a power of two, or `all`. */
-unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int n, const struct ib_stripe_limits *limits,
-                              uint64_t lines, uint64_t *shares);
+/* Divides `lines` (not 0) so that all QPs that get a part finish at the same time: at most `most`, those with the
+ * largest parts. shares[i]: lines of claims[i]'s part; 0: none. Returns how many parts: a power of two, or `all`. */
+unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int n,
+                              const struct ib_stripe_limits *limits, uint64_t lines, uint64_t *shares);
 
 /* Weights of n rates (0: unknown, counts as the mean of the others). Returns whether they are all equal, which they are
  * when none is known, or when the rates differ by less than it takes: more while they were equal before. */

@@ -230,8 +230,8 @@ static double alone(int rail, int mb_s) {
 }
 
 static double three(const char *striping, int slow_mb_s, int mb_s, int qps, bool split) {
-  struct scenario s = {.striping = striping, .rails = RAILS, .mb_s = {slow_mb_s, mb_s, mb_s}, .qps = qps, .split = split,
-                       .window = WINDOW, .size = SIZE, .ms = 5000, .counted_from_ms = 2000};
+  struct scenario s = {.striping = striping, .rails = RAILS, .mb_s = {slow_mb_s, mb_s, mb_s}, .qps = qps,
+                       .split = split, .window = WINDOW, .size = SIZE, .ms = 5000, .counted_from_ms = 2000};
   double rate = run(&s);
   if (strcmp(striping, "rate") == 0)
     CHECK_MSG(s.rail_bytes == s.bytes, "%" PRIu64 " bytes in the rails' counters, %" PRIu64 " in messages",

@@ -200,7 +200,10 @@ TEST(a_message_is_divided_by_rate) {
   begin(&s, 0, MESSAGE);
   finish(&s, 0, MESSAGE);
   CHECK(s.sc->stripe->equal);
-  for (unsigned int i = 0; i < 3; i++) CHECK(given(&s, i) >= MESSAGE / 3 - IB_ALIGN && given(&s, i) <= MESSAGE / 3 + IB_ALIGN);
+  for (unsigned int i = 0; i < 3; i++) {
+    CHECK(given(&s, i) >= MESSAGE / 3 - IB_ALIGN);
+    CHECK(given(&s, i) <= MESSAGE / 3 + IB_ALIGN);
+  }
   uint64_t before[3] = {given(&s, 0), given(&s, 1), given(&s, 2)};
   set_rates(&s, 1, 10, 10);
   begin(&s, 1, MESSAGE);
