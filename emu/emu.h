@@ -7,6 +7,7 @@
  *   emu_segment       the process' file in shared memory, and those of others
  *   emu_wire          links to other processes, and the rings of packets between them
  *   emu_sched         timers, queue pairs with something to send
+ *   emu_turn          requests that posts or polls alone carry out
  *   emu_cq            completions, completion events, asynchronous events
  *   emu_error         queue pairs in ERR
  *   emu_fault         the table of faults: calls, requests; emu_fault_packet: packets
@@ -290,6 +291,7 @@ struct emu_qp {
   enum emu_timer timer;
   uint64_t timer_at;
   bool in_timers, in_run, slowed; /* slowed: the next packet has waited (statement slow) */
+  uint32_t turn; /* requests that may begin now, where polls carry them out */
   LIST_ENTRY(emu_qp) timers;
   TAILQ_ENTRY(emu_qp) run;
 
@@ -319,12 +321,18 @@ struct emu_qp {
 
 /* ---- the process ---------------------------------------------------------- */
 
+/* Who carries out requests (statement `progress`). */
+enum emu_by { EMU_BY_THREAD, EMU_BY_POST, EMU_BY_POLL };
+
 extern struct emu_state {
   pthread_mutex_t lock;
   pthread_cond_t acked;
   unsigned int ndevices, contexts;
   struct emu_device devices[EMU_DEVICES];
   bool no_gid_table, no_devices, virtual_clock, engine_running;
+  _Atomic enum emu_by progress_by; /* changed under the lock; read without it by a poll */
+  uint32_t burst; /* of a turn */
+  uint64_t skip;  /* which queue pairs have none; 0: each has one */
   uint32_t ring_bytes;
   struct emu_qp *qps[EMU_QPS];
   struct emu_qp *last_qp;
@@ -456,6 +464,10 @@ bool emu_is_lost(struct emu_qp *qp, uint32_t payload);
 /* The port's bandwidth is used up for now; else counts the bytes. */
 bool emu_is_throttled(struct emu_qp *qp, uint32_t payload);
 
+/* emu_turn.c */
+void emu_settle(void); /* until all that was sent has been answered, as far as it stays within this process */
+void emu_turn_polled(const struct emu_cq *cq); /* its queue pairs have their turns */
+
 /* emu_engine.c */
 void emu_progress(void);
 /* Of the devices that are open, the process' memory and its thread: opening, closing and forking change them one at a
@@ -469,6 +481,8 @@ void emu_engine_handover(void); /* nobody polls from here on */
 static inline struct emu_device *emu_device_of(struct ibv_context *context) {
   return ((struct emu_context *)(void *)((char *)verbs_get_ctx(context) - offsetof(struct emu_context, verbs)))->device;
 }
+/* None of its requests may begin before its send CQ is polled. */
+static inline bool emu_turn_is_over(const struct emu_qp *qp) { return emu.progress_by == EMU_BY_POLL && qp->turn == 0; }
 static inline uint32_t emu_psn(uint32_t psn) { return psn & 0xffffff; }
 /* The distance from b to a, -2^23 to 2^23 - 1. */
 static inline int32_t emu_psn_diff(uint32_t a, uint32_t b) { return (int32_t)((a - b) << 8) >> 8; }

@@ -64,6 +64,7 @@ void emu_default_gids(struct emu_device *device, unsigned int number) {
 static const struct emu_word port_states[] = {
   {"down", IBV_PORT_DOWN}, {"init", IBV_PORT_INIT}, {"armed", IBV_PORT_ARMED}, {"active", IBV_PORT_ACTIVE}, {NULL, 0}};
 static const struct emu_word transports[] = {{"ib", IBV_TRANSPORT_IB}, {"iwarp", IBV_TRANSPORT_IWARP},
+                                             {"usnic", IBV_TRANSPORT_USNIC}, {"usnic_udp", IBV_TRANSPORT_USNIC_UDP},
                                              {"unspecified", IBV_TRANSPORT_UNSPECIFIED}, {NULL, 0}};
 static const struct emu_word gid_types[] = {{"ib", 0}, {"v1", 1}, {"v2", 2}, {NULL, 0}};
 static const struct emu_word links[] = {{"eth", false}, {"ib", true}, {NULL, 0}};

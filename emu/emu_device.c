@@ -24,10 +24,21 @@ int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int i
 
 /* ---- the list --------------------------------------------------------------- */
 
+/* What the call is to fail with. */
+static int fault(const char *call) {
+  pthread_mutex_lock(&emu.lock);
+  int err = emu_fault_call(call, -1);
+  pthread_mutex_unlock(&emu.lock);
+  return err;
+}
+
 struct ibv_device **ibv_get_device_list(int *count) {
-  struct ibv_device **list = calloc(EMU_DEVICES + 1, sizeof(struct ibv_device *));
-  if (!list) return NULL;
   emu_load();
+  int err = fault("get_device_list");
+  struct ibv_device **list = err ? NULL : calloc(EMU_DEVICES + 1, sizeof(struct ibv_device *));
+  if (count) *count = 0;
+  if (err) errno = err;
+  if (!list) return NULL;
   pthread_mutex_lock(&emu.lock);
   for (unsigned int i = 0; i < emu.ndevices; i++) list[i] = &emu.devices[i].ibv;
   if (count) *count = (int)emu.ndevices;
@@ -63,6 +74,8 @@ int ibv_read_sysfs_file(const char *dir, const char *file, char *text, size_t si
 
 int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *a) {
   const struct emu_device *d = emu_device_of(context);
+  int err = fault("query_device");
+  if (err) return err;
   memset(a, 0, sizeof *a);
   snprintf(a->fw_ver, sizeof a->fw_ver, "emu");
   a->node_guid = a->sys_image_guid = htobe64(d->guid);
@@ -97,7 +110,8 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
   if (input && input->comp_mask) return EINVAL;
   if (size < sizeof attr->orig_attr) return EINVAL;
   memset(attr, 0, size);
-  ibv_query_device(context, &attr->orig_attr);
+  int err = ibv_query_device(context, &attr->orig_attr);
+  if (err) return err;
   if (size >= sizeof *attr) attr->phys_port_cnt_ex = attr->orig_attr.phys_port_cnt;
   return 0;
 }
@@ -110,7 +124,9 @@ static struct emu_port *port_of(struct ibv_context *context, unsigned int number
 static int query_port(struct ibv_context *context, uint8_t number, struct ibv_port_attr *attr, size_t size) {
   const struct emu_port *port = port_of(context, number);
   struct ibv_port_attr a = {0};
-  if (!port) return EINVAL;
+  int err = fault("query_port");
+  if (!err && !port) err = EINVAL;
+  if (err) return err;
   pthread_mutex_lock(&emu.lock);
   a.state = port->state;
   a.max_mtu = IBV_MTU_4096;
@@ -140,8 +156,10 @@ int ibv_query_port(struct ibv_context *context, uint8_t number, struct _compat_i
 
 int ibv_query_gid(struct ibv_context *context, uint8_t number, int index, union ibv_gid *gid) {
   const struct emu_port *port = port_of(context, number);
-  if (!port || index < 0 || index >= EMU_GIDS) {
-    errno = EINVAL;
+  int err = fault("query_gid");
+  if (!err && (!port || index < 0 || index >= EMU_GIDS)) err = EINVAL;
+  if (err) {
+    errno = err;
     return -1;
   }
   pthread_mutex_lock(&emu.lock);
@@ -314,7 +332,7 @@ long rail_emu_live(const char *kind) {
 
 /* ---- fork, exit --------------------------------------------------------------- */
 
-int ibv_fork_init(void) { return 0; }
+int ibv_fork_init(void) { return fault("fork_init"); }
 int ibv_dontfork_range(void *base, size_t size) {
   (void)base, (void)size;
   return 0;

@@ -116,13 +116,6 @@ uint64_t rail_emu_now(void) {
   return now;
 }
 
-void rail_emu_settle(void) {
-  pthread_mutex_lock(&emu.lock);
-  do emu_progress();
-  while (emu_wire_has_input());
-  pthread_mutex_unlock(&emu.lock);
-}
-
 /* ---- the thread ------------------------------------------------------------------------ */
 
 void emu_engine_handover(void) {
@@ -130,17 +123,22 @@ void emu_engine_handover(void) {
   if (emu.engine_until) emu_engine_wake();
 }
 
-/* Sleeps, without the lock, until the bell is not `bell` any more, or until `until` (by the clock of emu_now). */
-static void sleep_until(uint32_t bell, uint64_t until) {
+/* Waits, without the lock, until the bell is not `bell` any more, or until `until` (by the clock of emu_now). */
+static void wait_for_bell(uint32_t bell, uint64_t until) {
   uint64_t now = emu_now();
   uint64_t ns = until > now ? until - now : 0;
   struct timespec timeout = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
   if (ns == 0) return;
-  emu.engine_until = until;
   _Atomic uint32_t *word = emu_wire_bell();
   pthread_mutex_unlock(&emu.lock);
   syscall(SYS_futex, word, FUTEX_WAIT, bell, until == UINT64_MAX ? NULL : &timeout, NULL, 0);
   pthread_mutex_lock(&emu.lock);
+}
+
+/* And earlier, if there is an earlier timer before it is over. */
+static void sleep_until(uint32_t bell, uint64_t until) {
+  emu.engine_until = until;
+  wait_for_bell(bell, until);
   emu.engine_until = 0;
 }
 
@@ -152,6 +150,10 @@ static void *run(void *arg) {
   while (!engine.stop) {
     uint32_t bell = atomic_load(emu_wire_bell());
     emu_commands();
+    if (emu.progress_by != EMU_BY_THREAD) { /* it only reads statements, and waits until that changes */
+      wait_for_bell(bell, emu_commands_next());
+      continue;
+    }
     emu_progress();
     uint64_t timer = earliest(emu.next_timer, emu.next_held), look = emu_commands_next();
     uint64_t polls = atomic_load_explicit(&emu.polls, memory_order_relaxed);

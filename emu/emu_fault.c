@@ -4,6 +4,7 @@
  * or never. What is random follows from the seed. */
 #include "emu/emu_fault.h"
 
+#include <endian.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,11 +25,12 @@ static uint64_t emu_fault_random(void) {
 }
 
 void emu_faults_changed(void) {
-  emu_faults.packets = emu_faults.requests = emu_faults.slow = emu_faults.calls = 0;
+  emu_faults.packets = emu_faults.requests = emu_faults.receives = emu_faults.slow = emu_faults.calls = 0;
   for (int i = 0; i < emu_faults.n; i++) {
     enum emu_fault_kind kind = emu_faults.all[i].kind;
     emu_faults.packets += emu_fault_of_packets(&emu_faults.all[i]);
     emu_faults.requests += kind == EMU_FAULT_COMPLETE || kind == EMU_FAULT_STALL;
+    emu_faults.receives += kind == EMU_FAULT_COMPLETE || kind == EMU_FAULT_IMMEDIATE;
     emu_faults.slow += kind == EMU_FAULT_SLOW;
     emu_faults.calls += kind == EMU_FAULT_CALL;
   }
@@ -42,20 +44,26 @@ bool emu_fault_is_due(struct emu_fault *f) {
   return f->rate == 0 || emu_fault_random() % f->rate == 0;
 }
 
-int emu_fault_call(const char *call, int to_state) {
+static int error_of(const char *call, int to_state) {
   int err = 0;
-  for (int i = 0; i < MAX_CALLS; i++) {
-    if (!calls[i].name[0]) snprintf(calls[i].name, sizeof calls[i].name, "%s", call);
-    if (strcmp(calls[i].name, call) != 0) continue;
-    calls[i].count++;
-    break;
-  }
   for (int i = 0; i < emu_faults.n && emu_faults.calls; i++) {
     struct emu_fault *f = &emu_faults.all[i];
     bool is_about = f->kind == EMU_FAULT_CALL && strcmp(f->call, call) == 0 && (f->to < 0 || f->to == to_state);
     if (is_about && emu_fault_is_due(f) && !err) err = f->err;
   }
   return err;
+}
+
+int emu_fault_poll(void) { return emu_faults.calls ? error_of("poll_cq", -1) : 0; }
+
+int emu_fault_call(const char *call, int to_state) {
+  for (int i = 0; i < MAX_CALLS; i++) {
+    if (!calls[i].name[0]) snprintf(calls[i].name, sizeof calls[i].name, "%s", call);
+    if (strcmp(calls[i].name, call) != 0) continue;
+    calls[i].count++;
+    break;
+  }
+  return error_of(call, to_state);
 }
 
 long rail_emu_calls(const char *call) {
@@ -113,6 +121,20 @@ struct emu_verdict emu_fault_request(struct emu_qp *qp, enum ibv_wr_opcode op) {
 }
 
 bool emu_fault_is_pending(void) { return emu_faults.due_text[0]; }
+
+/* A receive that has failed for a reason of its own keeps it. */
+void emu_fault_receive(struct emu_qp *qp, struct ibv_wc *wc) {
+  for (int i = 0; i < emu_faults.n && emu_faults.receives; i++) {
+    struct emu_fault *f = &emu_faults.all[i];
+    bool ends = f->kind == EMU_FAULT_COMPLETE && strcmp(f->op, "recv") == 0;
+    bool twists = f->kind == EMU_FAULT_IMMEDIATE && (wc->wc_flags & IBV_WC_WITH_IMM);
+    if ((!ends && !twists) || (f->qp && f->qp != qp->ex.qp_base.qp_num) || !emu_fault_is_due(f)) continue;
+    if (twists) wc->imm_data ^= htobe32(f->xor);
+    if (!ends || wc->status != IBV_WC_SUCCESS) continue;
+    wc->status = (enum ibv_wc_status)f->status;
+    wc->vendor_err = f->vendor;
+  }
+}
 
 uint64_t emu_fault_slow(struct emu_qp *qp) {
   uint64_t ns = 0;

@@ -57,6 +57,7 @@ enum emu_fault_kind {
   EMU_FAULT_DUPLICATE,
   EMU_FAULT_TEAR,
   EMU_FAULT_SLOW,
+  EMU_FAULT_IMMEDIATE,
   EMU_FAULT_CM,
 };
 
@@ -67,14 +68,14 @@ struct emu_fault {
   long from, times, seen;
   uint32_t rate, qp; /* qp 0: any */
   int err, to, status;
-  uint32_t vendor;
+  uint32_t vendor, xor;
   uint64_t ns;
 };
 
 extern struct emu_faults {
   struct emu_fault all[EMU_FAULTS];
   int n;
-  unsigned int packets, requests, slow, calls; /* how many of these kinds there are */
+  unsigned int packets, requests, receives, slow, calls; /* how many of these kinds there are */
   uint64_t random;
   long cm_answer_ms; /* 0: as usual */
   /* Statements that wait for a request: `at N …`. */
@@ -95,6 +96,7 @@ void emu_faults_seed(uint64_t seed);
 bool emu_fault_is_due(struct emu_fault *f); /* counts */
 bool emu_fault_is_about(const struct emu_fault *f, const struct emu_qp *qp, const char *op);
 int emu_fault_call(const char *call, int to_state); /* 0, or the errno that the call is to fail with */
+int emu_fault_poll(void); /* the same for ibv_poll_cq, which is counted elsewhere */
 struct emu_verdict {
   bool stall; /* it never completes */
   enum ibv_wc_status status;
@@ -102,6 +104,7 @@ struct emu_verdict {
 };
 struct emu_verdict emu_fault_request(struct emu_qp *qp, enum ibv_wr_opcode op); /* before its first packet */
 bool emu_fault_is_pending(void); /* statements wait: nothing is sent before they have been run */
+void emu_fault_receive(struct emu_qp *qp, struct ibv_wc *wc); /* changes the completion of a receive */
 uint64_t emu_fault_slow(struct emu_qp *qp); /* ns to wait before the next packet */
 
 /* emu_fault_packet.c */

@@ -11,7 +11,8 @@
 
 static const struct emu_word errors[] = {
   {"ENOMEM", ENOMEM}, {"ETIMEDOUT", ETIMEDOUT}, {"EINVAL", EINVAL}, {"EIO", EIO}, {"EPERM", EPERM}, {"EFAULT", EFAULT},
-  {"EAGAIN", EAGAIN}, {"ENOSYS", ENOSYS}, {"EOPNOTSUPP", EOPNOTSUPP}, {"ENODEV", ENODEV}, {"EBUSY", EBUSY}, {NULL, 0}};
+  {"EAGAIN", EAGAIN}, {"ENOSYS", ENOSYS}, {"EOPNOTSUPP", EOPNOTSUPP}, {"ENODEV", ENODEV}, {"EBUSY", EBUSY},
+  {"ENOSPC", ENOSPC}, {"EMFILE", EMFILE}, {NULL, 0}};
 static const struct emu_word states[] = {
   {"reset", IBV_QPS_RESET}, {"init", IBV_QPS_INIT}, {"rtr", IBV_QPS_RTR}, {"rts", IBV_QPS_RTS}, {"err", IBV_QPS_ERR},
   {NULL, 0}};
@@ -28,13 +29,16 @@ static const struct emu_word events[] = {
   {"sm_change", IBV_EVENT_SM_CHANGE}, {"client_reregister", IBV_EVENT_CLIENT_REREGISTER},
   {"qp_fatal", IBV_EVENT_QP_FATAL}, {"qp_req_err", IBV_EVENT_QP_REQ_ERR},
   {"qp_access_err", IBV_EVENT_QP_ACCESS_ERR}, {"comm_est", IBV_EVENT_COMM_EST}, {"cq_err", IBV_EVENT_CQ_ERR},
-  {NULL, 0}};
+  {"path_mig", IBV_EVENT_PATH_MIG}, {NULL, 0}};
 
 static const struct emu_word ops[] = {
-  {"any", 0}, {"send", 0}, {"write", 0}, {"imm", 0}, {"read", 0}, {"atomic", 0}, {"ack", 0}, {"answer", 0}, {NULL, 0}};
+  {"any", 0}, {"send", 0}, {"write", 0}, {"imm", 0}, {"read", 0}, {"atomic", 0}, {"ack", 0}, {"answer", 0},
+  {"recv", 0}, {NULL, 0}};
 static const struct emu_word calls[] = {
   {"open_device", 0}, {"alloc_pd", 0}, {"reg_mr", 0}, {"reg_dmabuf_mr", 0}, {"create_cq", 0}, {"create_qp", 0},
-  {"create_srq", 0}, {"modify_qp", 0}, {"post_send", 0}, {"post_recv", 0}, {NULL, 0}};
+  {"create_srq", 0}, {"modify_qp", 0}, {"post_send", 0}, {"post_recv", 0}, {"poll_cq", 0}, {"query_qp", 0},
+  {"query_ece", 0}, {"set_ece", 0}, {"query_device", 0}, {"query_port", 0}, {"query_gid", 0}, {"get_device_list", 0},
+  {"fork_init", 0}, {NULL, 0}};
 
 /* Of qp=NUMBER or qp=last; UINT32_MAX: there is no last one. */
 static bool qp_of(const struct emu_statement *s, uint32_t *qpn) {
@@ -79,6 +83,11 @@ static bool do_complete(const struct emu_statement *s) {
   struct emu_fault f = {.kind = EMU_FAULT_COMPLETE, .vendor = (uint32_t)emu_number(s, "vendor", 0x81, 16)};
   if (s->n < 2) return emu_complain(s, "the status is missing");
   return emu_choose(s, s->words[1], statuses, &f.status) && add_fault(s, &f);
+}
+
+static bool do_immediate(const struct emu_statement *s) {
+  struct emu_fault f = {.kind = EMU_FAULT_IMMEDIATE, .xor = (uint32_t)emu_number(s, "xor", 1, 16)};
+  return add_fault(s, &f);
 }
 
 static bool do_kind(const struct emu_statement *s, enum emu_fault_kind kind, uint64_t us) {
@@ -133,6 +142,22 @@ static bool do_clock(const struct emu_statement *s) {
   return true;
 }
 
+/* The thread may be waiting for another end of this. */
+static bool do_progress(const struct emu_statement *s) {
+  static const struct emu_word ways[] = {
+    {"thread", EMU_BY_THREAD}, {"post", EMU_BY_POST}, {"poll", EMU_BY_POLL}, {NULL, 0}};
+  int way = EMU_BY_THREAD;
+  if (s->n < 2) return emu_complain(s, "thread, post or poll is missing");
+  if (!emu_choose(s, s->words[1], ways, &way)) return false;
+  uint64_t burst = emu_number(s, "burst", UINT32_MAX, 10);
+  if (burst == 0 || burst > UINT32_MAX) return emu_complain(s, "burst: allowed: 1 to %u", UINT32_MAX);
+  emu.progress_by = (enum emu_by)way;
+  emu.burst = (uint32_t)burst;
+  emu.skip = emu_number(s, "skip", 0, 10);
+  emu_engine_wake();
+  return true;
+}
+
 static bool do_fatal(const struct emu_statement *s) {
   struct emu_device *d = s->n >= 2 ? emu_device_named(s->words[1]) : NULL;
   if (!d) return emu_complain(s, "%s: there is no such device", s->n >= 2 ? s->words[1] : "");
@@ -159,7 +184,7 @@ static bool do_event(const struct emu_statement *s) {
   struct ibv_async_event event = {.event_type = (enum ibv_event_type)type};
   struct emu_qp *qp = emu_value(s, "qp") ? emu_qp_find(qpn) : emu.last_qp;
   bool of_qp = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
-               type == IBV_EVENT_COMM_EST || type == IBV_EVENT_CQ_ERR;
+               type == IBV_EVENT_COMM_EST || type == IBV_EVENT_PATH_MIG || type == IBV_EVENT_CQ_ERR;
   if (of_qp && !qp) return emu_complain(s, "there is no such queue pair");
   if (type == IBV_EVENT_CQ_ERR) event.element.cq = qp->ex.qp_base.send_cq;
   else if (of_qp) event.element.qp = &qp->ex.qp_base;
@@ -183,6 +208,7 @@ const struct emu_verb emu_fault_verbs[] = {
   {"fail", do_fail, 1, "errno to " HOW_OFTEN}, {"complete", do_complete, 1, "vendor% " WHICH},
   {"stall", do_stall, 0, WHICH}, {"drop", do_drop, 0, WHICH}, {"delay", do_delay, 0, "us# " WHICH},
   {"duplicate", do_duplicate, 0, WHICH}, {"tear", do_tear, 0, "us# " WHICH},
-  {"slow", do_slow, 0, "us# qp " HOW_OFTEN}, {"seed", do_seed, 1, ""}, {"clock", do_clock, 1, ""},
+  {"slow", do_slow, 0, "us# qp " HOW_OFTEN}, {"immediate", do_immediate, 0, "xor% qp " HOW_OFTEN},
+  {"seed", do_seed, 1, ""}, {"clock", do_clock, 1, ""}, {"progress", do_progress, 1, "burst# skip#"},
   {"fatal", do_fatal, 1, ""}, {"qp_error", do_qp_error, 0, "qp"}, {"event", do_event, 2, "port# qp"},
   {"reset", do_reset, 0, ""}, {"cm", do_cm, 1, "event us# ms# " HOW_OFTEN}, {NULL, NULL, 0, ""}};

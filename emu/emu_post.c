@@ -74,6 +74,7 @@ int emu_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr
   struct emu_qp *qp = emu_qp_of(ibv);
   int err = 0;
   pthread_mutex_lock(&emu.lock);
+  qp->turn = 0; /* what the last poll left */
   for (; wr; wr = wr->next) {
     err = emu_fault_call("post_send", -1);
     if (!err && !may_post_send(ibv->state)) err = EINVAL;
@@ -86,6 +87,7 @@ int emu_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr
   else if (!emu_req_run(qp)) emu_run_later(qp);
   if (emu_fault_is_pending()) emu_progress();
   emu_wire_flush();
+  if (emu.progress_by == EMU_BY_POST) emu_settle();
   pthread_mutex_unlock(&emu.lock);
   return err;
 }
@@ -116,9 +118,16 @@ int emu_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc) {
   if (n <= 0) return n < 0 ? -EINVAL : 0;
   atomic_fetch_add_explicit(&emu.polls, 1, memory_order_relaxed);
   if (pthread_mutex_trylock(&emu.lock) != 0) {
-    if (atomic_load_explicit(&cq->count, memory_order_relaxed) == 0) return 0; /* whoever has the lock makes progress */
+    bool is_empty = atomic_load_explicit(&cq->count, memory_order_relaxed) == 0;
+    if (is_empty && emu.progress_by == EMU_BY_THREAD) return 0; /* whoever has the lock makes progress */
     pthread_mutex_lock(&emu.lock);
   }
+  int err = emu_fault_poll();
+  if (err) {
+    pthread_mutex_unlock(&emu.lock);
+    return -err;
+  }
+  if (emu.progress_by != EMU_BY_THREAD) emu_turn_polled(cq);
   int got = emu_cq_take(cq, n, wc);
   if (got == 0 || ++cq->since_progress > POLLS_WITHOUT_PROGRESS) {
     cq->since_progress = 0;

@@ -331,6 +331,7 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
   struct emu_qp *qp = emu_qp_of(ibv);
   (void)mask;
   pthread_mutex_lock(&emu.lock);
+  int err = emu_fault_call("query_qp", -1);
   *attr = qp->attr;
   attr->qp_state = attr->cur_qp_state = ibv->state;
   attr->sq_draining = ibv->state == IBV_QPS_SQD && qp->sq_una < qp->sq_next;
@@ -339,23 +340,31 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
                                     .srq = ibv->srq, .cap = qp->cap, .qp_type = ibv->qp_type,
                                     .sq_sig_all = qp->sq_sig_all};
   pthread_mutex_unlock(&emu.lock);
-  return 0;
+  return err;
 }
 
 /* ---- enhanced connections ------------------------------------------------------------ */
 
 enum { ECE_VENDOR = 0xe500, ECE_OPTIONS = 3 };
 
+/* 0, or what the call fails with: because the device has no such thing, or a statement says so. */
+static int check_ece(struct ibv_qp *qp, const char *call) {
+  pthread_mutex_lock(&emu.lock);
+  int err = emu_fault_call(call, -1);
+  pthread_mutex_unlock(&emu.lock);
+  return !err && !emu_device_of(qp->context)->ece ? EOPNOTSUPP : err;
+}
+
 int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece) {
+  int err = check_ece(qp, "query_ece");
   memset(ece, 0, sizeof *ece);
-  if (!emu_device_of(qp->context)->ece) return EOPNOTSUPP;
-  *ece = (struct ibv_ece){.vendor_id = ECE_VENDOR, .options = ECE_OPTIONS};
-  return 0;
+  if (!err) *ece = (struct ibv_ece){.vendor_id = ECE_VENDOR, .options = ECE_OPTIONS};
+  return err;
 }
 
 int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece) {
-  bool known = emu_device_of(qp->context)->ece && (!ece->vendor_id || ece->vendor_id == ECE_VENDOR);
-  return known ? 0 : EOPNOTSUPP;
+  int err = check_ece(qp, "set_ece");
+  return !err && ece->vendor_id && ece->vendor_id != ECE_VENDOR ? EOPNOTSUPP : err;
 }
 
 int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags) {

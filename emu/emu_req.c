@@ -206,7 +206,7 @@ enum gate { OPEN, WAITS, FAILED };
 static enum gate begin(struct emu_qp *qp) {
   struct emu_sqe *e = sqe_at(qp, qp->sq_next);
   if (e->stall) return WAITS;
-  if (emu_fault_is_pending()) {
+  if (emu_fault_is_pending() || (!e->counted && emu_turn_is_over(qp))) {
     emu_run_later(qp);
     return WAITS;
   }
@@ -215,6 +215,7 @@ static enum gate begin(struct emu_qp *qp) {
   if (status == IBV_WC_SUCCESS && !e->counted) {
     struct emu_verdict verdict = emu_fault_request(qp, e->opcode);
     e->counted = true;
+    if (qp->turn) qp->turn--;
     e->stall = verdict.stall;
     e->fault = verdict.status;
     e->fault_vendor = verdict.vendor;

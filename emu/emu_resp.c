@@ -134,7 +134,9 @@ static void complete_receive(struct emu_qp *qp, const struct ibv_wc *wc, bool so
   struct ibv_wc full = *wc;
   full.wr_id = qp->recv.wr_id;
   qp->recv_taken = false;
+  emu_fault_receive(qp, &full);
   emu_complete(qp, true, qp->recv_place, solicited, &full);
+  if (full.status != wc->status) emu_qp_error(qp);
 }
 
 static uint64_t room_of(const struct ibv_sge *sge, int n) {

@@ -217,6 +217,8 @@ TEST(wrong_statements_are_refused) {
   check_refused("fail reg_mr errno=ENOSUCH", "ENOSUCH: allowed: ENOMEM");
   check_refused("at 3 port emu0 1 state=gone extra", "extra: no key=value");
   check_refused("clock", "virtual or real is missing");
+  check_refused("progress", "thread, post or poll is missing");
+  check_refused("progress poll burst=0", "burst: allowed: 1 to 4294967295");
   check_refused("cm late event=resolved", "resolved: allowed: addr_resolved");
   exchange(3); /* none of them did anything */
   close_pair();
