@@ -2,7 +2,7 @@
  * TEST-SAN: asan
  *
  * Bytes on the oob connection into both state machines of the ib plugin's
- * handshake, over the scripted libibverbs. Input: which side is ours, whether
+ * handshake, over the emulated device. Input: which side is ours, whether
  * first writes are wanted, then steps: well-formed messages of any fields, raw
  * bytes, calls, the end of the stream.
  *
@@ -21,7 +21,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/fuzz/lib/fuzz.h"
-#include "test/unit/ib_fake.h"
+#include "test/unit/ib_emu.h"
 #include "test/unit/ib_hello.h"
 
 enum step { CALL, RAW, SEND_ANSWER, SEND_OFFER, SEND_QPS, SEND_READY, HANG_UP, STEPS };
@@ -37,19 +37,45 @@ struct bed {
   rail_result_t result;
 };
 
+/* Queue pairs that a peer names are those of no other process. */
+static char emu_folder[] = "/dev/shm/emu-fuzz.XXXXXX";
+
+/* The emulated device starts a thread with the first queue pair, and has memory mapped while one is connected. This one
+ * is, to itself, so that neither looks like something that an input left. */
+static struct ib_qp always;
+static struct ibv_cq *always_cq;
+
+static void connect_always(const struct ib_port *port) {
+  const struct ib_qp_sizes sizes = {.send_depth = 1, .recv_depth = 1};
+  union ibv_gid gid;
+  always_cq = ib_verbs.create_cq(port->hca->context, 1, NULL, NULL, 0);
+  FUZZ_CHECK(always_cq && ib_qp_create(&always, port, always_cq, &sizes, &always) == RAIL_OK);
+  FUZZ_CHECK(ib_verbs.query_gid(port->hca->context, 1, 3, &gid) == 0);
+  always.attr = (struct ib_qp_attr){.port = 1, .sgid_index = 3, .grh = true, .mtu = IBV_MTU_4096, .timeout = 14,
+                                    .retry_cnt = 7, .dest_qpn = always.qp->qp_num};
+  memcpy(always.attr.dgid, gid.raw, sizeof gid.raw);
+  FUZZ_CHECK(ib_qp_to_init(&always, port, 0) == RAIL_OK && ib_qp_to_rtr(&always, port) == RAIL_OK);
+}
+
+static void stop(void) {
+  ib_qp_destroy(&always);
+  (void)ib_verbs.destroy_cq(always_cq);
+  ib_devices_unload();
+  rmdir(emu_folder);
+}
+
 static void start(void) {
   static bool started;
-  char program[PATH_MAX];
   if (started) return;
   started = true;
-  ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
-  FUZZ_CHECK(n > 0);
-  program[n] = 0;
-  fake_use(program, "device fakeA ports=2; device fakeB");
+  FUZZ_CHECK(mkdtemp(emu_folder) && setenv("RAIL_EMU_DIR", emu_folder, 1) == 0);
+  ib_emu_use("device emuA ports=2; device emuB; progress post");
   FUZZ_CHECK(ib_handshake_load());
   ib_devices_load();
   fuzz_watch(&ib_params, sizeof ib_params);
   FUZZ_CHECK(ib_device_count() == 3 && rail_watch_begin(&ib_watch) == RAIL_OK);
+  connect_always(ib_device_at(0, "fuzz")->rails[0]);
+  FUZZ_CHECK(atexit(stop) == 0);
 }
 
 static void hard_close(int *fd) { /* by a reset: no port waits for the inputs to come */
@@ -184,7 +210,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
   if (bed.comm) FUZZ_CHECK((bed.ours_connects ? ib_close_send(bed.comm) : ib_close_recv(bed.comm)) == RAIL_OK);
   rail_net_ctx_free(bed.ctx, rail_net_setup_drop_attempt, rail_net_setup_close_listener);
   ib_params = params;
-  FUZZ_CHECK(fake_live("qp") == 0 && fake_live("cq") == 0 && fake_live("mr") == 0);
+  FUZZ_CHECK(emu_live("qp") == 1 && emu_live("cq") == 1 && emu_live("mr") == 0);
 }
 
 /* ---- seeds --------------------------------------------------------------- */

@@ -15,6 +15,7 @@
 static pthread_mutex_t log_lock_ = PTHREAD_MUTEX_INITIALIZER;
 static char log_lines[65536]; /* the latest, one after the other */
 static char log_warning[4096]; /* the last one */
+static char log_warned_[16384]; /* the first ones */
 static int log_warnings_;
 
 __attribute__((format(printf, 5, 6), unused)) static void log_capture(enum rail_log_level level, unsigned long flags,
@@ -31,6 +32,8 @@ __attribute__((format(printf, 5, 6), unused)) static void log_capture(enum rail_
   if (level == RAIL_LOG_WARN) {
     log_warnings_++;
     memcpy(log_warning, text, strlen(text) + 1);
+    size_t used = strlen(log_warned_);
+    snprintf(log_warned_ + used, sizeof log_warned_ - used, "%s\n", text);
   }
   size_t at = strlen(log_lines);
   if (sizeof log_lines - at < strlen(text) + 2) at = 0;
@@ -40,7 +43,7 @@ __attribute__((format(printf, 5, 6), unused)) static void log_capture(enum rail_
 
 __attribute__((unused)) static void log_forget(void) {
   pthread_mutex_lock(&log_lock_);
-  log_lines[0] = log_warning[0] = 0;
+  log_lines[0] = log_warning[0] = log_warned_[0] = 0;
   log_warnings_ = 0;
   pthread_mutex_unlock(&log_lock_);
 }
@@ -54,6 +57,14 @@ __attribute__((unused)) static int log_count(const char *words) {
   return n;
 }
 __attribute__((unused)) static bool log_said(const char *words) { return log_count(words) > 0; }
+
+/* In a warning, of the first 16 KiB of them. */
+__attribute__((unused)) static bool log_warned(const char *words) {
+  pthread_mutex_lock(&log_lock_);
+  bool warned = strstr(log_warned_, words) != NULL;
+  pthread_mutex_unlock(&log_lock_);
+  return warned;
+}
 
 __attribute__((unused)) static int log_warnings(void) {
   pthread_mutex_lock(&log_lock_);

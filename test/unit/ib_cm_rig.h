@@ -30,7 +30,7 @@ static int open_files(void) {
 static int files_before;
 
 static void begin(struct hs *h) {
-  fake_script("reset; cm answer ms=68000");
+  emu_do("reset; cm answer ms=68000");
   ib_rdmacm = real;
   files_before = open_files();
   hs_begin(h);
@@ -39,7 +39,7 @@ static void begin(struct hs *h) {
 /* Nothing is left, no descriptor either. (The emulated CM's thread closes sockets that nobody has seen.) */
 static void end(struct hs *h) {
   uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
-  fake_script("reset");
+  emu_do("reset");
   ib_rdmacm = real;
   hs_end(h);
   while (open_files() > files_before && !rail_deadline_passed(deadline)) sched_yield();
@@ -63,7 +63,7 @@ __attribute__((unused)) static int cm_rig_main(int argc, char **argv, const stru
   if (!mkdtemp(folder)) return 2;
   setenv("RAIL_EMU_DIR", folder, 1);
   setenv("RAIL_IB_CM", "rdmacm", 1);
-  fake_use_emu(argv[0], EMU);
+  ib_emu_use(EMU);
   if (!ib_handshake_load()) abort();
   ib_devices_load();
   ib_params.fuse_no_pci = 1;

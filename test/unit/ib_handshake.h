@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Both sides of a handshake in this process, over the scripted libibverbs: the
+ * Both sides of a handshake in this process, over the emulated device: the
  * real devices, comms and watch thread, and peers made of bare sockets.
  *
- * Devices: fakeA (two ports, 0 and 1), fakeB (2), fakeI (3, InfiniBand), and
+ * Devices: emuA (two ports, 0 and 1), emuB (2), emuI (3, InfiniBand), and
  * what hs_fuse makes of the first three (4).
  */
 #ifndef IB_HANDSHAKE_TEST_H
@@ -18,11 +18,12 @@
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/harness/program.h"
-#include "test/unit/ib_fake.h"
+#include "test/unit/ib_emu.h"
 #include "test/unit/ib_hello.h"
 
 #define TIMEOUT_MS 10000
-#define HS_SCRIPT "device fakeA ports=2; device fakeB; device fakeI link=ib lid=7"
+/* What nobody answers fails at once: by the virtual clock its retries take no time. */
+#define HS_SCRIPT "device emuA ports=2 ece=1; device emuB ece=1; device emuI link=ib lid=7 ece=1; clock virtual"
 enum { DEV_A1, DEV_A2, DEV_B, DEV_IB, DEV_FUSED };
 
 /* ---- the log ------------------------------------------------------------- */
@@ -62,11 +63,11 @@ struct hs {
 
 static struct rail_net_init hs_init = {.traffic_class = -1};
 
-__attribute__((unused)) static void hs_main(const char *program) {
-  fake_use(program, HS_SCRIPT);
+__attribute__((unused)) static void hs_main(void) {
+  ib_emu_use(HS_SCRIPT);
   if (!ib_handshake_load()) abort();
   ib_devices_load();
-  ib_params.fuse_no_pci = 1; /* scripted devices have no PCI path */
+  ib_params.fuse_no_pci = 1; /* emulated devices have no PCI path */
   struct rail_net_vprops_v12 three = {.ndevs = 3, .devs = {DEV_A1, DEV_A2, DEV_B}};
   int fused;
   if (ib_device_count() != 4 || ib_device_fuse(&fused, &three) != RAIL_OK || fused != DEV_FUSED) {
@@ -81,11 +82,11 @@ static void hs_begin(struct hs *h) {
   ib_params_load();
   ib_params.linger_ms = 0; /* closed receivers go at once */
   hs_lines[0] = 0;
-  fake_script("reset");
+  emu_do("reset");
   h->connect = h->accept = RAIL_IN_PROGRESS;
-  h->qps = fake_live("qp");
-  h->cqs = fake_live("cq");
-  h->mrs = fake_live("mr");
+  h->qps = emu_live("qp");
+  h->cqs = emu_live("cq");
+  h->mrs = emu_live("mr");
   /* Its thread reads parameters: from here on only the handshake's change. */
   ENSURE_INT(rail_watch_begin(&ib_watch), RAIL_OK);
   ENSURE_INT(rail_net_ctx_new("RailIB", &hs_init, &h->ctx), RAIL_OK);
@@ -167,9 +168,9 @@ static void hs_end(struct hs *h) {
   if (h->accept == RAIL_OK) ENSURE_INT(ib_close_recv(h->received), RAIL_OK);
   rail_net_ctx_free(h->ctx, rail_net_setup_drop_attempt, rail_net_setup_close_listener);
   rail_watch_end(&ib_watch);
-  ENSURE_INT(fake_live("qp"), h->qps);
-  ENSURE_INT(fake_live("cq"), h->cqs);
-  ENSURE_INT(fake_live("mr"), h->mrs);
+  ENSURE_INT(emu_live("qp"), h->qps);
+  ENSURE_INT(emu_live("cq"), h->cqs);
+  ENSURE_INT(emu_live("mr"), h->mrs);
 }
 
 /* ---- peers made of bare sockets ------------------------------------------ */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A connection made by hand over libfakeverbs.so: both comms, their QPs and keys,
+ * A connection made by hand over the emulated device: both comms, their QPs and keys,
  * without handshake, watch thread or registration cache; what the data path meets.
  */
 #ifndef IB_PAIR_H
@@ -10,7 +10,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_progress.h"
-#include "test/unit/ib_fake.h"
+#include "test/unit/ib_emu.h"
 
 struct pair_shape {
   unsigned int nrails, nqps, per_message, max_write_log2;
@@ -29,7 +29,7 @@ struct pair {
 };
 
 static long pair_live(void) {
-  return fake_live("qp") + fake_live("cq") + fake_live("mr") + fake_live("pd") + fake_live("context");
+  return emu_live("qp") + emu_live("cq") + emu_live("mr") + emu_live("pd") + emu_live("context");
 }
 
 /* ---- lines of the plugin ------------------------------------------------- */
@@ -57,12 +57,12 @@ static void pair_open_hca(struct pair *p, unsigned int nrails) {
   ib_verbs.free_device_list(list);
   CHECK(p->hca.context);
   p->hca.pd = ib_verbs.alloc_pd(p->hca.context);
-  snprintf(p->hca.name, sizeof p->hca.name, "fake0");
-  snprintf(p->device.name, sizeof p->device.name, "fake0");
+  snprintf(p->hca.name, sizeof p->hca.name, "emu0");
+  snprintf(p->device.name, sizeof p->device.name, "emu0");
   p->device.nrails = nrails;
   for (unsigned int i = 0; i < nrails; i++) {
     p->ports[i] = (struct ib_port){.hca = &p->hca, .number = (uint8_t)(i + 1), .roce = true};
-    snprintf(p->ports[i].name, sizeof p->ports[i].name, "fake0:%u", i + 1);
+    snprintf(p->ports[i].name, sizeof p->ports[i].name, "emu0:%u", i + 1);
     p->device.rails[i] = &p->ports[i];
   }
 }
@@ -116,7 +116,7 @@ static void pair_connect(struct pair *p, struct ib_comm *a, const struct ib_comm
 __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_shape *shape) {
   struct ib_remote_ring remote_ring;
   memset(p, 0, sizeof *p);
-  fake_script("reset; progress post");
+  emu_do("reset; progress post");
   CHECK(ib_verbs_open());
   p->live = pair_live();
   rail_log_set_sink(pair_log);

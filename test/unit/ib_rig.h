@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connections of the ib plugin without a handshake, over libfakeverbs.so: a comm
+ * Connections of the ib plugin without a handshake, over the emulated device: a comm
  * as far as a test wants it made, and the other end of its oob connection. What is
  * logged is kept (log_lines.h).
  */
@@ -21,11 +21,11 @@
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_watch.h"
 #include "test/harness/log_lines.h"
-#include "test/unit/ib_fake.h"
+#include "test/unit/ib_emu.h"
 
 /* Once, first in main. */
-__attribute__((unused)) static void rig_use(const char *program, const char *script) {
-  fake_use(program, script);
+__attribute__((unused)) static void rig_use(const char *statements) {
+  ib_emu_use(statements);
   rail_log_set_sink(log_capture);
   if (!ib_verbs_open()) abort();
   ib_devices_load();

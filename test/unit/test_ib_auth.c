@@ -153,7 +153,7 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {TEST_CASE(both_have_it), TEST_CASE(only_here), TEST_CASE(hellos),
                                           TEST_CASE(played_back), TEST_CASE(messages), TEST_CASE(the_nonce_counts)};
   make_key();
-  hs_main(argv[0]);
+  hs_main();
   unlink(key_file);
   return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

@@ -6,7 +6,7 @@
 
 struct left { long mr, cq, qp; };
 
-static struct left live(void) { return (struct left){fake_live("mr"), fake_live("cq"), fake_live("qp")}; }
+static struct left live(void) { return (struct left){emu_live("mr"), emu_live("cq"), emu_live("qp")}; }
 
 static bool same(struct left a) {
   struct left b = live();
@@ -263,6 +263,6 @@ int main(int argc, char **argv) {
     TEST_CASE(finalize_waits_for_lingerers),
     TEST_CASE(never_closed),
   };
-  rig_use(argv[0], NULL);
+  rig_use(NULL);
   return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -138,8 +138,8 @@ TEST(traffic_class_and_timeouts) {
 
 static void wait_for_qps(long wanted) {
   uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
-  while (fake_live("qp") != wanted && !rail_deadline_passed(deadline)) sched_yield();
-  CHECK_INT(fake_live("qp"), wanted);
+  while (emu_live("qp") != wanted && !rail_deadline_passed(deadline)) sched_yield();
+  CHECK_INT(emu_live("qp"), wanted);
 }
 
 /* What it sent may be on its way: its queue pair stays, and GOODBYE waits, until the peer closes, or for a second. */
@@ -151,7 +151,7 @@ TEST(an_iwarp_sender_lingers) {
     ib_params.linger_ms = 10000;
     uint64_t start = rail_now_ns();
     CHECK_OK(ib_close_send(h.sent));
-    CHECK(fake_live("qp") == h.qps + 2 && !(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED));
+    CHECK(emu_live("qp") == h.qps + 2 && !(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED));
     h.connect = RAIL_IN_PROGRESS; /* hs_end has nothing to close */
     if (peer_closes) {
       CHECK_OK(ib_close_recv(h.received));

@@ -19,7 +19,7 @@ static void check_outcome(const struct outcome *o, int listen_dev, int dev) {
   hs_listen(&h, listen_dev);
   hs_connect_once(&h, dev); /* it keeps its limit; the acceptor, which begins later, has the usual one */
   ib_params.connect_ms = 30000;
-  fake_script(o->statements);
+  emu_do(o->statements);
   hs_run_connect(&h, dev);
   for (int i = 0; i < 100 && h.accept == RAIL_IN_PROGRESS; i++) hs_accept_once(&h);
   CHECK_MSG(h.connect != RAIL_OK && h.accept != RAIL_OK, "%s", o->statements);
@@ -55,11 +55,11 @@ static struct cost connect_with(const char *statements, int listen_dev, int dev)
   begin(&h);
   ib_params.qps = 2;
   hs_listen(&h, listen_dev);
-  fake_script(statements);
-  const long modifies = fake_calls("modify_qp");
+  emu_do(statements);
+  const long modifies = emu_calls("modify_qp");
   const uint64_t start = rail_now_ns();
   hs_run(&h, dev);
-  struct cost cost = {rail_now_ns() - start, fake_calls("modify_qp") - modifies};
+  struct cost cost = {rail_now_ns() - start, emu_calls("modify_qp") - modifies};
   CHECK_MSG(h.connect == RAIL_OK && h.accept == RAIL_OK, "%s: %s", statements, hs_lines);
   end(&h);
   return cost;
@@ -89,7 +89,7 @@ TEST(a_last_message_that_is_lost) {
     begin(&h);
     ib_params.connect_ms = 400;
     hs_listen(&h, rnic ? RNIC1 : A1);
-    fake_script("cm lost event=established times=ever");
+    emu_do("cm lost event=established times=ever");
     hs_run_connect(&h, rnic ? RNIC2 : B);
     CHECK(h.connect == RAIL_REMOTE_ERROR);
     CHECK_MSG(hs_logged("waiting for: the peer's last message") || hs_logged("waited for the peer's queue pairs"), "%s",
@@ -104,9 +104,9 @@ TEST(a_port_that_is_down_is_no_place_to_connect_from) {
   hs_listen(&h, A1);
   ib_params.connect_ms = 400;
   for (int i = 0; i < 4; i++) hs_connect_once(&h, B); /* its port is queried */
-  fake_script("port emuB 1 state=down");
+  emu_do("port emuB 1 state=down");
   hs_run_connect(&h, B);
-  fake_script("port emuB 1 state=active");
+  emu_do("port emuB 1 state=active");
   CHECK_MSG(h.connect != RAIL_OK && hs_logged("the address is not resolved: Network is unreachable"), "%s", hs_lines);
   end(&h);
 }
@@ -188,7 +188,7 @@ TEST(whatever_fails_of_verbs) {
         begin(&h);
         snprintf(script, sizeof script, "fail %s from=%d errno=EIO", calls[c], n);
         hs_listen(&h, rnic ? FUSED_RNIC : FUSED);
-        fake_script(script);
+        emu_do(script);
         hs_run_connect(&h, rnic ? RNIC1 : B);
         failed = h.connect != RAIL_OK;
         if (!failed && h.accept == RAIL_IN_PROGRESS) hs_run(&h, rnic ? RNIC1 : B);
@@ -223,7 +223,7 @@ TEST(a_peer_that_is_silent) {
       struct hs h;
       begin(&h);
       hs_listen(&h, rnic ? RNIC1 : A1);
-      if (no_last) fake_script("cm lost event=established times=ever");
+      if (no_last) emu_do("cm lost event=established times=ever");
       struct hs first = h;
       ib_params.connect_ms = 30;
       for (int i = 0; i < n && first.connect == RAIL_IN_PROGRESS && first.accept == RAIL_IN_PROGRESS; i++) {
@@ -236,7 +236,7 @@ TEST(a_peer_that_is_silent) {
              !rail_deadline_passed(deadline))
         hs_accept_once(&first);
       ib_params.connect_ms = 30000;
-      fake_script("reset; cm answer ms=68000");
+      emu_do("reset; cm answer ms=68000");
       waited |= hs_logged(no_last ? "waiting for: the peer's last message" : "waiting for: the peer's request");
       over |= no_last && waited;
       if (hs_logged("RDMA CM, queue pair ")) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The data path of the ib plugin, both sides, over a scripted libibverbs: what a
+ * The data path of the ib plugin, both sides, over the emulated device: what a
  * message costs, groups and tests in every order, long chains, full queues and
  * tables. What is refused is in test_ib_data_refused.c, what fails in
  * test_ib_data_faults.c, random traffic in test_ib_data_random.c.
@@ -16,16 +16,16 @@
 /* One work request on either side, inline. */
 TEST(what_a_message_costs) {
   open_simple(&simple);
-  fake_script("progress poll");
-  long before = fake_calls("post_send");
+  emu_do("progress poll");
+  long before = emu_calls("post_send");
   void *r = pair_irecv(&p, in, 64, 5, mh_in);
   CHECK(r);
-  CHECK_INT(fake_calls("post_send") - before, 1);
+  CHECK_INT(emu_calls("post_send") - before, 1);
   CHECK_OK(ib_progress(p.rc));
   void *s = pair_isend(&p, out, 8, 5, mh_out);
   CHECK(s);
   memset(out, 0, 8); /* inline: it has gone already */
-  CHECK_INT(fake_calls("post_send") - before, 2);
+  CHECK_INT(emu_calls("post_send") - before, 2);
   CHECK_INT(pair_finish(s, RAIL_OK), 8);
   CHECK_INT(pair_finish(r, RAIL_OK), 8);
   CHECK_INT(in[1], 31);
@@ -34,7 +34,7 @@ TEST(what_a_message_costs) {
   CHECK_INT(p.rc->stats[IB_COMM_WRITES], 1);
   CHECK_INT(p.sc->stats[IB_COMM_MESSAGES], 1);
   CHECK_INT(p.rc->stats[IB_COMM_BYTES], 8);
-  CHECK_INT(fake_calls("post_recv"), IB_RECV_DEPTH);
+  CHECK_INT(emu_calls("post_recv"), IB_RECV_DEPTH);
   pair_close(&p);
 }
 
@@ -68,7 +68,7 @@ TEST(sizes) {
       ib_params.adaptive_routing = adaptive;
       ib_params.ar_threshold = 512;
       open_simple(&shapes[k]);
-      fake_script(k % 2 ? "progress poll burst=1" : "progress poll");
+      emu_do(k % 2 ? "progress poll burst=1" : "progress poll");
       for (unsigned int i = 0; i < RAIL_COUNT_OF(sizes); i++) {
         send_and_check(sizes[i], sizes[i]);
         send_and_check(sizes[i], sizes[i] + 1000);
@@ -116,7 +116,7 @@ TEST(long_chains) {
   ib_params.min_part = 1 << 30;
   for (uint32_t depth = 1; depth <= 20; depth += depth < 4 ? 1 : 8) {
     open_simple(&(struct pair_shape){1, 2, 2, 12, depth, 64});
-    fake_script("progress poll burst=3");
+    emu_do("progress poll burst=3");
     void *r[4], *s[4];
     static const size_t sizes[] = {900000, 8, 5000, 0};
     size_t at = 0;
@@ -223,7 +223,7 @@ TEST(groups_in_every_order) {
 TEST(full_tables) {
   open_simple(&simple);
   static void *r[IB_MAX_RECVS], *s[IB_MAX_SENDS];
-  fake_script("progress poll");
+  emu_do("progress poll");
   for (int round = 0; round < 3; round++) {
     void *data[8], *mhs[8], *none = &p;
     size_t sizes[8];
@@ -255,14 +255,14 @@ TEST(full_tables) {
 /* What was done stays done until it is tested, whatever is tested meanwhile. */
 TEST(only_the_second_is_tested) {
   open_simple(&simple);
-  fake_script("progress poll");
+  emu_do("progress poll");
   void *r1 = pair_irecv(&p, in, 100, 1, mh_in), *r2 = pair_irecv(&p, in + 200, 100, 1, mh_in);
   (void)ib_progress(p.rc);
   void *s1 = pair_isend(&p, out, 100, 1, mh_out), *s2 = pair_isend(&p, out + 200, 100, 1, mh_out);
   CHECK(r1 && r2 && s1 && s2);
   CHECK_INT(pair_finish(s2, RAIL_OK), 100);
   CHECK_INT(pair_finish(r2, RAIL_OK), 100);
-  fake_script("fail poll_cq from=1 times=ever"); /* no need to look any more */
+  emu_do("fail poll_cq from=1 times=ever"); /* no need to look any more */
   CHECK_INT(pair_finish(r1, RAIL_OK), 100);
   CHECK_INT(pair_finish(s1, RAIL_OK), 100);
   pair_close(&p);
@@ -305,7 +305,7 @@ TEST(no_room_for_cts) {
     pair_close(&p);
     open_simple(&(struct pair_shape){1, 1, 1, 30, depth, 64});
     for (size_t i = 0; i < 100; i++) send_and_check(i, i);
-    fake_script("progress poll; stall op=write");
+    emu_do("progress poll; stall op=write");
     uint32_t room = p.rc->qps[0].sq_avail, posted = 0;
     CHECK(room >= 1 && room <= depth);
     while (pair_irecv(&p, in, 100, 1, mh_in)) posted++;
@@ -356,6 +356,6 @@ int main(int argc, char **argv) {
     TEST_CASE(one_look_at_all_rails), TEST_CASE(groups_in_every_order), TEST_CASE(full_tables),
     TEST_CASE(only_the_second_is_tested), TEST_CASE(slots_are_used_again), TEST_CASE(numbers_wrap),
     TEST_CASE(no_room_for_cts), TEST_CASE(profiler_events)};
-  fake_use(argv[0], "device fake0 ports=3");
+  ib_emu_use("device emu0 ports=3");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -30,7 +30,7 @@ static void open_plain(const char *script) {
   memset(recvs, 0, sizeof recvs);
   memset(sends, 0, sizeof sends);
   pair_lines = 0;
-  fake_script(script);
+  emu_do(script);
 }
 
 /* ---- every request in its turn ------------------------------------------------- */
@@ -112,7 +112,7 @@ static int each_in_turn(const char *what, const char *how, const char *way) {
     snprintf(script, sizeof script, "%s from=%d %s", what, ++k, how);
     CHECK(k < 400);
     open_plain(way);
-    fake_script(script);
+    emu_do(script);
     exchange(&reached);
     pair_close(&p);
   }
@@ -140,7 +140,7 @@ TEST(every_call) {
 /* Giving receive WRs back: after 32 messages. */
 TEST(post_recv_fails) {
   open_plain("progress post");
-  fake_script("fail post_recv from=1");
+  emu_do("fail post_recv from=1");
   int done = 0, messages = 0;
   for (; messages < 100 && !rail_first_error(&p.rc->error); messages++) {
     CHECK_OK(begin(&recvs[0], false, 0));
@@ -182,13 +182,13 @@ TEST(news_between_two_looks) {
     open_plain("progress post");
     CHECK_OK(begin(&recvs[0], false, 1));
     snprintf(script, sizeof script, "progress poll skip=%d", seed * 7919);
-    fake_script(script);
+    emu_do(script);
     CHECK_OK(begin(&sends[0], true, 1));
     atomic_store(&p.sc->faults, IB_COMM_PEER_LOST);
-    long polls = fake_calls("poll_cq");
+    long polls = emu_calls("poll_cq");
     CHECK_INT(ib_test(sends[0], &done, NULL), done ? RAIL_OK : RAIL_REMOTE_ERROR);
     CHECK_INT(rail_first_error(&p.sc->error), done ? RAIL_OK : RAIL_REMOTE_ERROR);
-    second += done && fake_calls("poll_cq") - polls == 2;
+    second += done && emu_calls("poll_cq") - polls == 2;
     pair_close(&p);
   }
   CHECK(second > 0);
@@ -198,7 +198,7 @@ TEST(news_between_two_looks) {
 TEST(beside_an_error) {
   open_plain("progress post");
   for (int i = 0; i < 2; i++) CHECK_OK(begin(&recvs[i], false, i));
-  fake_script("progress poll; complete retry_exc_err op=imm from=1");
+  emu_do("progress poll; complete retry_exc_err op=imm from=1");
   for (int i = 0; i < 2; i++) CHECK_OK(begin(&sends[i], true, i));
   unsigned int done = 0;
   CHECK(test_side(sends, p.sc, &done));
@@ -213,14 +213,14 @@ static void closed_before_the_acknowledgement(bool gone) {
   open_plain("progress post");
   ib_params.linger_ms = gone ? 60000 : 100;
   for (int i = 1; i < 4; i++) CHECK_OK(begin(&recvs[i], false, i));
-  fake_script("progress poll");
+  emu_do("progress poll");
   CHECK_OK(begin(&sends[1], true, 1));
   atomic_store(&p.sc->faults, IB_COMM_PEER_CLOSED);
   int done = 0;
   uint64_t begun = rail_now_ns();
   rail_result_t result = RAIL_OK;
   CHECK_INT(pair_finish(sends[1], RAIL_OK), 1700);
-  fake_script("stall op=imm");
+  emu_do("stall op=imm");
   CHECK_OK(begin(&sends[3], true, 3));
   CHECK_OK(ib_test(sends[3], &done, NULL));
   if (gone) atomic_fetch_or(&p.sc->faults, IB_COMM_PEER_GONE);
@@ -243,7 +243,7 @@ static void sender_hears(uint32_t faults, rail_result_t expected) {
   int done;
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));
-  fake_script("stall op=imm");
+  emu_do("stall op=imm");
   CHECK_OK(begin(&sends[0], true, 1));
   CHECK_OK(ib_test(sends[0], &done, NULL));
   atomic_store(&p.sc->faults, faults);
@@ -319,7 +319,7 @@ TEST(a_lost_cts) {
 TEST(a_lost_send) {
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));
-  fake_script("stall op=imm");
+  emu_do("stall op=imm");
   CHECK_OK(begin(&sends[0], true, 1));
   check_lost(p.sc, sends, mh_out);
   pair_close(&p);
@@ -471,6 +471,6 @@ int main(int argc, char **argv) {
     TEST_CASE(a_lost_send),        TEST_CASE(a_long_wait),          TEST_CASE(asked_and_gone),  TEST_CASE(no_limit),
     TEST_CASE(stopped),            TEST_CASE(settled),             TEST_CASE(settled_late),    TEST_CASE(never_settled),
     TEST_CASE(last_progress),  TEST_CASE(late_and_paid)};
-  fake_use(argv[0], "device fake0 ports=1");
+  ib_emu_use("device emu0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -121,7 +121,7 @@ static void run(const struct pair_shape *shape, unsigned int messages, const cha
   memset(&w, 0, sizeof w);
   kit_rng_start(&w.rng);
   pair_open(&w.pair, shape);
-  fake_script(script);
+  emu_do(script);
   w.out = malloc((size_t)IB_MAX_SENDS * SLOT);
   w.in = malloc((size_t)IB_MAX_SENDS * SLOT);
   CHECK(w.out && w.in);
@@ -192,6 +192,6 @@ int main(int argc, char **argv) {
                                           TEST_CASE(several_qps_each), TEST_CASE(rails_in_turn),
                                           TEST_CASE(small_queues_and_chains), TEST_CASE(adaptive_routing),
                                           TEST_CASE(rates_that_change)};
-  fake_use(argv[0], "device fake0 ports=3");
+  ib_emu_use("device emu0 ports=3");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

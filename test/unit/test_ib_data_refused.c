@@ -176,9 +176,9 @@ TEST(any_immediate) {
   for (int i = 0; i < kit_scaled(600); i++) {
     char script[64];
     open_simple(&(struct pair_shape){1, 3, 3, 12, 64, 64});
-    snprintf(script, sizeof script, "twist xor=%x from=%u times=1", i < 32 ? 1u << i : (uint32_t)kit_rng_next(&rng),
+    snprintf(script, sizeof script, "immediate xor=%x from=%u", i < 32 ? 1u << i : (uint32_t)kit_rng_next(&rng),
              1 + kit_rng_below(&rng, 3));
-    fake_script(script);
+    emu_do(script);
     void *r[4];
     for (int k = 0; k < 4; k++) CHECK((r[k] = pair_irecv(&p, in + k * 1000, 1000, k, mh_in)));
     for (int k = 0; k < 4; k++) CHECK(pair_isend(&p, out, 1000, k, mh_out));
@@ -201,8 +201,8 @@ static void lie(size_t size, unsigned int from, struct ib_imm truth, struct ib_i
   void *data[2] = {in, in + 100000}, *mhs[2] = {mh_in, mh_in}, *r;
   open_simple(&(struct pair_shape){1, 3, 3, 12, 64, 64});
   mhs[0] = mhs[1] = mh_in;
-  snprintf(script, sizeof script, "twist xor=%x from=%u", ib_imm_encode(&truth, 3) ^ ib_imm_encode(&said, 3), from);
-  fake_script(script);
+  snprintf(script, sizeof script, "immediate xor=%x from=%u", ib_imm_encode(&truth, 3) ^ ib_imm_encode(&said, 3), from);
+  emu_do(script);
   CHECK_OK(ib_irecv(p.rc, 2, data, (size_t[]){5000, 5000}, (int[]){0, 1}, mhs, NULL, &r));
   for (int i = 0; i < 2; i++) CHECK(pair_isend(&p, out, size, i, mh_out));
   int done = 0, sizes[2];
@@ -299,6 +299,6 @@ int main(int argc, char **argv) {
     TEST_CASE(a_tag_while_others_are_taken), TEST_CASE(a_tag_whose_receiver_is_stopped),
     TEST_CASE(bad_arguments), TEST_CASE(any_immediate), TEST_CASE(each_lie_has_its_name),
     TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_slot_that_is_never_whole), TEST_CASE(a_slot_that_is_whole_late)};
-  fake_use(argv[0], "device fake0 ports=1");
+  ib_emu_use("device emu0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The device table, over the scripted libibverbs and a sysfs tree of our own:
+ * The device table, over the emulated device and a sysfs tree of our own:
  * two functions of one card, a virtual function with and without its physical
  * one in sight, a card with two ports, and a device without a place on a bus.
  */
@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 #include "plugin/ib/ib_device.h"
-#include "test/unit/ib_fake.h"
+#include "test/harness/log_lines.h"
+#include "test/unit/ib_emu.h"
 
 static char root[] = "/tmp/rail-ib-sysfs-XXXXXX";
 
@@ -84,7 +85,7 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
 static const char script[] =
     "device soft speed=16 width=1 state=active vendor=ffffff;"
     "device two_f1 guid=7700;"
-    "device two_f0 guid=7700;"
+    "device two_f0 guid=7700 max_qp=65536 grh=1;"
     "device dual ports=2 guid=8800 link=ib speed=128;"
     "device vf guid=7701;"
     "device guest_vf guid=99;"
@@ -92,13 +93,13 @@ static const char script[] =
     "device asleep state=down";
 
 static void reload(const char *hca) {
-  fake_script("reset");
+  emu_do("reset");
   ib_devices_unload();
-  CHECK_INT(fake_live("context") + fake_live("pd"), 0);
+  CHECK_INT(emu_live("context") + emu_live("pd"), 0);
   unsetenv("NCCL_IB_HCA");
   if (hca) setenv("NCCL_IB_HCA", hca, 1);
   ib_params_load();
-  fake_listen();
+  log_forget();
   ib_devices_load();
 }
 
@@ -127,7 +128,7 @@ static const char *names(void) {
 TEST(active_ports_in_the_order_of_the_bus) {
   reload(NULL);
   CHECK_STR(names(), "soft dual:1 dual:2 guest_vf two_f0 two_f1 vf seen_vf");
-  CHECK_STR(fake_heard_, "");
+  CHECK_INT(log_warnings(), 0);
   setenv("NCCL_IB_DEVICE_PCI_ORDER", "0", 1);
   reload(NULL);
   unsetenv("NCCL_IB_DEVICE_PCI_ORDER");
@@ -178,9 +179,9 @@ TEST(properties_are_whole) {
 TEST(a_filter_that_lets_nothing_pass_is_said) {
   reload("=mlx5_0");
   CHECK_INT(ib_device_count(), 0);
-  CHECK(fake_heard("NCCL_IB_HCA==mlx5_0"));
-  CHECK(!ib_device_at(0, "test") && fake_heard("there are no devices"));
-  CHECK_INT(fake_live("context"), 0);
+  CHECK(log_warned("NCCL_IB_HCA==mlx5_0"));
+  CHECK(!ib_device_at(0, "test") && log_warned("there are no devices"));
+  CHECK_INT(emu_live("context"), 0);
   setenv("NCCL_IB_DISABLE", "1", 1);
   reload(NULL);
   unsetenv("NCCL_IB_DISABLE");
@@ -188,7 +189,7 @@ TEST(a_filter_that_lets_nothing_pass_is_said) {
   setenv("NCCL_SOCKET_IFNAME", "=nosuch", 1);
   reload(NULL);
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-  CHECK(ib_device_count() == 0 && fake_heard("NCCL_SOCKET_IFNAME==nosuch"));
+  CHECK(ib_device_count() == 0 && log_warned("NCCL_SOCKET_IFNAME==nosuch"));
 }
 
 static void reload_with(const char *fault) {
@@ -196,46 +197,44 @@ static void reload_with(const char *fault) {
   ib_devices_unload();
   unsetenv("NCCL_IB_HCA");
   ib_params_load();
-  fake_listen();
-  fake_script(fault);
+  log_forget();
+  emu_do(fault);
   ib_devices_load();
 }
 
 TEST(what_fails_is_left_out_and_leaves_nothing) {
   reload_with("fail open_device from=2 errno=EPERM; fail query_device from=3 errno=EIO; fail alloc_pd from=2");
-  CHECK(fake_heard("two_f1 cannot be opened: Operation not permitted"));
-  CHECK(fake_heard("ibv_query_device") && fake_heard("ibv_alloc_pd"));
+  CHECK(log_warned("two_f1 cannot be opened: Operation not permitted"));
+  CHECK(log_warned("ibv_query_device") && log_warned("ibv_alloc_pd"));
   CHECK_INT(ib_device_count(), 4); /* of 8: not two_f1, both of dual, and the second that gets a domain */
-  CHECK_INT(fake_live("context"), fake_live("pd"));
-  reload_with("fail query_port from=2 errno=EINVAL");
-  CHECK(fake_heard("port 1 of two_f1") && fake_heard("ibv_query_port"));
+  CHECK_INT(emu_live("context"), emu_live("pd"));
+  reload_with("fail query_port from=3 errno=EINVAL"); /* two for each port */
+  CHECK(log_warned("port 1 of two_f1") && log_warned("ibv_query_port"));
   CHECK_INT(ib_device_count(), 7);
   reload_with("fail get_device_list errno=ENOSYS");
-  CHECK(ib_device_count() == 0 && fake_heard("ib_uverbs"));
+  CHECK(ib_device_count() == 0 && log_warned("ib_uverbs"));
   reload_with("fail fork_init errno=EINVAL");
-  CHECK(ib_device_count() == 8 && fake_heard("ibv_fork_init"));
+  CHECK(ib_device_count() == 8 && log_warned("ibv_fork_init"));
 }
 
-/* Enum ibv_transport_type: iWARP (without librdmacm), usNIC, unspecified (EFA). */
+/* iWARP (without librdmacm), usNIC, unspecified (EFA). */
 TEST(a_device_of_another_transport_is_left_out) {
-  fake_script("device rnic transport=1; device vnic transport=3; device efa transport=4");
+  emu_do("device rnic transport=iwarp; device vnic transport=usnic_udp; device efa transport=unspecified");
   setenv("RAIL_IB_RDMACM_LIB", "/nosuch/librdmacm.so.1", 1);
-  fake_hears_info = true;
   reload("rnic,vnic,efa");
-  fake_hears_info = false;
   CHECK_INT(ib_device_count(), 0);
-  CHECK(fake_heard("RAIL_IB_RDMACM_LIB=/nosuch") && fake_heard("no devices that connect by the RDMA CM"));
-  CHECK(fake_heard("vnic is usNIC") && fake_heard("efa is neither"));
-  CHECK(fake_heard("has a usable, active port"));
+  CHECK(log_said("RAIL_IB_RDMACM_LIB=/nosuch") && log_said("no devices that connect by the RDMA CM"));
+  CHECK(log_said("vnic is usNIC") && log_said("efa is neither"));
+  CHECK(log_said("has a usable, active port"));
   reload("dual,efa");
   CHECK_STR(names(), "dual:1 dual:2");
 }
 
 TEST(a_hundred_times_leaves_nothing) {
   for (int i = 0; i < 100; i++) reload(NULL);
-  CHECK_INT(fake_live("pd"), 7);
+  CHECK_INT(emu_live("pd"), 7);
   ib_devices_unload();
-  CHECK_INT(fake_live("pd") + fake_live("context") + fake_live("mr"), 0);
+  CHECK_INT(emu_live("pd") + emu_live("context") + emu_live("mr"), 0);
 }
 
 TEST(fused_devices) {
@@ -252,8 +251,8 @@ TEST(fused_devices) {
   CHECK_OK(ib_device_fuse(&again, &prefs));
   CHECK_INT(again, dev);
   prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {dev, soft}};
-  fake_listen();
-  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_USAGE && fake_heard("(soft) has no PCI path"));
+  log_forget();
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_USAGE && log_warned("(soft) has no PCI path"));
   CHECK(again == dev && ib_device_count() == have + 1);
   ib_params.fuse_no_pci = 1;
   CHECK_OK(ib_device_fuse(&dev, &prefs));
@@ -261,19 +260,19 @@ TEST(fused_devices) {
   CHECK_STR(p.name, "soft+two_f0+two_f1");
   CHECK(p.rail_id == -1 && p.plane_id == -1 && p.speed == 214000);
   CHECK(ib_device_at(dev, "test")->nrails == 3);
-  fake_listen();
+  log_forget();
   prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, ib}};
   CHECK_INT(ib_device_fuse(&again, &prefs), RAIL_BAD_ARGUMENT);
-  CHECK(fake_heard("dual:1 is InfiniBand and two_f0 is RoCE"));
+  CHECK(log_warned("dual:1 is InfiniBand and two_f0 is RoCE"));
   prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, a}};
-  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_ARGUMENT && fake_heard("named twice"));
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_ARGUMENT && log_warned("named twice"));
   prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, 99}};
-  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_ARGUMENT && fake_heard("device 99 does not exist"));
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_ARGUMENT && log_warned("device 99 does not exist"));
   prefs.ndevs = 9;
   CHECK_INT(ib_device_fuse(&again, &prefs), RAIL_BAD_ARGUMENT);
   ib_params.merge_nics = 0;
   prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, b}};
-  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_USAGE && fake_heard("NCCL_IB_MERGE_NICS"));
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_USAGE && log_warned("NCCL_IB_MERGE_NICS"));
   CHECK_INT(again, have);
 }
 
@@ -288,17 +287,17 @@ TEST(a_port_as_it_is_now) {
   CHECK(now.gids.gids[2].type == IB_GID_ROCE_V1);
   memcpy(&four, now.gids.gids[3].raw + 12, sizeof four);
   CHECK_STR(inet_ntoa(four), "10.77.2.1");
-  fake_script("gid_table 0"); /* an older library or kernel: one by one, types from sysfs, not all of them readable */
+  emu_do("gid_table 0"); /* an older library or kernel: one by one, types from sysfs, not all of them readable */
   CHECK_OK(ib_port_query(port, &now));
   CHECK(now.gids.gids[0].type == IB_GID_ROCE_V1 && now.gids.gids[3].type == IB_GID_ROCE_V2);
   CHECK(now.gids.gids[1].valid && now.gids.gids[1].type == IB_GID_UNKNOWN && !now.gids.gids[4].valid);
-  fake_script("gid_table 1; port two_f0 1 state=down mtu=3 gids=none; gid two_f0 1 5 10.9.9.9 type=v2");
+  emu_do("gid_table 1; port two_f0 1 state=down mtu=3 gids=none; gid two_f0 1 5 10.9.9.9 type=v2");
   CHECK_OK(ib_port_query(port, &now));
   CHECK(!now.active && now.mtu == IBV_MTU_1024 && !now.gids.gids[0].valid && now.gids.gids[5].valid);
-  fake_script("port two_f0 1 state=active mtu=5; fail query_port errno=EIO");
-  CHECK(ib_port_query(port, &now) == RAIL_SYSTEM_ERROR && fake_heard("port 1 of two_f0"));
+  emu_do("port two_f0 1 state=active mtu=5; fail query_port errno=EIO");
+  CHECK(ib_port_query(port, &now) == RAIL_SYSTEM_ERROR && log_warned("port 1 of two_f0"));
   port = ib_device_at(find("dual:1"), "test")->rails[0];
-  fake_script("port dual 1 subnet=fec0000000000007 lid=12 grh=1");
+  emu_do("port dual 1 subnet=fec0000000000007 lid=12 grh=1");
   CHECK_OK(ib_port_query(port, &now));
   CHECK(now.lid == 12 && now.subnet_prefix == 0xfec0000000000007u && now.grh_required && !port->roce);
 }
@@ -333,7 +332,8 @@ int main(int argc, char **argv) {
   if (!mkdtemp(root)) return 1;
   setenv("SYSFS_PATH", root, 1);
   make_tree();
-  fake_use(argv[0], script);
+  ib_emu_use(script);
+  rail_log_set_sink(log_capture);
   int failed = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
   (void)nftw(root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
   return failed;

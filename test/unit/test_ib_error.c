@@ -81,7 +81,7 @@ TEST(a_line) {
   CHECK_INT(rail_first_error(&comm->error), RAIL_REMOTE_ERROR);
   CHECK_INT(log_warnings(), 1);
   expect("RailIB: isend of ");
-  expect(" bytes to 10.0.0.2:4711 over fake0 (GID 10.0.0.1 to 10.0.0.2, QP ");
+  expect(" bytes to 10.0.0.2:4711 over emu0 (GID 10.0.0.1 to 10.0.0.2, QP ");
   snprintf(numbers, sizeof numbers, "QP %#x to 0x99): ", wc.qp_num);
   expect(numbers);
   expect("no acknowledgement came back");
@@ -137,7 +137,7 @@ TEST(operations) {
   wc.qp_num = 0xabcdef;
   log_forget();
   CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
-  expect("iflush of what came from 10.0.0.2:4711 over fake0 (QP 0xabcdef, connected to itself)");
+  expect("iflush of what came from 10.0.0.2:4711 over emu0 (QP 0xabcdef, connected to itself)");
   CHECK(!strstr(log_warning, "retries:"));
   ib_comm_destroy(comm);
 }
@@ -200,7 +200,7 @@ TEST(faults) {
     CHECK_INT(ib_error_faults(comm, known[i].bits), known[i].result);
     CHECK_INT(rail_first_error(&comm->error), known[i].result);
     CHECK_INT(log_warnings(), 1);
-    expect("RailIB: receiving from 10.0.0.2:4711 over fake0: ");
+    expect("RailIB: receiving from 10.0.0.2:4711 over emu0: ");
     expect(known[i].words);
     expect("5 requests outstanding");
     ib_comm_destroy(comm);
@@ -211,12 +211,12 @@ TEST(posting) {
   struct ib_comm *comm = rig_comm(true, RIG_COUNTED, 2, NULL);
   log_forget();
   CHECK_INT(ib_error_post(comm, &comm->qps[1], "ibv_post_send", ENOMEM), RAIL_SYSTEM_ERROR);
-  expect("sending to 10.0.0.2:4711 over fake0 (GID 10.0.0.1 to 10.0.0.2, QP ");
+  expect("sending to 10.0.0.2:4711 over emu0 (GID 10.0.0.1 to 10.0.0.2, QP ");
   expect("): ibv_post_send: Cannot allocate memory; port is up");
   ib_comm_destroy(comm);
   comm = rig_comm(true, RIG_COUNTED, 2, NULL);
   CHECK_INT(ib_error_post(comm, NULL, "ibv_poll_cq", 0), RAIL_SYSTEM_ERROR);
-  expect("over fake0: ibv_poll_cq: failed; ");
+  expect("over emu0: ibv_poll_cq: failed; ");
   ib_comm_destroy(comm);
 }
 
@@ -233,7 +233,7 @@ int main(int argc, char **argv) {
     TEST_CASE(faults),
     TEST_CASE(posting),
   };
-  rig_use(argv[0], NULL);
+  rig_use(NULL);
   if (ib_stats_open() != RAIL_OK) abort();
   int failed_cases = tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
   ib_stats_close();

@@ -86,7 +86,7 @@ TEST(what_was_begun_is_ended_first) {
   struct pair p;
   void *sends[3], *recvs[3];
   pair_open(&p, &shape);
-  fake_script("progress poll");
+  emu_do("progress poll");
   CHECK_OK(ib_failover_init(p.sc));
   struct ib_mhandle *mh_out = pair_reg(&p, p.sc, out, sizeof out), *mh_in = pair_reg(&p, p.rc, in, sizeof in);
   memset(in, 0, sizeof in);
@@ -123,7 +123,7 @@ TEST(a_second_stopped_is_a_protocol_error) {
   struct pair p;
   void *sends[3];
   pair_open(&p, &shape);
-  fake_script("progress poll");
+  emu_do("progress poll");
   CHECK_OK(ib_failover_init(p.sc));
   struct ib_mhandle *mh_out = pair_reg(&p, p.sc, out, sizeof out), *mh_in = pair_reg(&p, p.rc, in, sizeof in);
   for (int i = 0; i < 3; i++) CHECK(pair_irecv(&p, in[i], sizes[i], i, mh_in));
@@ -195,11 +195,11 @@ TEST(faults_of_before_are_not_the_new_queue_pairs) {
 /* A subnet manager that has been restarted may give a port another LID; the peer's address vectors have the old one. */
 TEST(a_port_of_infiniband_comes_back_with_its_addresses) {
   static const struct { bool gid; const char *now; enum ib_path_state state; } rows[] = {
-    {true, "port fake0 1 lid=9", IB_PATH_REBUILDING},
-    {true, "port fake0 1 lid=10", IB_PATH_DOWN},
-    {true, "gid fake0 1 0 none; gid fake0 1 2 fe80::1 type=ib", IB_PATH_REBUILDING}, /* at another index */
-    {true, "gid fake0 1 0 fe80::77 type=ib", IB_PATH_DOWN},
-    {false, "gid fake0 1 0 fe80::77 type=ib", IB_PATH_REBUILDING}, /* the handshake had none */
+    {true, "port emu0 1 lid=9", IB_PATH_REBUILDING},
+    {true, "port emu0 1 lid=10", IB_PATH_DOWN},
+    {true, "gid emu0 1 0 none; gid emu0 1 2 fe80::1 type=ib", IB_PATH_REBUILDING}, /* at another index */
+    {true, "gid emu0 1 0 fe80::77 type=ib", IB_PATH_DOWN},
+    {false, "gid emu0 1 0 fe80::77 type=ib", IB_PATH_REBUILDING}, /* the handshake had none */
   };
   static const struct pair_shape shape = {1, 2, 1, 12, 4, 0};
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
@@ -216,11 +216,11 @@ TEST(a_port_of_infiniband_comes_back_with_its_addresses) {
     p.rc->remote_rails[0].gid_type = IB_GID_IB;
     ib_comm_drop_qp(&p.rc->qps[1]);
     path->state = IB_PATH_REBUILDING;
-    fake_script("port fake0 1 link=ib lid=9; gid fake0 1 0 fe80::1 type=ib; gid fake0 1 2 none");
-    fake_script(rows[i].now);
+    emu_do("port emu0 1 link=ib lid=9; gid emu0 1 0 fe80::1 type=ib; gid emu0 1 2 none");
+    emu_do(rows[i].now);
     CHECK_OK(ib_failover_run(p.rc));
     CHECK_MSG(path->state == rows[i].state, "row %zu: state %d", i, path->state);
-    fake_script("port fake0 1 link=eth");
+    emu_do("port emu0 1 link=eth");
     ib_return_close(p.rc);
     pair_close(&p);
   }
@@ -242,7 +242,7 @@ static void refuse_a_write(int posted) {
   void *recv = pair_irecv(&p, in, sizeof in, 5, mh_in);
   atomic_store(&p.sc->failover->paths[0].answered, true);
   snprintf(script, sizeof script, "fail post_send from=%d errno=ENOMEM", posted + 1);
-  fake_script(script);
+  emu_do(script);
   void *send = pair_isend(&p, out, sizeof out, 5, mh_out);
   CHECK(send);
   CHECK_INT(atomic_load(&p.sc->failover->paths[0].faults), IB_PATH_FAULT_POST);
@@ -429,6 +429,6 @@ int main(int argc, char **argv) {
     TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent), TEST_CASE(a_return_by_time_needs_no_limits),
     TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
     TEST_CASE(invalid_frames_end_the_connection)};
-  rig_use(argv[0], "device fake0");
+  rig_use("device emu0");
   return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -66,9 +66,9 @@ TEST(not_wanted) {
   struct ib_flush *flush;
   rail_result_t result;
   open_one(IB_FLUSH_NEVER);
-  long qps = fake_live("qp");
+  long qps = emu_live("qp");
   CHECK_INT(open_flush(&result, &flush), 1);
-  CHECK(result == RAIL_OK && !flush && fake_live("qp") == qps);
+  CHECK(result == RAIL_OK && !flush && emu_live("qp") == qps);
   close_one(NULL);
 }
 
@@ -87,16 +87,16 @@ TEST(steps_that_fail) {
     struct ib_flush *flush;
     rail_result_t result;
     open_one(IB_FLUSH_ALWAYS);
-    long qps = fake_live("qp"), mrs = fake_live("mr");
-    fake_script(scripts[i]);
+    long qps = emu_live("qp"), mrs = emu_live("mr");
+    emu_do(scripts[i]);
     open_flush(&result, &flush);
     CHECK_MSG(result == RAIL_SYSTEM_ERROR, "%s: %d", scripts[i], result);
-    CHECK(!flush && fake_live("qp") == qps && fake_live("mr") == mrs);
+    CHECK(!flush && emu_live("qp") == qps && emu_live("mr") == mrs);
     CHECK_INT(pair_lines, 1);
     close_one(NULL);
   }
   open_one(IB_FLUSH_ALWAYS);
-  fake_script("fail modify_qp to=rtr times=2");
+  emu_do("fail modify_qp to=rtr times=2");
   close_one(open_good());
 }
 
@@ -114,12 +114,12 @@ TEST(what_is_read) {
   CHECK(!flush_of(2, 8, 8, mh)); /* no flush QPs: nothing to wait for */
   p.hca.gpu_direct = true;
   struct ib_flush *flush = open_good();
-  long before = fake_calls("post_send");
+  long before = emu_calls("post_send");
   CHECK(!flush_of(2, 0, 0, mh));
-  CHECK_INT(fake_calls("post_send"), before);
+  CHECK_INT(emu_calls("post_send"), before);
   void *request = flush_of(2, 100, 50, mh);
   CHECK(request);
-  CHECK_INT(fake_calls("post_send") - before, 2);
+  CHECK_INT(emu_calls("post_send") - before, 2);
   CHECK_INT(atomic_load(&mh->outstanding), 1);
   pair_finish(request, RAIL_OK);
   CHECK_INT(atomic_load(&mh->outstanding), 0);
@@ -170,7 +170,7 @@ TEST(many) {
   struct ib_flush *flush = open_good();
   void *requests[IB_MAX_FLUSHES], *request = &p, *data = memory, *mhs = mh;
   int size = 8;
-  fake_script("progress poll");
+  emu_do("progress poll");
   for (int round = 0; round < 3; round++) {
     for (int i = 0; i < IB_MAX_FLUSHES; i++) CHECK((requests[i] = flush_of(1, 8, 0, NULL)));
     CHECK_INT(ib_iflush(p.rc, 1, &data, &size, &mhs, &request), RAIL_INTERNAL_ERROR);
@@ -184,7 +184,7 @@ TEST(many) {
 TEST(after_a_goodbye) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
-  fake_script("progress poll burst=1 skip=3");
+  emu_do("progress poll burst=1 skip=3");
   for (int i = 0; i < 20; i++) {
     atomic_store(&p.rc->faults, i % 2 ? IB_COMM_PEER_CLOSED : IB_COMM_PEER_LOST);
     pair_finish(flush_of(1, 8, 0, NULL), RAIL_OK);
@@ -201,7 +201,7 @@ TEST(lost) {
   rail_result_t result = RAIL_OK;
   uint64_t begun = rail_now_ns();
   CHECK_OK(ib_irecv(p.rc, 1, &data, &size, &(int){1}, &mhs, NULL, &waiting));
-  fake_script("stall op=read");
+  emu_do("stall op=read");
   void *request = flush_of(1, 8, 0, NULL);
   p.rc->qps[0].attr.timeout = 1;
   while (result == RAIL_OK && rail_now_ns() - begun < 5000000000ull) {
@@ -224,7 +224,7 @@ static void *lose_a_read(struct ib_flush **flush, bool answered) {
   *flush = open_good();
   CHECK_OK(ib_failover_init(p.rc));
   for (int i = 0; i < 2; i++) atomic_store(&p.rc->failover->paths[i].answered, answered);
-  fake_script("complete retry_exc_err op=read");
+  emu_do("complete retry_exc_err op=read");
   return flush_of(1, 8, 0, NULL);
 }
 
@@ -253,16 +253,16 @@ static rail_result_t return_rail(unsigned int rail) {
 }
 
 static void check_reads(unsigned int expected) {
-  long before = fake_calls("post_send");
+  long before = emu_calls("post_send");
   void *request = flush_of(1, 8, 0, NULL);
-  CHECK_INT(fake_calls("post_send") - before, expected);
+  CHECK_INT(emu_calls("post_send") - before, expected);
   pair_finish(request, RAIL_OK);
 }
 
 TEST(a_lost_rail_returns) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
-  long qps = fake_live("qp");
+  long qps = emu_live("qp");
   check_reads(2);
   CHECK_OK(return_rail(1)); /* it was never lost */
   for (int i = 0; i < 3; i++) {
@@ -270,11 +270,11 @@ TEST(a_lost_rail_returns) {
                                           "fail modify_qp from=2 errno=EINVAL"};
     ib_flush_lose_rail(ib_recv_comm_of(p.rc), 1);
     check_reads(1);
-    fake_script(scripts[i]);
+    emu_do(scripts[i]);
     if (i) CHECK_INT(return_rail(1), RAIL_SYSTEM_ERROR);
-    fake_script("reset");
+    emu_do("reset");
     CHECK_OK(return_rail(1));
-    CHECK_INT(fake_live("qp"), qps);
+    CHECK_INT(emu_live("qp"), qps);
     check_reads(2);
   }
   close_one(flush);
@@ -316,6 +316,6 @@ int main(int argc, char **argv) {
     TEST_CASE(a_lost_rail_returns), TEST_CASE(a_failed_read_is_the_loss_of_its_rail),
     TEST_CASE(a_loss_that_the_peer_cannot_be_told),
     TEST_CASE(bad_arguments)};
-  fake_use(argv[0], "device fake0 ports=2");
+  ib_emu_use("device emu0 ports=2");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * NCCL_IB_HCA. */
 #include "plugin/ib/ib_device.h"
-#include "test/unit/ib_fake.h"
+#include "test/harness/log_lines.h"
+#include "test/harness/tap.h"
 
 static struct ib_hca_filter filter;
 static int16_t rail, plane;
 
 static void parse(const char *text) {
-  fake_listen();
+  log_forget();
+  rail_log_set_sink(log_capture);
   ib_hca_filter_parse(text, &filter);
 }
 static bool passes(const char *name, int port) { return ib_hca_filter_passes(&filter, name, port, &rail, &plane); }
@@ -46,7 +48,7 @@ TEST(ports_rails_and_planes) {
   CHECK(passes("mlx5_3", 1) && rail == -1 && plane == 7);
   CHECK(passes("mlx5_4", 1) && rail == -1 && plane == -1);
   CHECK(passes("mlx5_5", 255) && rail == 32767 && plane == 32767);
-  CHECK_STR(fake_heard_, "");
+  CHECK_INT(log_warnings(), 0);
 }
 
 TEST(the_first_entry_that_fits_counts) {
@@ -64,7 +66,7 @@ TEST(bad_entries_are_named_and_left_out) {
     snprintf(text, sizeof text, "%s,mlx5_1", bad[i]);
     parse(text);
     snprintf(text, sizeof text, "'%s'", bad[i]);
-    CHECK_MSG(fake_heard(text), "%s is not complained about", text);
+    CHECK_MSG(log_warned(text), "%s is not complained about", text);
     CHECK_INT(filter.count, 1);
     CHECK(!passes("mlx5_0", 1) && passes("mlx5_1", 1));
   }
@@ -78,7 +80,7 @@ TEST(there_may_be_32) {
   char text[400] = "=";
   for (int i = 0; i < 33; i++) snprintf(text + strlen(text), sizeof text - strlen(text), "d%d,", i);
   parse(text);
-  CHECK(fake_heard("'d32' is one more than the 32"));
+  CHECK(log_warned("'d32' is one more than the 32"));
   CHECK(passes("d31", 1) && !passes("d32", 1));
 }
 

@@ -11,49 +11,49 @@ static struct ib_hca *hca;
 
 TEST(register_and_back) {
   void *handle, *again;
-  long before = fake_live("mr");
+  long before = emu_live("mr");
   struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, NULL);
-  long with_comm = fake_live("mr");
+  long with_comm = emu_live("mr");
   CHECK_OK(ib_reg_mr(comm, memory + 10, 100, RAIL_PTR_HOST, &handle));
   CHECK_OK(ib_reg_mr(comm, memory + 20, 50, RAIL_PTR_HOST, &again));
   const struct ib_mhandle *h = handle, *a = again;
   CHECK(h != a && h->lkeys[0] && h->lkeys[0] == a->lkeys[0] && h->rkeys[0] == a->rkeys[0]);
   CHECK_INT(h->size, 100);
   CHECK_INT(h->type, RAIL_PTR_HOST);
-  CHECK_INT(fake_live("mr"), with_comm + 1);
+  CHECK_INT(emu_live("mr"), with_comm + 1);
   CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_REGISTERED]), 1);
   CHECK_OK(ib_dereg_mr(comm, handle));
-  CHECK_INT(fake_live("mr"), with_comm + 1);
+  CHECK_INT(emu_live("mr"), with_comm + 1);
   CHECK_OK(ib_dereg_mr(comm, again));
-  CHECK_INT(fake_live("mr"), with_comm);
+  CHECK_INT(emu_live("mr"), with_comm);
   CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_REGISTERED]), 0);
   CHECK_OK(ib_dereg_mr(comm, NULL));
   CHECK_OK(ib_reg_mr(comm, memory, 0, RAIL_PTR_HOST, &handle)); /* nothing to register */
-  CHECK(handle && fake_live("mr") == with_comm);
+  CHECK(handle && emu_live("mr") == with_comm);
   CHECK_OK(ib_reg_mr(comm, memory, 4096, RAIL_PTR_HOST, &handle));
   ib_comm_destroy(comm); /* takes the last two handles along */
-  CHECK_INT(fake_live("mr"), before);
+  CHECK_INT(emu_live("mr"), before);
 }
 
 /* Two rails of two HCAs: what the first has registered goes when the second cannot. */
 TEST(a_later_rail_that_cannot) {
   void *handle = memory;
-  long before = fake_live("mr");
+  long before = emu_live("mr");
   struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 1, NULL);
-  long with_comm = fake_live("mr");
+  long with_comm = emu_live("mr");
   comm->rails[1] = (struct ib_rail){.port = ib_device_at(1, "test")->rails[0]};
   comm->nrails = 2;
-  fake_script("fail reg_mr from=2");
+  emu_do("fail reg_mr from=2");
   CHECK_INT(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle), RAIL_SYSTEM_ERROR);
   CHECK(!handle && LIST_EMPTY(&comm->mhandles));
-  CHECK_INT(fake_live("mr"), with_comm);
-  fake_script("reset");
+  CHECK_INT(emu_live("mr"), with_comm);
+  emu_do("reset");
   CHECK_OK(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle));
-  CHECK_INT(fake_live("mr"), with_comm + 2);
+  CHECK_INT(emu_live("mr"), with_comm + 2);
   CHECK_OK(ib_dereg_mr(comm, handle));
   comm->nrails = 1;
   ib_comm_destroy(comm);
-  CHECK_INT(fake_live("mr"), before);
+  CHECK_INT(emu_live("mr"), before);
 }
 
 static void refused(struct ib_comm *comm, void *data, size_t size, int type, int result, const char *words) {
@@ -84,7 +84,7 @@ TEST(what_is_refused) {
   CHECK_OK(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle));
   CHECK_INT(ib_dereg_mr(other, handle), RAIL_BAD_ARGUMENT);
   CHECK_INT(log_warnings(), 4);
-  fake_script("fail reg_mr from=1");
+  emu_do("fail reg_mr from=1");
   void *second = (void *)1;
   CHECK_INT(ib_reg_mr(comm, memory + 8192, 100, RAIL_PTR_HOST, &second), RAIL_SYSTEM_ERROR);
   CHECK(!second && LIST_FIRST(&comm->mhandles) == handle);
@@ -133,12 +133,12 @@ TEST(deregister_with_requests_outstanding) {
   int peer;
   char word[32];
   void *handle, *fresh;
-  long before = fake_live("mr");
+  long before = emu_live("mr");
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 2, &peer);
   CHECK_OK(ib_reg_mr(comm, memory, 4096, RAIL_PTR_HOST, &handle));
   struct ib_mhandle *h = handle;
   atomic_store(&h->outstanding, 1);
-  long with_handle = fake_live("mr");
+  long with_handle = emu_live("mr");
   CHECK_OK(ib_dereg_mr(comm, handle));
   CHECK(atomic_load(&comm->stopped));
   for (int i = 0; i < 2; i++) {
@@ -149,17 +149,17 @@ TEST(deregister_with_requests_outstanding) {
   }
   /* A stopped QP may hold the registration: it goes with the connection, and serves nobody else. */
   struct ib_comm *other = rig_comm(false, RIG_WATCHED, 1, NULL);
-  long with_other = fake_live("mr");
+  long with_other = emu_live("mr");
   CHECK_OK(ib_reg_mr(other, memory, 4096, RAIL_PTR_HOST, &fresh));
-  CHECK_INT(fake_live("mr"), with_other + 1);
+  CHECK_INT(emu_live("mr"), with_other + 1);
   ib_comm_destroy(other);
-  CHECK_INT(fake_live("mr"), with_handle);
+  CHECK_INT(emu_live("mr"), with_handle);
   CHECK_INT(atomic_load(&h->outstanding), 1); /* it is still there */
   CHECK_INT(read(peer, word, sizeof word), sizeof word); /* goodbye */
   CHECK_INT(ib_dereg_mr(comm, handle), RAIL_BAD_ARGUMENT); /* but no handle any more */
   atomic_store(&h->outstanding, 0);
   ib_comm_destroy(comm);
-  CHECK_INT(fake_live("mr"), before);
+  CHECK_INT(emu_live("mr"), before);
   close(peer);
 }
 
@@ -177,7 +177,7 @@ static void *in_a_thread(void *comm) {
 TEST(two_threads_on_one_comm) {
   pthread_t threads[2];
   void *failed;
-  long before = fake_live("mr");
+  long before = emu_live("mr");
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, NULL);
   for (int i = 0; i < 2; i++) CHECK_OK(pthread_create(&threads[i], NULL, in_a_thread, comm));
   for (int i = 0; i < 2; i++) {
@@ -186,7 +186,7 @@ TEST(two_threads_on_one_comm) {
   }
   CHECK(LIST_EMPTY(&comm->mhandles));
   ib_comm_destroy(comm);
-  CHECK_INT(fake_live("mr"), before);
+  CHECK_INT(emu_live("mr"), before);
 }
 
 int main(int argc, char **argv) {
@@ -199,7 +199,7 @@ int main(int argc, char **argv) {
     TEST_CASE(deregister_waits_for_the_hca),
     TEST_CASE(two_threads_on_one_comm),
   };
-  rig_use(argv[0], NULL);
+  rig_use(NULL);
   hca = ib_device_at(0, "test")->rails[0]->hca;
   return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -57,7 +57,7 @@ TEST(against_a_model) {
   static const int accesses[] = {IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
   struct held held[HELD];
   unsigned int n = 0;
-  long registered = fake_live("mr");
+  long registered = emu_live("mr");
   for (int round = 0; round < ROUNDS; round++) {
     if (n < HELD && (n == 0 || pick(100) < (round / 2000 % 2 ? 40u : 60u))) {
       uint64_t offset = pick(PAGES * (unsigned int)page - 1), room = PAGES * page - offset;
@@ -71,9 +71,9 @@ TEST(against_a_model) {
         known = held[i].entry;
         is_known |= held[i].access == h->access && mr_first(known) <= h->first && mr_end(known) >= h->end;
       }
-      long calls = fake_calls("reg_mr");
+      long calls = emu_calls("reg_mr");
       h->entry = get(hca, offset, size, h->access);
-      CHECK_INT(fake_calls("reg_mr") - calls, !is_known);
+      CHECK_INT(emu_calls("reg_mr") - calls, !is_known);
       CHECK(mr_first(h->entry) <= h->first && mr_end(h->entry) >= h->end);
       if (!is_known) CHECK(mr_first(h->entry) == h->first && mr_end(h->entry) == h->end);
       for (unsigned int i = 0; i < n; i++)
@@ -85,21 +85,21 @@ TEST(against_a_model) {
       held[i] = held[--n];
     }
     CHECK_INT(ib_mr_cache_count(hca), distinct(held, n));
-    CHECK_INT(fake_live("mr") - registered, distinct(held, n));
+    CHECK_INT(emu_live("mr") - registered, distinct(held, n));
   }
   while (n) ib_mr_cache_put(hca, held[--n].entry);
   CHECK_INT(ib_mr_cache_count(hca), 0);
-  CHECK_INT(fake_live("mr"), registered);
+  CHECK_INT(emu_live("mr"), registered);
   ib_mr_cache_close(hca);
 }
 
 TEST(close_takes_the_rest) {
-  long registered = fake_live("mr");
+  long registered = emu_live("mr");
   get(hca, 0, page, IBV_ACCESS_LOCAL_WRITE);
   get(hca, 2 * page, page, IBV_ACCESS_LOCAL_WRITE);
-  CHECK_INT(fake_live("mr"), registered + 2);
+  CHECK_INT(emu_live("mr"), registered + 2);
   ib_mr_cache_close(hca);
-  CHECK_INT(fake_live("mr"), registered);
+  CHECK_INT(emu_live("mr"), registered);
 }
 
 /* ---- dma-bufs ---- */
@@ -141,7 +141,7 @@ TEST(a_dma_buf_is_its_file_whatever_the_descriptor) {
 TEST(what_fails_leaves_nothing) {
   struct ib_mr_entry *entry = (void *)1;
   struct ib_mr_key key = key_of(100, 10, IBV_ACCESS_LOCAL_WRITE);
-  fake_script("fail reg_mr errno=ENOMEM");
+  emu_do("fail reg_mr errno=ENOMEM");
   CHECK_INT(ib_mr_cache_get(hca, &key, &entry), RAIL_SYSTEM_ERROR);
   CHECK(!entry);
   CHECK_INT(ib_mr_cache_count(hca), 0);
@@ -197,14 +197,14 @@ static void *in_a_thread(void *arg) {
 TEST(two_threads) {
   pthread_t threads[2];
   void *failed;
-  long registered = fake_live("mr");
+  long registered = emu_live("mr");
   for (int i = 0; i < 2; i++) CHECK_OK(pthread_create(&threads[i], NULL, in_a_thread, hca));
   for (int i = 0; i < 2; i++) {
     CHECK_OK(pthread_join(threads[i], &failed));
     CHECK(!failed);
   }
   CHECK_INT(ib_mr_cache_count(hca), 0);
-  CHECK_INT(fake_live("mr"), registered);
+  CHECK_INT(emu_live("mr"), registered);
   ib_mr_cache_close(hca);
 }
 
@@ -217,7 +217,7 @@ int main(int argc, char **argv) {
     TEST_CASE(relaxed_ordering_is_a_wish),
     TEST_CASE(two_threads),
   };
-  rig_use(argv[0], NULL);
+  rig_use(NULL);
   hca = ib_hca_at(0);
   page = (uint64_t)sysconf(_SC_PAGESIZE);
   memory = mmap(NULL, PAGES * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

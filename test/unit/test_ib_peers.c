@@ -214,7 +214,7 @@ TEST(peers_that_die) {
     raw_end(&r);
     accept_for(&h, 50);
   }
-  CHECK_INT(fake_live("qp"), h.qps);
+  CHECK_INT(emu_live("qp"), h.qps);
   CHECK(hs_logged("closed the connection in the middle of the handshake") || hs_logged("Connection reset"));
   others_come_through(&h);
   hs_end(&h);
@@ -232,7 +232,7 @@ TEST(a_peer_whose_writes_do_not_come) {
   say_qps(&r, 1);
   CHECK_INT(raw_verdict(&r, &h), IB_REASON_VERIFY);
   CHECK_INT(h.accept, RAIL_REMOTE_ERROR);
-  CHECK(hs_logged("port fakeA:1 here (GID 10.77.0.1) and port raw0 there (GID 10.77.9.9)"));
+  CHECK(hs_logged("port emuA:1 here (GID 10.77.0.1) and port raw0 there (GID 10.77.9.9)"));
   raw_end(&r);
   hs_end(&h);
 }
@@ -318,7 +318,7 @@ TEST(listeners_that_lie) {
       CHECK(!rail_deadline_passed(deadline));
     }
     CHECK_INT(h.connect, RAIL_REMOTE_ERROR);
-    CHECK_MSG(hs_logged("connect to 127.0.0.1:") && hs_logged("over fakeB"), "%d: %s", what, hs_lines);
+    CHECK_MSG(hs_logged("connect to 127.0.0.1:") && hs_logged("over emuB"), "%d: %s", what, hs_lines);
     if (what == HANGS_UP) CHECK(hs_logged("connections in a row, within 400 ms (RAIL_IB_CONNECT_TIMEOUT)"));
     rail_sock_close(&listener);
     hs_end(&h);
@@ -337,7 +337,7 @@ TEST(accept_may_take_any_time) {
     hs_connect_once(&h, DEV_B);
     CHECK_INT(h.connect, RAIL_IN_PROGRESS);
     CHECK_MSG(!rail_deadline_passed(deadline), "%s", hs_lines);
-  } while (!hs_logged("over fakeB: not accepted for ") || hs_attempt(&h)->handshake.waited < 300000000);
+  } while (!hs_logged("over emuB: not accepted for ") || hs_attempt(&h)->handshake.waited < 300000000);
   CHECK(hs_logged("connect to 127.0.0.1:"));
   set_connect_ms(&h, 30000); /* the rest may take its time on a busy machine */
   hs_run(&h, DEV_B);
@@ -478,6 +478,6 @@ int main(int argc, char **argv) {
     TEST_CASE(listeners_that_lie), TEST_CASE(accept_may_take_any_time), TEST_CASE(stopped_in_the_middle),
     TEST_CASE(dropped_before_the_answer), TEST_CASE(busy_is_not_for_ever), TEST_CASE(dropped_for_good),
     TEST_CASE(nobody_listens), TEST_CASE(ends_at_any_time)};
-  hs_main(argv[0]);
+  hs_main();
   return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
 }

@@ -84,8 +84,8 @@ static bool said(const char *words) { return strstr(lines, words) != NULL; }
 
 /* ---- a queue pair -------------------------------------------------------- */
 
-static struct ib_hca hca = {.name = "fake0"};
-static struct ib_port port = {.hca = &hca, .number = 2, .roce = true, .name = "fake0:2"};
+static struct ib_hca hca = {.name = "emu0"};
+static struct ib_port port = {.hca = &hca, .number = 2, .roce = true, .name = "emu0:2"};
 static struct ibv_cq cq;
 
 static void begin(struct ib_qp *qp) {
@@ -147,7 +147,7 @@ TEST(less_inline) {
   CHECK_INT(qp.max_inline, 0);
   fake.fail_create = ENOMEM;
   CHECK_INT(ib_qp_create(&qp, &port, &cq, &sizes, NULL), RAIL_SYSTEM_ERROR);
-  CHECK(said("fake0:2") && said("16 send and 1 receive") && said("Cannot allocate memory") && said("ulimit -l"));
+  CHECK(said("emu0:2") && said("16 send and 1 receive") && said("Cannot allocate memory") && said("ulimit -l"));
 }
 
 TEST(to_init) {
@@ -273,7 +273,7 @@ TEST(not_for_ever) {
   fake.modifies = 0;
   CHECK_INT(until_it_ends(&qp, &calls), RAIL_SYSTEM_ERROR);
   CHECK_INT(fake.modifies, 4);
-  CHECK(said("fake0:2: queue pair 5 (0x77) INIT -> RTR") && said("abab:abab") && said("GID index 3") &&
+  CHECK(said("emu0:2: queue pair 5 (0x77) INIT -> RTR") && said("abab:abab") && said("GID index 3") &&
         said("neighbour"));
 }
 

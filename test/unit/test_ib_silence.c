@@ -248,6 +248,6 @@ int main(int argc, char **argv) {
     TEST_CASE(a_silent_host_ends),
     TEST_CASE(the_side_channels_network_goes),
   };
-  rig_use(argv[0], NULL);
+  rig_use(NULL);
   return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -31,14 +31,14 @@ TEST(records_and_labels) {
   CHECK_MSG(v, "%s", why);
   CHECK_INT(v->ngroups, 3);
   CHECK_INT(v->groups[0].nrecords, 2);
-  CHECK_STR(v->groups[0].records[0].label, "side=send,device=fake0,peer=10.0.0.2:4711,qps=3");
-  CHECK_STR(v->groups[0].records[1].label, "side=receive,device=fake0,peer=10.0.0.2:4711,qps=1");
+  CHECK_STR(v->groups[0].records[0].label, "side=send,device=emu0,peer=10.0.0.2:4711,qps=3");
+  CHECK_STR(v->groups[0].records[1].label, "side=receive,device=emu0,peer=10.0.0.2:4711,qps=1");
   CHECK_INT(value(v, 0, 0, "bytes"), 4096);
   CHECK_INT(value(v, 0, 0, "progress_time"), 9);
   CHECK_INT(v->groups[0].counters[IB_COMM_LAST_PROGRESS].kind, RAIL_STATS_TIME);
   CHECK_INT(v->groups[1].nrecords, 2); /* of both ports, at once */
-  CHECK_STR(v->groups[1].records[0].label, "device=fake0");
-  CHECK_STR(v->groups[1].records[1].label, "device=fake1");
+  CHECK_STR(v->groups[1].records[0].label, "device=emu0");
+  CHECK_STR(v->groups[1].records[1].label, "device=emu1");
   CHECK_INT(value(v, 1, 0, "comms"), 2);
   CHECK_INT(value(v, 1, 0, "qps"), 4);
   CHECK_INT(value(v, 1, 1, "port_downs"), 2);
@@ -68,6 +68,6 @@ TEST(without_a_page) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {TEST_CASE(without_a_page), TEST_CASE(records_and_labels)};
-  rig_use(argv[0], NULL);
+  rig_use(NULL);
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -305,6 +305,6 @@ int main(int argc, char **argv) {
     TEST_CASE(a_rate_does_not_jump), TEST_CASE(paths_are_pairs_of_rails),
     TEST_CASE(a_small_message_takes_what_is_free), TEST_CASE(what_waits_moves_to_the_queue_pairs_that_are_up),
     TEST_CASE(not_without_rails_and_not_unasked)};
-  fake_use(argv[0], "device fake0 ports=3");
+  ib_emu_use("device emu0 ports=3");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -31,11 +31,11 @@ TEST(events_of_queue_pairs) {
       struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 2, NULL), *other = rig_comm(true, RIG_WATCHED, 2, NULL);
       uint64_t errors = counter(IB_DEVICE_ERRORS);
       log_forget();
-      snprintf(text, sizeof text, "event fake0 %s qp=%u", events[i].name, comm->qps[1].qp->qp_num);
-      fake_script(text);
+      snprintf(text, sizeof text, "event emu0 %s qp=%u", events[i].name, comm->qps[1].qp->qp_num);
+      emu_do(text);
       RIG_WAIT(counter(IB_DEVICE_ERRORS) == errors + 1, 1000);
       RIG_WAIT(log_warnings() == 1, 1000);
-      CHECK(log_said("fake0 reports"));
+      CHECK(log_said("emu0 reports"));
       if (returned) RIG_WAIT(FAULTS(comm) & events[i].faults, 1000);
       CHECK_INT(FAULTS(comm) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), returned ? events[i].faults : 0);
       CHECK_INT(FAULTS(other) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), 0);
@@ -57,8 +57,8 @@ TEST(an_event_of_a_flush_queue_pair) {
   while (result == RAIL_IN_PROGRESS);
   CHECK_OK(result);
   CHECK_OK(ib_watch_add(comm));
-  snprintf(text, sizeof text, "event fake0 qp_fatal qp=%u", ib_recv_comm_of(comm)->flush->qps[0].qp->qp_num);
-  fake_script(text);
+  snprintf(text, sizeof text, "event emu0 qp_fatal qp=%u", ib_recv_comm_of(comm)->flush->qps[0].qp->qp_num);
+  emu_do(text);
   RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 1000);
   for (int i = 0; i < 2; i++) RIG_WAIT(atomic_load(&comm->failover->paths[i].faults) == IB_PATH_FAULT_EVENT, 1000);
   CHECK_INT(FAULTS(comm) & IB_COMM_QP_FATAL, 0);
@@ -74,12 +74,12 @@ TEST(events_without_consequence) {
   for (size_t i = 0; i < RAIL_COUNT_OF(names); i++) {
     char text[80];
     uint64_t events = counter(IB_DEVICE_EVENTS);
-    snprintf(text, sizeof text, "event fake0 %s", names[i]);
-    fake_script(text);
+    snprintf(text, sizeof text, "event emu0 %s", names[i]);
+    emu_do(text);
     RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 1000);
   }
   ib_comm_stop(comm); /* what a QP in its error state says is no news */
-  fake_script("event fake0 qp_access_err");
+  emu_do("event emu0 qp_access_err");
   poll(NULL, 0, 30);
   CHECK_INT(FAULTS(comm), 0);
   CHECK_INT(log_warnings(), 0);
@@ -93,10 +93,10 @@ TEST(a_port_goes_down_and_up) {
   uint64_t flaps = atomic_load(&port->flaps), downs = counter(IB_DEVICE_PORT_DOWNS), ups = counter(IB_DEVICE_PORT_UPS);
   log_forget();
   for (uint64_t i = 1; i <= 3; i++) {
-    fake_script("event fake0 port_err");
+    emu_do("event emu0 port_err");
     RIG_WAIT(atomic_load(&port->faults) & IB_PORT_DOWN, 1000);
-    fake_script("event fake0 port_err"); /* nothing new */
-    fake_script("event fake0 port_active");
+    emu_do("event emu0 port_err"); /* nothing new */
+    emu_do("event emu0 port_active");
     RIG_WAIT(counter(IB_DEVICE_PORT_UPS) == ups + i, 1000);
     CHECK(!(atomic_load(&port->faults) & IB_PORT_DOWN));
     CHECK_INT(atomic_load(&port->flaps), flaps + i);
@@ -114,24 +114,24 @@ TEST(a_port_changes) {
   for (size_t i = 0; i < RAIL_COUNT_OF(names); i++) {
     char text[80];
     uint64_t events = counter(IB_DEVICE_EVENTS);
-    snprintf(text, sizeof text, "event fake0 %s", names[i]);
-    fake_script(text);
+    snprintf(text, sizeof text, "event emu0 %s", names[i]);
+    emu_do(text);
     RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 1000);
   }
   RIG_WAIT(log_said("table of GIDs changed") && log_said("registrations anew"), 1000);
   CHECK_INT(log_warnings(), 0);
 }
 
-/* Every connection over the HCA, and no other. Not undone: the last test with fake1. */
+/* Every connection over the HCA, and no other. Not undone: the last test with emu1. */
 TEST(an_hca_dies) {
   int peer;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   struct ib_hca *other = ib_device_at(1, "test")->rails[0]->hca;
-  fake_script("event fake1 device_fatal");
+  emu_do("event emu1 device_fatal");
   RIG_WAIT(atomic_load(&other->faults) & IB_HCA_FATAL, 1000);
   poll(NULL, 0, 20);
   CHECK_INT(FAULTS(comm), 0);
-  fake_script("event fake0 device_fatal");
+  emu_do("event emu0 device_fatal");
   RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 1000);
   done(comm, peer);
 }
@@ -144,7 +144,7 @@ TEST(an_hca_of_a_later_rail_dies) {
   comm->rails[0].port = ib_device_at(1, "test")->rails[0];
   comm->nrails = 2;
   CHECK_OK(ib_watch_add(comm)); /* nothing of it changes while the thread may look */
-  fake_script("event fake0 device_fatal");
+  emu_do("event emu0 device_fatal");
   RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 1000);
   rail_watch_remove(&ib_watch, &comm->watched, true);
   comm->rails[0] = comm->rails[1];
@@ -159,13 +159,13 @@ TEST(fork_leaves_the_parent_alone) {
   int peer, status;
   uint64_t number;
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
-  long qps = fake_live("qp");
+  long qps = emu_live("qp");
   pid_t pid = fork();
   CHECK(pid >= 0);
   if (pid == 0) {
     bool ok = comm->oob_fd < 0 && atomic_load(&comm->stopped) && !comm->watched;
     ib_comm_stop(comm);
-    ok = ok && ib_close_send(comm) == RAIL_OK && fake_live("qp") == qps;
+    ok = ok && ib_close_send(comm) == RAIL_OK && emu_live("qp") == qps;
     rail_watch_end(&ib_watch);
     _exit(ok ? 0 : 1);
   }
@@ -189,6 +189,6 @@ int main(int argc, char **argv) {
     TEST_CASE(an_hca_dies),
     TEST_CASE(an_hca_of_a_later_rail_dies),
   };
-  rig_use(argv[0], NULL);
+  rig_use(NULL);
   return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
