@@ -17,8 +17,7 @@
 #   tools/NAME/*.c        → bin/NAME
 #   test/KIND/*.c         → test/KIND/NAME, one program a file
 #   test/fuzz/lib/*.c     → linked into each fuzz target; SAN=fuzz leaves main to clang's libFuzzer
-#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/fakeverbs/*.c → test/libfakeverbs.so,
-#                           test/preload/fakefabric/*.c → test/libfakefabric.so
+#   test/preload/*.c      → test/libNAME.so, for LD_PRELOAD; test/preload/fakefabric/*.c → test/libfakefabric.so
 #   core/device/*.cu      → device/core/device/NAME.o, where there is nvcc
 #   test/gpu/*.cu         → test/gpu/NAME, where there is nvcc; test/gpu/coll/*.c → test/gpu/gpu_coll, everywhere
 #   test/device/*.c, .cc  → linked into unit tests that name them: connections, the device's sources on the CPU
@@ -101,7 +100,7 @@ emu_cm_src := $(wildcard emu/cm/*.c)
 emu_cm_lib := $(if $(HAVE_VERBS),$(if $(HAVE_RDMACM),$(BUILD)/lib/emu/librdmacm.so.1))
 preload_src := $(wildcard test/preload/*.c)
 preload_libs := $(patsubst test/preload/%.c,$(BUILD)/test/lib%.so,$(preload_src))
-preload_libs += $(if $(HAVE_VERBS),$(BUILD)/test/libfakeverbs.so) $(if $(HAVE_CXX),$(BUILD)/test/libfakegpu.so)
+preload_libs += $(if $(HAVE_CXX),$(BUILD)/test/libfakegpu.so)
 preload_libs += $(if $(HAVE_LIBFABRIC),$(BUILD)/test/libfakefabric.so)
 # The defects are the rows of a table: X(NAME, "what", "where from").
 defects := $(shell sed -n 's/^ *X.\([a-z0-9_]*\), ".*/\1/p' test/broken/ref_defects.h 2>/dev/null)
@@ -195,7 +194,8 @@ $(O)/librailcore.a: $(call obj,$(core_src)) $(simd_obj) $(image_obj)
 $(O)/librailkit.a: $(call obj,$(kit_src))
 $(O)/libharness.a: $(call obj,$(harness_src))
 # libFuzzer is to learn from the product and from the targets, not from what they share.
-$(call obj,$(fuzz_src)): private CFLAGS += $(if $(filter fuzz,$(SAN)),-fno-sanitize=fuzzer-no-link)
+not_fuzzed := $(fuzz_src) $(emu_src) $(emu_cm_src)
+$(call obj,$(not_fuzzed)): private CFLAGS += $(if $(filter fuzz,$(SAN)),-fno-sanitize=fuzzer-no-link)
 $(O)/libtool.a: $(call obj,$(tool_common_src))
 $(O)/libfuzz.a: $(call obj,$(fuzz_src))
 $(foreach p,$(plugins),$(eval $(O)/plugin/lib$(p).a: $(call obj,$(wildcard plugin/$(p)/*.c) $(abi_src))))
@@ -400,14 +400,8 @@ $(fault_lib): $(fault_src) $(wildcard kit/preload/*.h) config/flags.mk
 $(BUILD)/test/unit/test_railtrace $(BUILD)/test/unit/test_railtrace_record: \
   | $(BUILD)/lib/libnccl-net-railtrace.so $(BUILD)/test/libtracefix.so
 
-# Opened as a libibverbs by the ib plugin (NCCL_IBVERBS_LIB), and by tests that script its failures.
-$(BUILD)/test/libfakeverbs.so: $(wildcard test/preload/fakeverbs/*.c) $(wildcard test/preload/fakeverbs/*.h)
-	@mkdir -p $(@D)
-	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_CPPFLAGS) -std=c11 -O2 -g -fPIC -pthread $(warnings) -shared -Wl,-z,defs $(filter %.c,$^) -o $@
-
-# As above, a libfabric for the ofi plugin (RAIL_OFI_LIBRARY). It has the C library's copying functions of its own, so
-# that no sanitizer of the program sees what it moves; ff.h says what it tells them.
+# Opened as a libfabric by the ofi plugin (RAIL_OFI_LIBRARY), and by tests that script its failures. It has copying
+# functions of its own, so that no sanitizer of the program sees what it moves; ff.h says what it tells them.
 $(BUILD)/test/libfakefabric.so: $(wildcard test/preload/fakefabric/*.c) $(wildcard test/preload/fakefabric/*.h) \
   test/preload/fakefabric/ff.map
 	@mkdir -p $(@D)

@@ -56,17 +56,17 @@ def a_fused_device():
     ib = BUILD / "lib/libnccl-net-ib.so"
     if not ib.exists():
         raise Skip("the ib plugin is not built")
-    fake = {"NCCL_IBVERBS_LIB": BUILD / "test/libfakeverbs.so", "FAKEVERBS": "device fake0 ports=2"}
-    r = one(ib, "properties.fused_without_pci", status=0, **fake)
+    emulated = {"NCCL_IBVERBS_LIB": BUILD / "lib/emu/libibverbs.so.1", "RAIL_EMU": "device emu0 ports=2"}
+    r = one(ib, "properties.fused_without_pci", status=0, **emulated)
     assert r["status"] == "pass" and "is refused with 5" in json.dumps(r), r
-    fake["RAIL_NET_FUSE_NO_PCI"] = "1"
-    r = one(ib, "properties.fused_without_pci", **fake)
+    emulated["RAIL_NET_FUSE_NO_PCI"] = "1"
+    r = one(ib, "properties.fused_without_pci", **emulated)
     assert r["status"] == "fail" and "devices 0 and 1" in r["seen"] and "no PCI path" in r["seen"], r
-    r = one(ib, "properties.what_it_says", "--fuse", "1,0", status=0, **fake)
-    assert "device 2 fake0:1+fake0:2" in json.dumps(r) and r["again"].endswith("--fuse 1,0"), r
-    r = one(ib, "order.newest_first", "--abi", "8", "--fuse", "0,1", status=0, **fake)
+    r = one(ib, "properties.what_it_says", "--fuse", "1,0", status=0, **emulated)
+    assert "device 2 emu0:1+emu0:2" in json.dumps(r) and r["again"].endswith("--fuse 1,0"), r
+    r = one(ib, "order.newest_first", "--abi", "8", "--fuse", "0,1", status=0, **emulated)
     assert r["status"] == "skip" and "v8 has no makeVDevice" in r["seen"], r
-    r = one(ib, "listen.handles_differ", "--fuse", "0,7", **fake)
+    r = one(ib, "listen.handles_differ", "--fuse", "0,7", **emulated)
     assert "makeVDevice of 2 devices returned" in r["seen"], r
     for wrong in ("0", "0,", ",1", "0,x", "0,1024", "0,1,2,3,4,5,6,7,8"):
         expect(kit(REF, "--fuse", wrong), 2, "--fuse", f"'{wrong}'", "2 to 8 device numbers")

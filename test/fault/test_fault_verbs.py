@@ -17,7 +17,7 @@ from coll import BUILD, SOCKET, Skip, main, run
 KIT = BUILD / "bin/rail-kit"
 IB = BUILD / "lib/libnccl-net-ib.so"
 PRELOAD = BUILD / "lib/railyard/librail-fault.so"
-CHECK = "grouped.same_tags_in_many_groups"  # in one process, as the scripted libibverbs is; with many messages
+CHECK = "grouped.same_tags_in_many_groups"  # in one process, whose calls are counted; with many messages
 
 
 LOOKS_UP = """
@@ -39,8 +39,8 @@ def counted(plugin, kind, nth=0):
     with tempfile.TemporaryDirectory() as folder:
         counts = pathlib.Path(folder, "counts")
         done = run([KIT, "conform", plugin, "--only", CHECK], LD_PRELOAD=PRELOAD, RAIL_FAIL_NTH=nth,
-                   RAIL_FAIL_KIND=kind, RAIL_FAIL_COUNT_FILE=counts, RAIL_FAIL_VERBOSE=1, FAKEVERBS="device fake0",
-                   NCCL_IBVERBS_LIB=BUILD / "test/libfakeverbs.so")
+                   RAIL_FAIL_KIND=kind, RAIL_FAIL_COUNT_FILE=counts, RAIL_FAIL_VERBOSE=1, RAIL_EMU="device emu0",
+                   NCCL_IBVERBS_LIB=BUILD / "lib/emu/libibverbs.so.1")
         return done.returncode, done.stdout + done.stderr, [line.split() for line in counts.read_text().splitlines()]
 
 
