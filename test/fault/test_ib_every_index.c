@@ -10,7 +10,6 @@
  *
  * TEST-LIMIT: 240
  * TEST-SAN: asan tsan */
-#include <dlfcn.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -18,6 +17,7 @@
 #include <unistd.h>
 
 #include "kit/kit_net.h"
+#include "test/harness/emu.h"
 #include "test/harness/tap.h"
 
 enum { MESSAGES = 10000, AFTER = 64, WINDOW = 8, MOST = 9000, WENT_ON = 10, AT_ONCE = 2 };
@@ -29,7 +29,7 @@ enum { SAMPLE = 40 };
 
 enum kind { PORT_DOWN, QP_ERROR, DEVICE_FATAL };
 static const char *const kinds[] = {"port down", "QP error", "device fatal"};
-static char plugin[PATH_MAX + 64], emulated[PATH_MAX + 64];
+static char plugin[PATH_MAX];
 static const char *doing; /* of this run, for the report */
 static long at;
 
@@ -71,18 +71,12 @@ static void check(const char *data, long message) {
 
 /* A request later than the next one or two, so that it may be one of either side, of data or of a CTS. */
 static void break_it(enum kind kind) {
-  int (*command)(const char *) = NULL;
   char text[96];
-  void *library = dlopen(emulated, RTLD_NOW | RTLD_NOLOAD);
-  void *found = library ? dlsym(library, "rail_emu_command") : NULL;
-  ENSURE(found, "the plugin has not opened %s", emulated);
-  memcpy(&command, &found, sizeof command);
   static const char *const qp_errors[] = {"qp_error qp=last", "complete retry_exc_err", "complete fatal_err"};
   const char *what = kind == PORT_DOWN ? "port emu0 1 state=down" : kind == DEVICE_FATAL ? "fatal emu0"
                                                                                          : qp_errors[at % 3];
   snprintf(text, sizeof text, "at %ld %s", 1 + at / 3 % 3, what);
-  ENSURE(command(text) == 0, "'%s' is refused", text);
-  dlclose(library);
+  emu_do(text);
 }
 
 static void post_receives(struct side *s, long n) {
@@ -161,7 +155,6 @@ __attribute__((format(printf, 3, 4))) static void report(const char *file, int l
 }
 
 static void run(enum kind kind) {
-  long (*live)(const char *) = NULL;
   doing = kinds[kind];
   alarm(100);
   kit_on_failure(report);
@@ -174,8 +167,6 @@ static void run(enum kind kind) {
   from_mr = kit_mr_reg(&net, pair.send, from, (size_t)WINDOW * MOST);
   to_mr = kit_mr_reg(&net, pair.recv, to, (size_t)WINDOW * MOST);
   exchange(kind);
-  void *library = dlopen(emulated, RTLD_NOW), *found = dlsym(library, "rail_emu_live");
-  memcpy(&live, &found, sizeof live);
   (void)net.vt->dereg_mr(pair.send, from_mr);
   (void)net.vt->dereg_mr(pair.recv, to_mr);
   (void)net.vt->close_send(pair.send);
@@ -183,8 +174,7 @@ static void run(enum kind kind) {
   kit_net_close(&net);
   static const char *const objects[] = {"qp", "cq", "mr", "pd", "context"};
   for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++)
-    ENSURE(live(objects[i]) == 0, "%ld %s left", live(objects[i]), objects[i]);
-  dlclose(library);
+    ENSURE(emu_live(objects[i]) == 0, "%ld %s left", emu_live(objects[i]), objects[i]);
   free(from);
   free(to);
   _exit(strcmp(doing, "went on") == 0 ? WENT_ON : 0);
@@ -239,19 +229,12 @@ static const struct tap_case cases[] = {TEST_CASE(a_port_goes_down), TEST_CASE(a
                                         TEST_CASE(a_device_fails)};
 
 int main(int argc, char **argv) {
-  char self[PATH_MAX];
-  ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-  if (n <= 0) return 2;
-  self[n] = 0;
-  for (int i = 0; i < 3; i++) *strrchr(self, '/') = 0; /* test/fault/NAME */
-  snprintf(plugin, sizeof plugin, "%s/lib/libnccl-net-ib.so", self);
-  snprintf(emulated, sizeof emulated, "%s/lib/emu/libibverbs.so.1", self);
-  if (access(plugin, R_OK) != 0 || access(emulated, R_OK) != 0) {
+  if (!rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so")) return 2;
+  emu_use("device emu0");
+  if (access(plugin, R_OK) != 0 || access(getenv("NCCL_IBVERBS_LIB"), R_OK) != 0) {
     printf("1..1\nok 1 - the ib plugin # SKIP it is not built: no infiniband/verbs.h\n");
     return 0;
   }
-  setenv("NCCL_IBVERBS_LIB", emulated, 1);
-  setenv("RAIL_EMU", "device emu0", 1);
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   setenv("NCCL_IB_TIMEOUT", "10", 1); /* 4 ms; the emulated device does not count time in which a peer could not run */
   setenv("NCCL_IB_RETRY_CNT", "3", 1);

@@ -9,7 +9,6 @@
  * ports come up again until the queue pairs are in use again, and then once more. RAIL_TEST_STEP=1 takes every i;
  * RAIL_TEST_FAULTS='at 61 port emu1 1 state=down' is one of them, in the case these_faults.
  */
-#include <dlfcn.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
 #include "loader/install_dirs.h"
+#include "test/harness/emu.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
 
@@ -59,29 +59,6 @@ static uint8_t out[WINDOW][MOST], in[MESSAGES][MOST + 64];
 static atomic_int switches, lost, returned, by_cm;
 static _Atomic uint64_t last_up, slowest;
 
-/* ---- the emulated device ----------------------------------------------------- */
-
-static void *emu_symbol(const char *name) {
-  void *library = dlopen(getenv("NCCL_IBVERBS_LIB"), RTLD_NOW | RTLD_NOLOAD);
-  void *symbol = library ? dlsym(library, name) : NULL;
-  ENSURE(symbol, "%s: %s", name, dlerror());
-  return symbol;
-}
-
-static void emu_do(const char *text) {
-  int (*command)(const char *);
-  void *symbol = emu_symbol("rail_emu_command");
-  memcpy(&command, &symbol, sizeof command);
-  ENSURE(command(text) == 0, "%s: the device does not understand it", text);
-}
-
-static long emu_requests(void) {
-  long (*calls)(const char *);
-  void *symbol = emu_symbol("rail_emu_calls");
-  memcpy(&calls, &symbol, sizeof calls);
-  return calls("post_send");
-}
-
 /* ---- a connection ------------------------------------------------------------- */
 
 static void count_warning(const char *text) {
@@ -109,20 +86,16 @@ static int fused(int first) {
 }
 
 static void open_connection(const struct scenario *s) {
-  static char plugin[4096], emu[4096], cm[4096];
+  static char plugin[4096];
   char qps[16], devices[256];
   size_t used = 0;
   ENSURE(rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so"), "no path");
-  ENSURE(rail_path_from_bin(emu, "../../lib/emu/libibverbs.so.1"), "no path");
-  ENSURE(rail_path_from_bin(cm, "../../lib/emu/librdmacm.so.1"), "no path");
   snprintf(qps, sizeof qps, "%d", s->qps_per_rail);
-  setenv("NCCL_IBVERBS_LIB", emu, 1);
-  setenv("RAIL_IB_RDMACM_LIB", cm, 1);
   /* With short send queues a part is posted piece by piece, and losses come between the pieces. */
   for (int i = 0; i < 2 * RAILS; i++)
     used += (size_t)snprintf(devices + used, sizeof devices - used, "device emu%d %s;", i,
                              i < RAILS && s->qps_per_rail == 1 ? "max_qp_wr=6" : "");
-  setenv("RAIL_EMU", devices, 1);
+  emu_use(devices);
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
   setenv("NCCL_IB_TIMEOUT", s->patient ? "18" : "8", 1); /* a second, or a millisecond */
@@ -257,11 +230,11 @@ static void exchange(struct scenario *sc) {
   struct side s = {.mh = kit_mr_reg(&net, pair.send, out, sizeof out)};
   struct side r = {.mh = kit_mr_reg(&net, pair.recv, in, sizeof in)};
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(60000));
-  long before = emu_requests();
+  long before = emu_calls("post_send");
   emu_do(sc->faults);
   exchange_all(sc, &s, &r, deadline);
-  sc->requests = emu_requests() - before;
-  while (!is_over(sc, emu_requests() - before)) {
+  sc->requests = emu_calls("post_send") - before;
+  while (!is_over(sc, emu_calls("post_send") - before)) {
     ENSURE(!rail_deadline_passed(deadline), "%d queue pairs are lost, %d in use again", atomic_load(&lost),
            atomic_load(&returned));
     exchange_all(sc, &s, &r, deadline);
