@@ -329,6 +329,7 @@ $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
 
 # Opened, not linked.
 $(BUILD)/test/unit/test_ghost $(BUILD)/test/unit/test_ghost_driver: | $(ghost_libs) $(BUILD)/test/libghostnccl.so
+$(BUILD)/test/verbs/test_emu_gpu: | $(ghost_libs)
 
 # Little plugins that test_netload opens.
 $(BUILD)/test/unit/test_netload: | $(filter $(BUILD)/test/libnetfix_%,$(preload_libs))

@@ -12,6 +12,7 @@
  *   emu_error         queue pairs in ERR
  *   emu_fault         the table of faults: calls, requests; emu_fault_packet: packets
  *   emu_object        protection domains, memory regions, CQs, channels, SRQs, address handles
+ *   emu_gpu           memory regions of an emulated GPU
  *   emu_req           the requester: packets out, ACKs and responses in, timers
  *   emu_resp          the responder: packets in, ACKs and responses out
  *   emu_statement     words of a statement; emu_config: devices and ports; emu_fault_script: faults
@@ -128,6 +129,7 @@ struct emu_mr {
   void *mapped; /* of a dma-buf */
   size_t mapped_size;
   unsigned int access;
+  bool on_gpu; /* an emulated GPU is told of what is written and read */
 };
 
 struct emu_cqe {
@@ -384,6 +386,9 @@ void emu_wait_acked(const unsigned int *events);
 struct emu_mr *emu_mr_find(uint32_t key);
 /* Where `length` bytes at `addr` are, if the key of this domain allows such access to them; NULL: it does not. */
 char *emu_mr_reach(const struct emu_mr *mr, uint64_t addr, uint64_t length);
+/* Bytes of a queue pair's peer into a region, and out of it for a read's response. The region has the range. */
+void emu_mr_write(const struct emu_mr *mr, uint64_t addr, const char *from, uint32_t size);
+void emu_mr_read(const struct emu_mr *mr, uint64_t addr, char *to, uint32_t size);
 bool emu_mr_allows(const struct emu_mr *mr, const struct emu_pd *pd, uint64_t addr, uint64_t length,
                    unsigned int access);
 int emu_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
@@ -451,6 +456,13 @@ void emu_move(void *to, const void *from, size_t size);
 
 /* emu_state.c */
 uint64_t emu_now(void);
+
+/* emu_gpu.c. Is that the memory of an emulated GPU? Where the memory of its dma-buf is; NULL: it is none of that. */
+bool emu_gpu_holds(const void *p, size_t size);
+char *emu_gpu_dma_buf(int fd, uint64_t offset, size_t size);
+/* The device writes there; it answers a read from there. Only for memory of an emulated GPU. */
+void emu_gpu_wrote(const struct emu_device *d, const void *p, size_t size);
+void emu_gpu_read(const struct emu_device *d);
 
 /* emu_sched.c */
 void emu_engine_wake(void);

@@ -56,7 +56,7 @@ static bool tear(struct emu_qp *qp, const struct emu_packet *p, const char *payl
   uint64_t middle = (va + p->payload / 2) & ~(uint64_t)127;
   if (middle <= va) return false;
   uint32_t half = (uint32_t)(middle - va);
-  emu_move(emu_mr_reach(mr, va + half, p->payload - half), payload + half, p->payload - half);
+  emu_mr_write(mr, va + half, payload + half, p->payload - half);
   return true;
 }
 

@@ -66,6 +66,17 @@ char *emu_mr_reach(const struct emu_mr *mr, uint64_t addr, uint64_t length) {
   return mr->memory + (addr - mr->iova);
 }
 
+void emu_mr_write(const struct emu_mr *mr, uint64_t addr, const char *from, uint32_t size) {
+  char *to = emu_mr_reach(mr, addr, size);
+  if (mr->on_gpu) emu_gpu_wrote(emu_device_of(mr->ibv.context), to, size);
+  emu_move(to, from, size);
+}
+
+void emu_mr_read(const struct emu_mr *mr, uint64_t addr, char *to, uint32_t size) {
+  if (mr->on_gpu) emu_gpu_read(emu_device_of(mr->ibv.context));
+  emu_move(to, emu_mr_reach(mr, addr, size), size);
+}
+
 /* A free place in the table; keys come back late. */
 static int place_mr(struct emu_mr *mr) {
   if (emu.nmrs + 2 >= emu.mrs_cap) {
@@ -110,7 +121,7 @@ static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct emu_mr *form) {
   mr->ibv.context = pd->context;
   mr->ibv.pd = pd;
   pthread_mutex_lock(&emu.lock);
-  int err = emu_fault_call(form->mapped ? "reg_dmabuf_mr" : "reg_mr", -1);
+  int err = emu_fault_call(form->ibv.addr ? "reg_mr" : "reg_dmabuf_mr", -1);
   if (!err) err = d->fatal ? EIO : d->nmr >= d->max_mr ? ENOMEM : place_mr(mr);
   if (!err) {
     d->nmr++;
@@ -127,7 +138,8 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
     return refuse(EINVAL);
   int err = check_memory(addr, length);
   if (err) return refuse(err);
-  const struct emu_mr form = {.ibv = {.addr = addr, .length = length}, .iova = iova, .memory = addr, .access = access};
+  const struct emu_mr form = {.ibv = {.addr = addr, .length = length}, .iova = iova, .memory = addr, .access = access,
+                              .on_gpu = emu_gpu_holds(addr, length)};
   return add_mr(pd, &form);
 }
 
@@ -146,12 +158,16 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
   if (!is_access((unsigned int)access) || length == 0) return refuse(EINVAL);
   off_t end = lseek(fd, 0, SEEK_END);
   if (end < 0 || (uint64_t)end < offset || (uint64_t)end - offset < length) return refuse(EINVAL);
-  void *mapped = mmap(NULL, length + skip, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - skip));
+  char *on_gpu = emu_gpu_dma_buf(fd, offset, length);
+  void *mapped = NULL;
+  if (!on_gpu)
+    mapped = mmap(NULL, length + skip, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - skip));
   if (mapped == MAP_FAILED) return NULL;
-  const struct emu_mr form = {.ibv = {.length = length}, .iova = iova, .memory = (char *)mapped + skip,
-                              .mapped = mapped, .mapped_size = length + skip, .access = (unsigned int)access};
+  const struct emu_mr form = {.ibv = {.length = length}, .iova = iova, .access = (unsigned int)access,
+                              .memory = on_gpu ? on_gpu : (char *)mapped + skip, .on_gpu = on_gpu != NULL,
+                              .mapped = mapped, .mapped_size = length + skip};
   struct ibv_mr *mr = add_mr(pd, &form);
-  if (!mr) munmap(mapped, length + skip);
+  if (!mr && mapped) munmap(mapped, length + skip);
   return mr;
 }
 

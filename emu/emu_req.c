@@ -72,9 +72,8 @@ static bool move_local(struct emu_qp *qp, uint64_t place, uint32_t at, char *pac
     uint32_t part = sge[i].length - at < n ? sge[i].length - at : n;
     const struct emu_mr *mr = emu_mr_find(sge[i].lkey);
     if (!emu_mr_allows(mr, qp->pd, sge[i].addr + at, part, to_local ? IBV_ACCESS_LOCAL_WRITE : 0)) return false;
-    char *local = emu_mr_reach(mr, sge[i].addr + at, part);
-    if (to_local) emu_move(local, packet, part);
-    else emu_move(packet, local, part);
+    if (to_local) emu_mr_write(mr, sge[i].addr + at, packet, part);
+    else emu_move(packet, emu_mr_reach(mr, sge[i].addr + at, part), part);
     packet += part;
     n -= part;
     at = 0;

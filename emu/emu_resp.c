@@ -73,7 +73,7 @@ static bool send_read_response(struct emu_qp *qp, struct emu_response *r) {
     if (!p) return false;
     fill(qp, p, EMU_OP_READ_RESPONSE, psn);
     p->flags = (uint8_t)((r->sent == 0 ? EMU_FIRST : 0) | (r->sent + 1 == r->npackets ? EMU_LAST : 0));
-    if (payload) emu_move((char *)p + EMU_HEADER, emu_mr_reach(mr, r->va + at, payload), payload);
+    if (payload) emu_mr_read(mr, r->va + at, (char *)p + EMU_HEADER, payload);
     emu_link_commit(qp->link, p);
   }
   r->sent++;
@@ -157,7 +157,7 @@ static bool scatter(struct emu_qp *qp, uint32_t at, const char *from, uint32_t n
     uint32_t part = sge->length - at < n ? sge->length - at : n;
     const struct emu_mr *mr = emu_mr_find(sge->lkey);
     if (!emu_mr_allows(mr, pd, sge->addr + at, part, IBV_ACCESS_LOCAL_WRITE)) return false;
-    emu_move(emu_mr_reach(mr, sge->addr + at, part), from, part);
+    emu_mr_write(mr, sge->addr + at, from, part);
     from += part;
     n -= part;
     at = 0;
@@ -267,8 +267,7 @@ static void on_write(struct emu_qp *qp, const struct emu_packet *p, const char *
     not_ready(qp, p);
     return;
   }
-  if (p->payload)
-    emu_move(emu_mr_reach(emu_mr_find(qp->message_rkey), qp->message_va, p->payload), payload, p->payload);
+  if (p->payload) emu_mr_write(emu_mr_find(qp->message_rkey), qp->message_va, payload, p->payload);
   qp->message_va += p->payload;
   qp->message_left -= p->payload;
   qp->message_done += p->payload;

@@ -120,6 +120,7 @@ GH_API int cuPointerGetAttribute(void *value, int attribute, uint64_t pointer);
 GH_API int cuPointerGetAttributes(unsigned n, int *attributes, void **values, uint64_t pointer);
 GH_API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int type,
                                          unsigned long long flags);
+GH_API int cuFlushGPUDirectRDMAWrites(int target, int scope);
 GH_API int cuIpcGetMemHandle(struct gh_ipc *handle, uint64_t address);
 GH_API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned flags);
 GH_API int cuIpcCloseMemHandle(uint64_t address);

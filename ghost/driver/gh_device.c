@@ -206,6 +206,7 @@ int gh_attribute(int attribute) {
     case GH_DEVICE_FD_HANDLES:              /* exported as a file descriptor, */
     case GH_DEVICE_RDMA_OF_VIRTUAL_MEMORY:  /* and opened to NICs */
     case 116:                               /* NICs may come into device memory, */
+    case 117:                               /* whose writes cuFlushGPUDirectRDMAWrites flushes, */
     case GH_DEVICE_DMA_BUF: return 1;       /* also by way of a dma-buf */
     default: return 0;
   }

@@ -13,6 +13,7 @@
 
 #include "ghost/driver/gh_cuda.h"
 #include "ghost/driver/gh_driver.h"
+#include "ghost/driver/gh_nic.h"
 
 #define UNIT ((size_t)2 << 20)
 #define PAGE 4096u
@@ -251,6 +252,7 @@ GH_API int cuMemUnmap(uint64_t address, size_t size) {
   drop_if_unused(of->allocation);
   of->allocation = NULL;
   if (of->access) gh_remove_mapped(of->base);
+  gh_nic_forget(of->base, size);
   of->access = 0;
   gh_count_live("mapped", -1);
   return leave(OK);

@@ -2,11 +2,10 @@
  * The emulated driver's memory: which ranges it knows, and whose they are. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "ghost/driver/gh_cuda.h"
 #include "ghost/driver/gh_driver.h"
+#include "ghost/driver/gh_nic.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -167,6 +166,7 @@ GH_API int cuMemFree_v2(uint64_t address) {
   gh_wait_for_all("cuMemFree"); /* peers of the context have it mapped, too */
   if (!take_owned(base, DEVICE_MEMORY, &of)) return INVALID_VALUE;
   gh_unexport(base, of.size);
+  gh_nic_forget(base, of.size);
   free(base);
   gh_count_live("allocated", -1);
   return OK;
@@ -181,7 +181,6 @@ GH_API int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t addres
   return r;
 }
 
-/* A file stands for the dma-buf: of the range's size, and whose it is can be counted. */
 GH_API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int type,
                                          unsigned long long flags) {
   int r = gh_enter_unsafe("cuMemGetHandleForAddressRange");
@@ -191,11 +190,8 @@ GH_API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t 
   if (r == OK && (!of || of->type != DEVICE_MEMORY || of->managed || !(of->context || of->rdma))) r = INVALID_VALUE;
   pthread_mutex_unlock(&lock);
   if (r) return r;
-  int fd = memfd_create("dma-buf", MFD_CLOEXEC);
-  if (fd < 0 || ftruncate(fd, (off_t)size)) {
-    if (fd >= 0) close(fd);
-    return OUT_OF_MEMORY;
-  }
+  int fd = gh_dma_buf(address, size);
+  if (fd < 0) return OUT_OF_MEMORY;
   *(int *)handle = fd;
   return OK;
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "ghost/driver/gh_driver.h"
+#include "ghost/driver/gh_nic.h"
 
 #define LL_LINE 16u       /* bytes on the way for 8 of data */
 #define LL128_LINE 128u   /* for 120 */
@@ -17,6 +18,11 @@
 #define LL_CLEAN 0x7ffffff8u /* steps at which all lines are written, before flags begin anew */
 #define SPINS 32          /* looks at a word before it sleeps */
 #define SLEEP_US 20
+
+static pthread_mutex_t first_lock = PTHREAD_MUTEX_INITIALIZER;
+static char first_failure[256];
+
+GH_API const char *ghost_nccl_failure(void) { return first_failure; }
 
 bool gh_block_fail(struct gh_block *b, const char *format, ...) {
   char text[256];
@@ -28,6 +34,9 @@ bool gh_block_fail(struct gh_block *b, const char *format, ...) {
   vsnprintf(text, sizeof text, format, ap);
   va_end(ap);
   fprintf(stderr, "ghost: rank %d, channel %d: %s\n", b->rank, b->id, text);
+  pthread_mutex_lock(&first_lock);
+  if (!first_failure[0]) snprintf(first_failure, sizeof first_failure, "%s", text);
+  pthread_mutex_unlock(&first_lock);
   return false;
 }
 
@@ -156,13 +165,23 @@ static bool slice_fits(struct gh_prims *p, const struct gh_end *e, size_t bytes)
   return bytes <= room || gh_block_fail(p->block, "a slice of %zu bytes is larger than %zu of a slot", bytes, room);
 }
 
+/* LL128's lines need no flush: each comes whole and says itself that it is there. */
+static bool is_visible(struct gh_prims *p, const struct gh_end *e, const char *slot, size_t bytes) {
+  size_t hidden = ghost_nic_hidden(slot, bytes);
+  return !hidden ||
+         gh_block_fail(p->block, "%zu of %zu bytes from rank %d are not visible yet: a NIC has written them to the "
+                       "GPU's memory and has not read from there since, though NCCL's flush (iflush) is over",
+                       hidden, bytes, e->peer);
+}
+
 static bool simple_slice(struct gh_prims *p, const struct gh_move *m, size_t at, size_t n) {
   size_t esize = gh_type_size(p->reduction.type);
   struct operands o = {.from = m->from ? m->from + at * esize : NULL, .to = m->to ? m->to + at * esize : NULL};
   for (int i = 0; m->recv && i < p->nrecv; i++) {
     struct gh_end *e = &p->recv[i];
     if (!slice_fits(p, e, n * esize) || !wait_data(p, e)) return false;
-    o.in[o.nin++] = simple_slot(e);
+    char *slot = o.in[o.nin++] = simple_slot(e);
+    if (!is_visible(p, e, slot, n * esize)) return false;
   }
   for (int i = 0; m->send && i < p->nsend; i++) {
     struct gh_end *e = &p->send[i];

@@ -12,6 +12,9 @@
 
 struct gh_context;
 
+/* For programs, after a call has failed: why the first kernel of the process did; "" if none has. */
+__attribute__((visibility("default"))) const char *ghost_nccl_failure(void);
+
 /* One block of a kernel, which is one channel. */
 struct gh_block {
   const struct gh_layout *layout;

@@ -347,6 +347,68 @@ static void net_device(struct world *w, char *work) {
   GH_FIELD(int, peers[1], GH_CONN_NET_DEVICE) = 1;
 }
 
+/* ---- what NICs wrote ---- */
+
+static char *slots_of(const struct world *w, int rank, int from, int channel, int proto) {
+  const char *c = w->comm[rank] + w->layout->comm_channels + (size_t)channel * w->layout->channel_size;
+  return GH_FIELD(char *, GH_FIELD(char **, c, GH_CHANNEL_PEERS)[from] + GH_PEER_RECV, GH_CONN_BUFFS + 8 * proto);
+}
+
+/* As if a NIC received all that rank 0 gets. */
+static void write_slots(const struct world *w, const void *nic, int proto) {
+  void (*wrote)(const void *, const void *, size_t) = symbol("ghost_nic_wrote");
+  for (int channel = 0; channel < CHANNELS; channel++) wrote(nic, slots_of(w, 0, 1, channel, proto), LL_SIZE);
+}
+
+/* What rank 0's stream says. */
+static int receive_hidden(const void *written_by, const void *read_by) {
+  static struct world w;
+  void (*read)(const void *) = symbol("ghost_nic_read");
+  char work[256];
+  world_open(&w, 2, 100);
+  write_slots(&w, written_by, GH_SIMPLE);
+  read(read_by);
+  for (int r = 0; r < 2; r++) {
+    fill_coll(&w, r, ALL_REDUCE, 1, GH_SIMPLE, 0, 0, work);
+    struct launch l = make_launch(&w, r, 1, row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), work, w.layout->coll_size, 1);
+    CUDA(run_launch(&w, r, &l, &kernel_symbol));
+  }
+  return sync_stream(w.stream[0]);
+}
+
+static const char nics[2];
+
+static void not_flushed(void) {
+  open_libraries();
+  ENSURE_INT(receive_hidden(&nics[0], &nics[1]), 719);
+}
+
+/* A NIC's read shows what it wrote, CUDA's flush what all wrote. LL128 needs neither, nor does a GPU that keeps the
+ * order. */
+TEST(a_read_makes_a_nics_writes_visible) {
+  struct world w;
+  world_open(&w, 2, 6000);
+  void (*read)(const void *) = symbol("ghost_nic_read");
+  int (*entry)(const char *, void **, unsigned, unsigned long long, int *) = symbol("cudaGetDriverEntryPointByVersion");
+  int (*flush)(int, int), status;
+  CUDA(entry("cuFlushGPUDirectRDMAWrites", (void **)&flush, 12000, 0, &status));
+  CHECK(flush);
+  for (int i = 0; i < 2; i++) write_slots(&w, &nics[i], GH_SIMPLE);
+  for (int i = 0; i < 2; i++) read(&nics[i]);
+  run_coll(&w, ALL_REDUCE, 1, GH_SIMPLE, 0);
+  for (int i = 0; i < 2; i++) write_slots(&w, &nics[i], GH_SIMPLE);
+  CUDA(flush(0, 100));
+  CHECK_INT(flush(1, 100), 1);
+  run_coll(&w, ALL_REDUCE, 1, GH_SIMPLE, 0);
+  write_slots(&w, &nics[0], GH_LL128);
+  run_coll(&w, ALL_REDUCE, 1, GH_LL128, 0);
+  setenv("GHOST_ATTRIBUTES", "75:9", 1);
+  write_slots(&w, &nics[0], GH_SIMPLE);
+  unsetenv("GHOST_ATTRIBUTES");
+  run_coll(&w, ALL_REDUCE, 1, GH_SIMPLE, 0);
+  world_close(&w);
+}
+
 static void left_out(void) { ENSURE_INT(spoilt(4, NULL), 719); }
 static void no_function(void) { ENSURE_INT(spoilt(20000, NULL), 719); }
 static void no_algorithm(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 4, GH_SIMPLE), NULL), 719); }
@@ -363,7 +425,8 @@ TEST(what_it_cannot_do_is_an_error) {
                                        {host_memory, "the send buffer "},
                                        {registered_memory, "the buffers are registered"},
                                        {another_layout, "the arguments of ncclDevKernel_Generic"},
-                                       {another_device, "is of net device type 1"}};
+                                       {another_device, "is of net device type 1"},
+                                       {not_flushed, "bytes from rank 1 are not visible yet"}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) alone(&all[i]);
 }
 
@@ -384,4 +447,5 @@ TEST(an_abort_ends_a_kernel) {
 
 TEST_MAIN(TEST_CASE(all_reduce_by_a_ring), TEST_CASE(all_reduce_by_a_tree), TEST_CASE(all_gather),
           TEST_CASE(reduce_scatter), TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(send_and_receive),
-          TEST_CASE(a_proxy_gives_slots), TEST_CASE(what_it_cannot_do_is_an_error), TEST_CASE(an_abort_ends_a_kernel))
+          TEST_CASE(a_proxy_gives_slots), TEST_CASE(a_read_makes_a_nics_writes_visible),
+          TEST_CASE(what_it_cannot_do_is_an_error), TEST_CASE(an_abort_ends_a_kernel))

@@ -166,6 +166,55 @@ TEST(the_runtime_says_what_the_driver_does) {
   CHECK_INT(last(), 0);
 }
 
-TEST_MAIN(TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
+/* Byte by byte: pieces join, each NIC has its own, and what is freed is forgotten. */
+TEST(what_nics_wrote_is_counted) {
+  enum { SIZE = 8192 };
+  open_libraries();
+  static const char nics[2];
+  void (*wrote)(const void *, const void *, size_t) = symbol("ghost_nic_wrote");
+  void (*read)(const void *) = symbol("ghost_nic_read");
+  size_t (*hidden)(const void *, size_t) = symbol("ghost_nic_hidden");
+  char *device;
+  CUDA(cuda_malloc((void **)&device, SIZE));
+  wrote(&nics[0], device + 100, 50);
+  wrote(&nics[0], device + 200, 50);
+  wrote(&nics[0], device + 150, 50);
+  wrote(&nics[0], device + 120, 0);
+  CHECK_INT(hidden(device, SIZE), 150);
+  CHECK_INT(hidden(device, 101), 1);
+  CHECK_INT(hidden(device + 249, SIZE - 249), 1);
+  CHECK_INT(hidden(device + 250, 10), 0);
+  wrote(&nics[1], device + 300, 10);
+  read(&nics[0]);
+  CHECK_INT(hidden(device, SIZE), 10);
+  for (int i = 0; i < 1000; i++) wrote(&nics[0], device + (i * 7) % 1000 * 8, 4);
+  CHECK_INT(hidden(device + 400, SIZE - 400), 950 * 4);
+  CUDA(cuda_free(device));
+  CHECK_INT(hidden(device, SIZE), 0);
+  read(&nics[1]);
+}
+
+/* A NIC of this process finds the memory that a dma-buf stands for, while it is there. */
+TEST(a_dma_buf_leads_to_its_memory) {
+  enum { SIZE = 8192 };
+  open_libraries();
+  int (*entry)(const char *, void **, unsigned, unsigned long long, int *) = symbol("cudaGetDriverEntryPointByVersion");
+  void *(*find)(int, uint64_t, size_t) = symbol("ghost_nic_dma_buf");
+  bool (*is_device)(const void *, size_t) = symbol("ghost_nic_is_device");
+  int (*get)(void *, uint64_t, size_t, int, unsigned long long), fd = -1, status;
+  char *device, other[64] = "";
+  CUDA(entry("cuMemGetHandleForAddressRange", (void **)&get, 12000, 0, &status));
+  CUDA(cuda_malloc((void **)&device, SIZE));
+  CUDA(get(&fd, (uint64_t)(uintptr_t)device, SIZE, 1, 0));
+  CHECK(find(fd, 0, SIZE) == device && find(fd, 4096, 4096) == device + 4096);
+  CHECK(!find(fd, 4096, 4097) && !find(fd, SIZE + 1, 0) && !find(-1, 0, 1));
+  CHECK(is_device(device, SIZE) && !is_device(device, SIZE + 1) && !is_device(other, 1));
+  CUDA(cuda_free(device));
+  CHECK(!find(fd, 0, SIZE));
+  close(fd);
+}
+
+TEST_MAIN(TEST_CASE(what_nics_wrote_is_counted), TEST_CASE(a_dma_buf_leads_to_its_memory),
+          TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
           TEST_CASE(memory_has_ends_and_owners), TEST_CASE(memory_of_another_process),
           TEST_CASE(the_runtime_says_what_the_driver_does))
