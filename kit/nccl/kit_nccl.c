@@ -121,6 +121,8 @@ static void make_env(struct env *e, const struct kit_nccl *how, const struct tri
   if (how->oob) add_env(e, "NCCL_OOB_NET_ENABLE=1");
   add_env(e, "NCCL_MIN_NCHANNELS=%d", how->channels);
   add_env(e, "NCCL_MAX_NCHANNELS=%d", how->channels);
+  add_env(e, "NCCL_NET_GDR_LEVEL=%s", how->gdr ? "SYS" : "LOC");
+  add_env(e, "NCCL_NET_GDR_READ=%d", how->gdr);
   add_env(e, "GHOST_PATIENCE=%" PRIu64, limit_of(how, t) / 1000 + 1);
   add_default(e, "NCCL_SOCKET_IFNAME", "lo");
   add_default(e, "NCCL_P2P_DISABLE", "1");
@@ -146,6 +148,8 @@ static int make_log(void) {
 struct proof {
   int by_plugin, elsewhere; /* connections that NCCL has logged */
   char line[256];           /* of one that the plugin does not carry */
+  int by_gdr;               /* of the plugin's connections: those with GPUDirect */
+  bool offers_gdr;
   char version[32];
   char warning[512];        /* NCCL's first */
 };
@@ -156,8 +160,11 @@ static void read_line(struct proof *p, const char *line, size_t n, const char *n
   snprintf(wanted, sizeof wanted, " via NET/%s/", name);
   const char *via = strstr(text, " via "), *version = strstr(text, "NCCL version "), *warn = strstr(text, "NCCL WARN ");
   bool connection = via && (strstr(text, "Channel ") || strstr(text, "[send]") || strstr(text, "[receive]"));
-  if (connection && strstr(text, wanted)) p->by_plugin++;
-  else if (connection && p->elsewhere++ == 0) snprintf(p->line, sizeof p->line, "%.250s", text);
+  bool by_plugin = connection && strstr(text, wanted);
+  p->by_plugin += by_plugin;
+  p->by_gdr += by_plugin && strstr(via, "/GDRDMA");
+  p->offers_gdr |= strstr(text, "GPU Direct RDMA Enabled for HCA") != NULL;
+  if (connection && !by_plugin && p->elsewhere++ == 0) snprintf(p->line, sizeof p->line, "%.250s", text);
   if (version && !p->version[0])
     snprintf(p->version, sizeof p->version, "%.*s", (int)strcspn(version + 13, "+ "), version + 13);
   if (warn && !p->warning[0]) snprintf(p->warning, sizeof p->warning, "%.500s", warn);
@@ -197,6 +204,16 @@ static void fail(struct kit_result *r, const char *what, const char *detail) {
   snprintf(r->text, sizeof r->text, "%s%s", what, detail);
 }
 
+/* GPUDirect was asked for, and is not in use. */
+static void check_gdr(struct kit_result *r, const struct proof *p, const char *rank) {
+  if (p->offers_gdr) {
+    fail(r, "the plugin offers GPUDirect, and NCCL does not use it for all connections: ", rank);
+  } else if (r->end == KIT_END_FINE) {
+    r->end = KIT_END_SKIPPED;
+    snprintf(r->text, sizeof r->text, "the plugin offers host memory only (ptrSupport); leave out --gdr");
+  }
+}
+
 static void check_log(struct run *run, struct kit_result *r, const int *logs) {
   struct proof all = {.by_plugin = 0};
   for (int i = 0; i < run->how->ranks; i++) {
@@ -206,6 +223,7 @@ static void check_log(struct run *run, struct kit_result *r, const int *logs) {
     snprintf(none, sizeof none, "rank %d", i);
     if (p.elsewhere) fail(r, "a connection is not carried by the plugin: ", p.line);
     if (!p.by_plugin) fail(r, "NCCL's log names no connection that the plugin carries: ", none);
+    if (run->how->gdr && p.by_gdr < p.by_plugin) check_gdr(r, &p, none);
     all.by_plugin += p.by_plugin;
     if (p.warning[0] && !all.warning[0]) snprintf(all.warning, sizeof all.warning, "%s", p.warning);
     if (p.version[0]) snprintf(run->version, sizeof run->version, "%s", p.version);
@@ -226,10 +244,11 @@ static void format_repeat_command(struct kit_result *r, const struct kit_nccl *h
   strncat(r->again, " --nccl ", room - strlen(r->again) - 1);
   kit_append_quoted(r->again, room, how->library);
   size_t at = strlen(r->again);
-  snprintf(r->again + at, room - at, " --ranks %d --channels %d --limit %g --repeat %d --sizes %s%s%s%s%s --only %s%s",
+  snprintf(r->again + at, room - at,
+           " --ranks %d --channels %d --limit %g --repeat %d --sizes %s%s%s%s%s --only %s%s%s",
            how->ranks, how->channels, (double)how->limit_ms / 1000, how->repeat, sizes, how->types ? " --types " : "",
            how->types ? how->types : "", how->redops ? " --redops " : "", how->redops ? how->redops : "", t->name,
-           how->oob ? " --oob" : "");
+           how->oob ? " --oob" : "", how->gdr ? " --gdr on" : "");
 }
 
 static void try_trial(struct run *run, const struct trial *t) {

@@ -28,6 +28,7 @@ static void open_nccl(struct kit_nccl_rank *r, const char *path) {
   KIT_NCCL_CALLS(FIND_)
   *(void **)&r->error_text = dlsym(library, "ncclGetLastError");
   *(void **)&r->has = symbol_of(driver, "ghost_nccl_has");
+  *(void **)&r->failure = symbol_of(driver, "ghost_nccl_failure");
 }
 
 void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, size_t room) {
@@ -125,7 +126,7 @@ bool kit_nccl_poll(struct kit_nccl_rank *r, int *error) {
   int state = r->cudaStreamQuery(r->stream);
   *error = 0;
   if (state == 0) return true;
-  ENSURE(state == KIT_CUDA_NOT_READY, "cudaStreamQuery: CUDA result %d", state);
+  ENSURE(state == KIT_CUDA_NOT_READY, "the kernel has failed (CUDA result %d): %s", state, r->failure());
   NCCL(r, r->ncclCommGetAsyncError(r->comm, error));
   if (*error == KIT_NCCL_IN_PROGRESS) *error = 0;
   return *error != 0;

@@ -49,6 +49,7 @@ struct kit_nccl_rank {
 #undef FIELD_
   const char *(*error_text)(void *comm);
   bool (*has)(const char *function); /* ghost's */
+  const char *(*failure)(void);      /* ghost's: why the first kernel failed */
   void *comm, *stream;      /* that calls are made with */
   char *send, *recv, *host; /* `room` bytes each */
   size_t room;

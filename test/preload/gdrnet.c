@@ -103,6 +103,7 @@ static int gdr_properties(int dev, struct rail_net_props_v12 *props) {
   if (listed("GDRNET_OFFERS", "dmabuf")) props->ptr_support |= RAIL_PTR_DMABUF;
   if (getenv("GDRNET_PCI_PATH")) props->pci_path = getenv("GDRNET_PCI_PATH");
   props->force_flush = (int)number("GDRNET_FORCE_FLUSH", 0);
+  props->max_recvs = 1; /* irecv refuses groups */
   return RAIL_OK;
 }
 

@@ -52,6 +52,8 @@ static int set_redops(const struct tool_value *v) {
 #define TEXT_OF_(number) #number
 #define TEXT_OF(number) TEXT_OF_(number)
 
+static const char *const off_on[] = {"off", "on", NULL};
+
 static const struct tool_option options[] = {
     {"nccl", 'n', "PATH", "libnccl.so.2, built with a dynamic CUDA runtime: see docs/nccl.md", TOOL_TEXT,
      AT(how.library), .allowed = "a file"},
@@ -69,6 +71,8 @@ static const struct tool_option options[] = {
     {"repeat", 0, "N", "communicators that comm.repeated makes", TOOL_INT, AT(how.repeat), .min = KIT_NCCL_WARM + 1,
      .max = 100000, .preset = TEXT_OF(REPEAT)},
     {"oob", 0, NULL, "NCCL's bootstrap through the plugin, too (NCCL_OOB_NET_ENABLE)", TOOL_FLAG, AT(how.oob)},
+    {"gdr", 0, "on|off", "GPUDirect: the plugin sends from the GPU's memory and receives into it", TOOL_CHOICE,
+     AT(how.gdr), .words = off_on, .preset = "off"},
     {"limit", 0, "SECONDS", "for the processes of each case", TOOL_SECONDS, AT(how.limit_ms), .min = 1,
      .max = 3600, .preset = "60"},
     {"list", 0, NULL, "list the cases and end", TOOL_FLAG, AT(list)},
