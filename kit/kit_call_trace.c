@@ -20,7 +20,9 @@ const char *kit_call_text(unsigned call) {
       [KIT_CALL_CLOSE_RECV] = "closeRecv", [KIT_CALL_CLOSE_LISTEN] = "closeListen",
       [KIT_CALL_GET_DEVICE_MR] = "getDeviceMr", [KIT_CALL_IRECV_CONSUMED] = "irecvConsumed",
       [KIT_CALL_MAKE_VDEVICE] = "makeVDevice", [KIT_CALL_FINALIZE] = "finalize", [KIT_CALL_SET_ATTR] = "setNetAttr",
-      [KIT_CALL_UNLOAD] = "dlclose", [KIT_CALL_EXIT] = "exit",
+      [KIT_CALL_UNLOAD] = "dlclose", [KIT_CALL_EXIT] = "exit", [KIT_CALL_COMM_INIT] = "ncclCommInitRank",
+      [KIT_CALL_COMM_DESTROY] = "ncclCommDestroy", [KIT_CALL_COMM_ABORT] = "ncclCommAbort",
+      [KIT_CALL_COLLECTIVE] = "a collective",
   };
   return call < KIT_CALLS ? names[call] : "?";
 }

@@ -18,7 +18,9 @@ enum kit_call {
   KIT_CALL_CONNECT, KIT_CALL_ACCEPT, KIT_CALL_REG_MR, KIT_CALL_REG_MR_DMABUF, KIT_CALL_DEREG_MR, KIT_CALL_ISEND,
   KIT_CALL_IRECV, KIT_CALL_IFLUSH, KIT_CALL_TEST, KIT_CALL_CLOSE_SEND, KIT_CALL_CLOSE_RECV, KIT_CALL_CLOSE_LISTEN,
   KIT_CALL_GET_DEVICE_MR, KIT_CALL_IRECV_CONSUMED, KIT_CALL_MAKE_VDEVICE, KIT_CALL_FINALIZE, KIT_CALL_SET_ATTR,
-  KIT_CALL_UNLOAD, KIT_CALL_EXIT, KIT_CALLS
+  KIT_CALL_UNLOAD, KIT_CALL_EXIT,
+  /* NCCL's, where it calls the plugin */
+  KIT_CALL_COMM_INIT, KIT_CALL_COMM_DESTROY, KIT_CALL_COMM_ABORT, KIT_CALL_COLLECTIVE, KIT_CALLS
 };
 const char *kit_call_text(unsigned call); /* NCCL's name of it: "regMrDmaBuf", "closeSend" */
 
@@ -42,7 +44,7 @@ void kit_call_trace_unmap(struct kit_call_trace *trace);
 /* This process writes to `trace` from now on. */
 void kit_call_trace_use(struct kit_call_trace *trace);
 
-/* Around a call of the plugin. */
+/* Around a call of the plugin, or of NCCL. */
 void kit_call_begin(enum kit_call call);
 void kit_call_end(void);
 

@@ -141,7 +141,7 @@ void kit_nccl_process(struct kit_process *self) {
   unsigned tried = each_kind(r, c, job);
   CUDA(r->cudaStreamSynchronize(r->stream));
   kit_barrier(self);
-  NCCL(r, r->ncclCommDestroy(r->comm));
+  kit_nccl_destroy_comm(r, r->comm);
   kit_nccl_rank_close(r);
   ENSURE(!r->wrong[0], "%s", r->wrong);
   if (!tried) kit_skip("this NCCL was built without %s %s, or --types and --redops leave nothing", algo, proto);

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kit/kit_call_trace.h"
+
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, NON_BLOCKING = 1 }; /* CUDA's */
 
 const char *kit_nccl_last_error(const struct kit_nccl_rank *r) { return r->error_text ? r->error_text(NULL) : ""; }
@@ -59,8 +61,16 @@ void *kit_nccl_make_comm(struct kit_nccl_rank *r) {
   } else {
     kit_recv_bytes(r->self, 0, &id, sizeof id);
   }
+  kit_call_begin(KIT_CALL_COMM_INIT);
   NCCL(r, r->ncclCommInitRank(&comm, r->n, id, r->rank));
+  kit_call_end();
   return comm;
+}
+
+void kit_nccl_destroy_comm(struct kit_nccl_rank *r, void *comm) {
+  kit_call_begin(KIT_CALL_COMM_DESTROY);
+  NCCL(r, r->ncclCommDestroy(comm));
+  kit_call_end();
 }
 
 /* ---- one call ---- */
@@ -119,7 +129,10 @@ void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bo
 
 int kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
   struct places p = places_of(r, c, in_place);
-  return make_call(r, c, p.send, p.recv);
+  kit_call_begin(KIT_CALL_COLLECTIVE);
+  int result = make_call(r, c, p.send, p.recv);
+  kit_call_end();
+  return result;
 }
 
 bool kit_nccl_poll(struct kit_nccl_rank *r, int *error) {
@@ -134,7 +147,9 @@ bool kit_nccl_poll(struct kit_nccl_rank *r, int *error) {
 
 int kit_nccl_wait(struct kit_nccl_rank *r) {
   int error;
+  kit_call_begin(KIT_CALL_COLLECTIVE);
   while (!kit_nccl_poll(r, &error)) usleep(200);
+  kit_call_end();
   return error;
 }
 

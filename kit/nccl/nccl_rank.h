@@ -76,8 +76,9 @@ void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, size_
 /* Frees these. */
 void kit_nccl_rank_close(struct kit_nccl_rank *r);
 
-/* A communicator of all ranks. */
+/* A communicator of all ranks, and its end. */
 void *kit_nccl_make_comm(struct kit_nccl_rank *r);
+void kit_nccl_destroy_comm(struct kit_nccl_rank *r, void *comm);
 
 /* What a call is made of, one after the other. `prepare` fills the buffers; `start` calls NCCL and returns its result;
  * `wait` returns when the stream has done it, or with NCCL's result when that reports an error; `finish` compares, adds

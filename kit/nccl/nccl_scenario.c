@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "kit/kit_call_trace.h"
 #include "kit/nccl/nccl_rank.h"
 
 #define FLOAT 7 /* of NCCL's types */
@@ -49,7 +50,7 @@ static void *keep_one(struct kit_nccl_rank *r) {
 
 static void destroy_kept(struct kit_nccl_rank *r, void *kept) {
   kit_barrier(r->self);
-  if (kept) NCCL(r, r->ncclCommDestroy(kept));
+  if (kept) kit_nccl_destroy_comm(r, kept);
 }
 
 /* ---- made again and again ---- */
@@ -88,7 +89,7 @@ static void repeated(struct kit_nccl_rank *r) {
     r->comm = kit_nccl_make_comm(r);
     one_call(r, SMALL, (unsigned)i);
     kit_barrier(r->self);
-    NCCL(r, r->ncclCommDestroy(r->comm));
+    kit_nccl_destroy_comm(r, r->comm);
   }
   int more_fds = count_entries("/proc/self/fd") - fds, more_threads = count_entries("/proc/self/task") - threads;
   double each = (double)(resident_kib() - kib) / (n - KIT_NCCL_WARM);
@@ -122,10 +123,10 @@ static void two_at_once(struct kit_nccl_rank *first) {
     ENSURE(!wrong, "%s%s", first->wrong, second.wrong);
   }
   kit_barrier(first->self);
-  NCCL(r, r->ncclCommDestroy(first->comm));
+  kit_nccl_destroy_comm(r, first->comm);
   one_call(&second, LARGE, 0); /* the end of one is not the other's */
   kit_barrier(first->self);
-  NCCL(r, r->ncclCommDestroy(second.comm));
+  kit_nccl_destroy_comm(r, second.comm);
   kit_nccl_rank_close(&second);
 }
 
@@ -140,10 +141,10 @@ static void split(struct kit_nccl_rank *r) {
   child.rank = child.n - 1 - r->rank / parts;
   for (unsigned round = 2; round < ROUNDS; round++) one_call(round % 2 ? r : &child, round % 4 ? SMALL : LARGE, round);
   kit_barrier(r->self);
-  NCCL(r, r->ncclCommDestroy(child.comm));
+  kit_nccl_destroy_comm(r, child.comm);
   one_call(r, LARGE, 0);
   kit_barrier(r->self);
-  NCCL(r, r->ncclCommDestroy(r->comm));
+  kit_nccl_destroy_comm(r, r->comm);
 }
 
 /* ---- a rank that is lost ---- */
@@ -168,11 +169,13 @@ static void wait_for_loss(struct kit_nccl_rank *r) {
     bool done = false;
     kit_nccl_prepare(r, &c, false);
     int error = kit_nccl_start(r, &c, false); /* it may say so at once */
+    kit_call_begin(KIT_CALL_COLLECTIVE);
     while (!error && !told && !(done = kit_nccl_poll(r, &error))) {
       for (int from = 0; from < last; from++)
         if (from != r->rank && kit_bytes_ready(r->self, from, sizeof noticed)) told = true;
       usleep(200);
     }
+    kit_call_end();
     if (error) noticed = rail_now_ns();
     else if (done) kit_nccl_finish(r, &c, false, &wrong);
     ENSURE(!wrong, "a result that came while a rank was lost is wrong: %s", r->wrong);
@@ -184,7 +187,9 @@ static void wait_for_loss(struct kit_nccl_rank *r) {
 
 static void abort_comm(struct kit_nccl_rank *r) {
   uint64_t start = rail_now_ns();
+  kit_call_begin(KIT_CALL_COMM_ABORT);
   NCCL(r, r->ncclCommAbort(r->comm));
+  kit_call_end();
   kit_metric(r->self, "aborted_in", (double)(rail_now_ns() - start) / 1e6, "ms");
 }
 
@@ -228,7 +233,7 @@ static void aborted(struct kit_nccl_rank *r) {
   r->comm = kit_nccl_make_comm(r);
   one_call(r, LARGE, 0);
   kit_barrier(r->self);
-  NCCL(r, r->ncclCommDestroy(r->comm));
+  kit_nccl_destroy_comm(r, r->comm);
   destroy_kept(r, kept);
 }
 
@@ -252,7 +257,7 @@ static void stopped(struct kit_nccl_rank *r) {
     one_call(r, LARGE, round);
   }
   kit_barrier(r->self);
-  NCCL(r, r->ncclCommDestroy(r->comm));
+  kit_nccl_destroy_comm(r, r->comm);
 }
 
 /* ---- all ---- */
