@@ -10,7 +10,7 @@ runner := python3 test/run.py
 
 .PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
   test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-nccl bench-tls bench-tuning \
-  kit-proof gpu-test docs docs-check lint fuzz fuzz-corpus
+  kit-proof kit-nccl-proof gpu-test docs docs-check lint fuzz fuzz-corpus
 
 san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib) \
   $(emu_cm_lib) $(ghost_libs)
@@ -182,6 +182,13 @@ kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says
 	$(setup) build
 	$(build_with) BUILD='$(BUILD)' $(BUILD)/bin/rail-kit $(broken_libs)
 	@RAIL_BUILD='$(BUILD)' python3 test/broken/proof.py --write docs/results/kit-proof.md $(RUN)
+
+kit_nccl_proof_needs := $(patsubst %,$(BUILD)/%,bin/rail-kit lib/libnccl-net-socket.so test/libdefectnet.so) \
+  $(ghost_libs)
+
+kit-nccl-proof:  ## docs/results/kit-nccl-proof.md: the same of rail-kit nccl: RUN='--nccl libnccl.so.2', once a release
+	$(build_with) BUILD='$(BUILD)' $(kit_nccl_proof_needs)
+	@RAIL_BUILD='$(BUILD)' python3 test/broken/nccl_proof.py --write docs/results/kit-nccl-proof.md $(RUN)
 
 # Also where nothing can be installed: what is there is built, or was built elsewhere. A machine with a GPU may be lent
 # for minutes, and its compiler may be one that was never tried: the suite's time counts from here (make expands all of

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every planted defect of test/preload/defectnet.c is found by `rail-kit nccl`, by the line that names it; without a
+defect that plugin passes.
+
+As a module: the table and how to try a row. As a program: writes the table with what the kit says, see --help. NCCL's
+libraries come from --nccl, or from RAIL_TEST_NCCL.
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from proof import BUILD, ROOT, cell  # noqa: E402
+
+HONEST = "none"
+SIMPLE = ("--only", "all_reduce.ring.Simple")
+GDR = ("--gdr", "on", *SIMPLE)
+REPEATED = ("--only", "comm.repeated", "--repeat", "6", "--limit", "90")
+USUAL = ("--types", "float", "--redops", "sum", "--limit", "20")
+HIDDEN = r"bytes from rank \d are not visible yet"
+
+
+@dataclasses.dataclass
+class Defect:
+    what: str
+    options: tuple
+    status: str  # of the case
+    line: str    # a pattern: what `seen` says
+
+
+DEFECTS = {
+    # GPU memory
+    "flush_nothing": Defect("iflush does nothing, and there is no request to wait for", GDR, "fail", HIDDEN),
+    "flush_untrue": Defect("iflush's request is done, and nothing was flushed", GDR, "fail", HIDDEN),
+    "flush_other_nic": Defect("iflush reads by another NIC than the one that wrote", GDR, "fail", HIDDEN),
+    "flush_error": Defect("iflush fails", GDR, "fail", "NCCL result 2"),
+    "size_zero": Defect("test reports 0 bytes of a receive, and NCCL flushes none", GDR, "fail", HIDDEN),
+    # messages
+    "done_early": Defect("a receive is done before its bytes are there", SIMPLE, "fail", "wrong elements"),
+    "corrupt_byte": Defect("one bit of the fifth message is another", SIMPLE, "fail", "wrong elements"),
+    "fewer_bytes": Defect("half of each message is sent", SIMPLE, "fail", "wrong elements"),
+    "message_lost": Defect("the fifth send is done, and was not sent", SIMPLE, "hang", "in a collective"),
+    "message_twice": Defect("the fifth message is sent twice", SIMPLE, "fail hang", "wrong elements|in nccl|in a coll"),
+    "one_request_for_two": Defect("two receives that are under way have one request", SIMPLE, "fail hang crash",
+                                  "wrong elements|in a collective"),
+    # connections
+    "connect_never": Defect("connect never has a connection", SIMPLE, "hang", "in a collective"),
+    "close_crash": Defect("closeSend crashes", SIMPLE, "crash", "SIGSEGV in ncclCommDestroy"),
+    "close_hang": Defect("closeSend does not return", SIMPLE, "hang", "in ncclCommDestroy"),
+    # devices
+    "device_type": Defect("netDeviceType is 1, which the plugin is not", SIMPLE, "fail", "getDeviceMr"),
+    "p2p_bytes_zero": Defect("maxP2pBytes is 0", SIMPLE, "fail", "invalid value for maxP2pBytes 0"),
+    "no_devices": Defect("under NCCL there is no device", SIMPLE, "fail", "Failed to initialize any NET plugin"),
+    "socket_instead": Defect("the same, and the plugin's name is that of NCCL's own network, which takes its place",
+                             SIMPLE, "fail", "NCCL's own network has the plugin's name"),
+    # communicators
+    "finalize_ends_all": Defect("the first finalize ends the connections of all contexts",
+                                ("--only", "comm.two_at_once"), "fail", "NCCL result 2"),
+    "files_left": Defect("each accept leaves a file descriptor", REPEATED, "fail", r"\d file descriptors are left"),
+    "threads_left": Defect("each init leaves a thread", REPEATED, "fail", r"\d threads are left"),
+    "death_unnoticed": Defect("a connection that is lost is no error", ("--only", "fault.killed"), "hang",
+                              "in a collective"),
+}
+
+
+def planted():
+    """The names that the fixture knows."""
+    return set(re.findall(r'has\("(\w+)"\)', (ROOT / "test/preload/defectnet.c").read_text()))
+
+
+def run(library, name, options):
+    """The result of the one case, as the report has it, with NCCL's release; a text when there is no report."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report.json"
+        plugin, inner = BUILD / "test/libdefectnet.so", BUILD / "lib/libnccl-net-socket.so"
+        command = [str(BUILD / "bin/rail-kit"), "nccl", str(plugin), "--nccl", str(library), "--quiet",
+                   "--json", str(report), *USUAL, *options]
+        env = dict(os.environ, DEFECTNET=name, DEFECTNET_INNER=str(inner))
+        if "--gdr" in options:
+            env["DEFECTNET_GPU"] = "1"
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, errors="replace", timeout=300, env=env)
+        if done.returncode > 1 or not report.exists():
+            return f"{' '.join(command)}: status {done.returncode}\n{done.stdout}"
+        results = json.loads(report.read_text())["results"]
+        release = re.search(r"^NCCL ([\d.]+)", done.stdout, re.M)
+        return dict(results[0], release=release[1] if release else "?")
+
+
+def missed(name, result):
+    """None when the line is there; for the honest plugin: when all is well."""
+    if isinstance(result, str):
+        return result
+    said = f"{result['status']}: {result['seen']}"
+    if name == HONEST:
+        return None if result["status"] == "pass" else said
+    defect = DEFECTS[name]
+    found = result["status"] in defect.status.split() and re.search(defect.line, result["seen"])
+    return None if found else f"{said} (expected {defect.status}: {defect.line})"
+
+
+def rows():
+    """What to try: each defect, and the honest plugin once by each set of options."""
+    yield from ((name, d.options) for name, d in DEFECTS.items())
+    yield from ((HONEST, options) for options in dict.fromkeys(d.options for d in DEFECTS.values()))
+
+
+def try_all(library, jobs=3):
+    """(name, options, result) of all rows."""
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        work = list(rows())
+        yield from zip(*zip(*work), pool.map(lambda row: run(library, *row), work))
+
+
+# ---- the document ----
+
+def document(by_library):
+    releases = [next((r["release"] for _, _, r in results if not isinstance(r, str)), "?") for results in by_library]
+    first = by_library[0]
+    bad = sum(1 for results in by_library for name, _, r in results if missed(name, r))
+    honest = [name for name, _, _ in first].count(HONEST)
+    yield "# Does rail-kit nccl see what it should?"
+    yield ""
+    yield "Written by `make kit-nccl-proof`. `test/preload/defectnet.c` is a plugin around ours over TCP that breaks"
+    yield f"the contract in one of {len(DEFECTS)} ways; with `--gdr on` it takes memory of the emulated GPU. Without a"
+    yield f"defect it was run by each of the {honest} sets of options."
+    yield ""
+    yield f"NCCL {' and '.join(releases)}: {bad or 'none'} missed or wrongly alarmed."
+    yield f"What the kit said is of {releases[0]}."
+    yield ""
+    yield "Not tried: groups of receives and their tags. With one GPU a rank NCCL makes none; `rail-kit conform` does."
+    yield ""
+    yield "| defect | what the plugin does | options | what the kit said |"
+    yield "|---|---|---|---|"
+    for name, options, result in first:
+        if name == HONEST:
+            continue
+        said = result if isinstance(result, str) else f"{result['status']}: {result['seen']}"
+        yield f"| `{name}` | {cell(DEFECTS[name].what)} | `{' '.join(options)}` | {cell(said)} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nccl", metavar="PATH", action="append", help="libnccl.so.2; again for another release")
+    parser.add_argument("--write", metavar="FILE", help="write the document; without it all is printed")
+    args = parser.parse_args()
+    libraries = args.nccl or [p for p in [os.environ.get("RAIL_TEST_NCCL")] if p]
+    if not libraries:
+        sys.exit("--nccl or RAIL_TEST_NCCL must name a libnccl.so.2 with a dynamic CUDA runtime (docs/nccl.md)")
+    by_library = []
+    for library in libraries:
+        by_library.append([])
+        for name, options, result in try_all(library):
+            by_library[-1].append((name, options, result))
+            why = missed(name, result)
+            if why or not args.write:
+                said = why or f"{result['status']}: {result['seen']}"
+                print(f"{'WRONG' if why else 'right'} {name} {' '.join(options)}: {cell(said)}", flush=True)
+    if args.write:
+        (ROOT / args.write).write_text("\n".join(document(by_library)) + "\n")
+    return any(missed(name, r) for results in by_library for name, _, r in results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

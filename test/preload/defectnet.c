@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A plugin around another one ($DEFECTNET_INNER) that is honest until DEFECTNET names what it is to do wrong: each is a
+ * defect that rail-kit nccl must find, see test/broken/nccl_proof.py. With DEFECTNET_GPU=1 it takes memory of ghost's
+ * GPU too, and tells ghost what a NIC would write and read (ghost/driver/gh_nic.h).
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rail/net.h"
+
+#define EXPORT __attribute__((visibility("default")))
+enum { MOST = 4096, MAX_GROUP = 8, FIFTH = 5 };
+
+struct mr {
+  void *inner;
+  bool gpu;
+};
+
+struct request {
+  bool used, is_recv, gpu;
+  void *inner;  /* NULL: there is nothing to wait for */
+  bool reported; /* done_early: as done */
+  int n;
+  int handed_out; /* how often: 2 by one_request_for_two; -1: and one of them is done */
+  void *comm, *data[MAX_GROUP];
+  size_t sizes[MAX_GROUP];
+};
+
+static const struct rail_net_v12 *inner;
+static const struct rail_net_v11 *inner_v11;
+static struct request pool[MOST];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the pool's `used`, and the counts */
+static int sends, receives;
+static bool ended;
+static void (*nic_wrote)(const void *nic, const void *p, size_t size);
+static void (*nic_read)(const void *nic);
+static const char nic, other_nic;
+
+static bool has(const char *defect) {
+  const char *planted = getenv("DEFECTNET");
+  return planted && strcmp(planted, defect) == 0;
+}
+
+static bool takes_gpu_memory(void) { return getenv("DEFECTNET_GPU") != NULL; }
+
+static bool is_fifth(int *count) {
+  pthread_mutex_lock(&lock);
+  bool is = ++*count == FIFTH;
+  pthread_mutex_unlock(&lock);
+  return is;
+}
+
+static struct request *new_request(void *comm) {
+  struct request *r = pool;
+  pthread_mutex_lock(&lock);
+  while (r < pool + MOST && r->used) r++;
+  if (r == pool + MOST) abort();
+  *r = (struct request){.used = true, .comm = comm, .handed_out = 1};
+  pthread_mutex_unlock(&lock);
+  return r;
+}
+
+static void free_request(struct request *r) {
+  pthread_mutex_lock(&lock);
+  r->used = false;
+  pthread_mutex_unlock(&lock);
+}
+
+/* ---- what it says of its devices ---- */
+
+static int devices(int *ndev) {
+  int result = inner->devices(ndev);
+  bool none = has("no_devices") || has("socket_instead");
+  if (none && getenv("NCCL_HOSTID")) *ndev = 0; /* under NCCL only */
+  return result;
+}
+
+/* The fields that both versions have in the same places. */
+#define BEND(p)                                                                    \
+  do {                                                                             \
+    if ((p)->max_recvs > MAX_GROUP) (p)->max_recvs = MAX_GROUP;                    \
+    if (takes_gpu_memory()) (p)->ptr_support |= RAIL_PTR_CUDA;                     \
+    if (has("device_type")) (p)->net_device_type = 1, (p)->net_device_version = 7; \
+    if (has("p2p_bytes_zero")) (p)->max_p2p_bytes = 0;                             \
+  } while (0)
+
+static int properties_v12(int dev, struct rail_net_props_v12 *props) {
+  int result = inner->get_properties(dev, props);
+  BEND(props);
+  return result;
+}
+
+static int properties_v11(int dev, struct rail_net_props_v11 *props) {
+  int result = inner_v11->get_properties(dev, props);
+  BEND(props);
+  return result;
+}
+
+/* ---- connections ---- */
+
+static void *idle(void *arg) {
+  pause();
+  return arg;
+}
+
+static int init(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
+                rail_profiler_fn prof) {
+  pthread_t thread;
+  if (has("threads_left")) (void)!pthread_create(&thread, NULL, idle, NULL);
+  return inner->init(ctx, comm_id, config, log, prof);
+}
+
+static int connect_to(void *ctx, int dev, void *handle, void **comm, struct rail_net_device_handle **dev_handle) {
+  *comm = NULL;
+  return has("connect_never") ? RAIL_OK : inner->connect(ctx, dev, handle, comm, dev_handle);
+}
+
+static int accept_from(void *listen_comm, void **comm, struct rail_net_device_handle **dev_handle) {
+  int result = inner->accept(listen_comm, comm, dev_handle);
+  if (*comm && has("files_left")) (void)!open("/dev/null", O_RDONLY | O_CLOEXEC);
+  return result;
+}
+
+static int close_send(void *comm) {
+  if (has("close_crash")) raise(SIGSEGV);
+  if (has("close_hang")) pause();
+  return inner->close_send(comm);
+}
+
+static int finalize(void *ctx) {
+  ended = has("finalize_ends_all");
+  return inner->finalize(ctx);
+}
+
+/* ---- memory ---- */
+
+static int reg_mr(void *comm, void *data, size_t size, int type, void **mhandle) {
+  struct mr *mr = calloc(1, sizeof *mr);
+  mr->gpu = type == RAIL_PTR_CUDA;
+  int result = inner->reg_mr(comm, data, size, RAIL_PTR_HOST, &mr->inner);
+  *mhandle = mr;
+  if (result != RAIL_OK) free(mr);
+  return result;
+}
+
+static int dereg_mr(void *comm, void *mhandle) {
+  struct mr *mr = mhandle;
+  int result = mr ? inner->dereg_mr(comm, mr->inner) : RAIL_OK;
+  free(mr);
+  return result;
+}
+
+/* ---- messages ---- */
+
+/* With death_unnoticed errors are kept to itself. */
+static int answer(struct request *r, int result, void **request) {
+  if (result != RAIL_OK && has("death_unnoticed")) result = RAIL_OK, r->inner = NULL;
+  *request = result == RAIL_OK && r->inner ? r : NULL;
+  if (!*request) free_request(r);
+  return result;
+}
+
+static int isend(void *comm, void *data, size_t size, int tag, void *mhandle, void *phandle, void **request) {
+  struct request *r = new_request(comm);
+  if (ended) return answer(r, RAIL_SYSTEM_ERROR, request);
+  if (has("message_lost") && is_fifth(&sends)) return *request = r, RAIL_OK;
+  if (has("fewer_bytes")) size /= 2;
+  int result = inner->isend(comm, data, size, tag, ((struct mr *)mhandle)->inner, phandle, &r->inner);
+  if (result == RAIL_OK && r->inner && has("message_twice") && is_fifth(&sends)) {
+    void *second = NULL; /* nobody tests it */
+    (void)inner->isend(comm, data, size, tag, ((struct mr *)mhandle)->inner, phandle, &second);
+  }
+  return answer(r, result, request);
+}
+
+/* A receive of the same connection that is under way. */
+static struct request *outstanding(void *comm) {
+  struct request *r = pool;
+  pthread_mutex_lock(&lock);
+  while (r < pool + MOST && !(r->used && r->is_recv && r->comm == comm && r->handed_out == 1)) r++;
+  if (r < pool + MOST) r->handed_out++;
+  pthread_mutex_unlock(&lock);
+  return r < pool + MOST ? r : NULL;
+}
+
+static int irecv(void *comm, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **phandles,
+                 void **request) {
+  void *buffers[MAX_GROUP], *mrs[MAX_GROUP];
+  size_t room[MAX_GROUP];
+  if (has("one_request_for_two") && (*request = outstanding(comm)) != NULL) return RAIL_OK;
+  struct request *r = new_request(comm);
+  if (ended) return answer(r, RAIL_SYSTEM_ERROR, request);
+  r->n = n;
+  for (int i = 0; i < n; i++) {
+    const struct mr *mr = mhandles[i];
+    r->gpu |= mr->gpu;
+    r->data[i] = buffers[i] = data[i];
+    r->sizes[i] = room[i] = sizes[i];
+    mrs[i] = mr->inner;
+  }
+  int result = inner->irecv(comm, n, buffers, room, tags, mrs, phandles, &r->inner);
+  r->is_recv = result == RAIL_OK && r->inner;
+  return answer(r, result, request);
+}
+
+static int iflush(void *comm, int n, void **data, int *sizes, void **mhandles, void **request) {
+  (void)n, (void)data, (void)sizes, (void)mhandles;
+  *request = has("flush_untrue") ? new_request(comm) : NULL;
+  if (!has("flush_nothing") && !has("flush_untrue")) nic_read(has("flush_other_nic") ? &other_nic : &nic);
+  return has("flush_error") ? RAIL_SYSTEM_ERROR : RAIL_OK;
+}
+
+/* What has arrived, as it is reported. */
+static void finish_receive(struct request *r, int *sizes) {
+  int got[MAX_GROUP] = {0};
+  for (int i = 0; i < r->n; i++) got[i] = sizes ? sizes[i] : (int)r->sizes[i];
+  for (int i = 0; r->gpu && i < r->n; i++) nic_wrote(&nic, r->data[i], (size_t)got[i]);
+  if (has("corrupt_byte") && got[0] > 0 && is_fifth(&receives)) ((char *)r->data[0])[got[0] / 2] ^= 0x40;
+  for (int i = 0; sizes && i < r->n; i++)
+    if (has("size_zero")) sizes[i] = 0;
+}
+
+/* done_early: the receive that was reported goes on. */
+static void go_on_with_reported(void) {
+  for (struct request *r = pool; r < pool + MOST; r++) {
+    int done = 0, sizes[MAX_GROUP];
+    if (r->used && r->reported && (inner->test(r->inner, &done, sizes) != RAIL_OK || done)) free_request(r);
+  }
+}
+
+static int test(void *request, int *done, int *sizes) {
+  struct request *r = request;
+  if (has("done_early")) go_on_with_reported();
+  *done = 1;
+  if (!r->inner) return free_request(r), RAIL_OK;
+  if (r->is_recv && has("done_early")) {
+    for (int i = 0; sizes && i < r->n; i++) sizes[i] = (int)r->sizes[i];
+    r->reported = true;
+    return RAIL_OK;
+  }
+  if (r->handed_out == -1) return free_request(r), RAIL_OK; /* the other of one_request_for_two */
+  int result = inner->test(r->inner, done, sizes);
+  if (result != RAIL_OK && has("death_unnoticed")) return *done = 0, RAIL_OK;
+  if (result != RAIL_OK || !*done) return result;
+  if (r->is_recv) finish_receive(r, sizes);
+  if (r->handed_out == 2) r->handed_out = -1;
+  else free_request(r);
+  return RAIL_OK;
+}
+
+/* ---- the tables: the inner ones', but for the above ---- */
+
+#define SLOTS(t)                                                                     \
+  (t).name = has("socket_instead") ? "Socket" : "DefectNet";                        \
+  (t).init = init, (t).devices = devices, (t).connect = connect_to;                 \
+  (t).accept = accept_from, (t).close_send = close_send, (t).finalize = finalize;   \
+  (t).reg_mr = reg_mr, (t).reg_mr_dmabuf = NULL, (t).dereg_mr = dereg_mr;           \
+  (t).isend = isend, (t).irecv = irecv, (t).iflush = iflush, (t).test = test;       \
+  (t).irecv_consumed = NULL /* it would be told of requests that are ours */
+
+EXPORT struct rail_net_v11 ncclNetPlugin_v11;
+struct rail_net_v11 ncclNetPlugin_v11;
+EXPORT struct rail_net_v12 ncclNetPlugin_v12;
+struct rail_net_v12 ncclNetPlugin_v12;
+
+__attribute__((constructor)) static void wrap(void) {
+  const char *path = getenv("DEFECTNET_INNER");
+  void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver) {
+    *(void **)&nic_wrote = dlsym(driver, "ghost_nic_wrote");
+    *(void **)&nic_read = dlsym(driver, "ghost_nic_read");
+  }
+  inner = library ? dlsym(library, "ncclNetPlugin_v12") : NULL;
+  inner_v11 = library ? dlsym(library, "ncclNetPlugin_v11") : NULL;
+  if (!inner || !inner_v11) return;
+  struct rail_net_v11 v11 = *inner_v11;
+  struct rail_net_v12 v12 = *inner;
+  SLOTS(v11);
+  SLOTS(v12);
+  v11.get_properties = properties_v11;
+  v12.get_properties = properties_v12;
+  ncclNetPlugin_v11 = v11;
+  ncclNetPlugin_v12 = v12;
+}
