@@ -56,7 +56,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
     s->welcomed = s->ready = !sends;
-    sk_stream_set_options(s);
+    sk_stream_set_options(s, args->nstreams);
     bool tls = comm->features & SK_FEATURE_TLS;
     if (sends && tls) s->tls = sk_tls_new(true); /* begins after the answer, which comes in clear */
     if (sends && tls && !s->tls) result = RAIL_SYSTEM_ERROR;

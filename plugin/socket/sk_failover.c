@@ -44,8 +44,7 @@ static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
 
 static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->fd = fd;
-  sk_stream_set_options(s);
-  sk_path_set_options(comm, fd);
+  sk_stream_set_options(s, comm->nstreams);
   if (!comm->poll) return;
   if (!sk_engine_add(comm->poll, fd)) sk_stream_out_failed(s, errno);
   sk_engine_notify(comm->poll);

@@ -2,19 +2,9 @@
  * Frames that are on their way, and frames that have arrived. */
 #include "plugin/socket/sk_path.h"
 
-#include <netinet/tcp.h>
 #include <stdlib.h>
 
 #include "plugin/socket/sk_send.h"
-
-/* Most bytes that a stream's socket buffers beyond what TCP has sent: what lies in the buffer of a slow device cannot
- * be sent over the others. */
-#define UNSENT_BYTES (256 * 1024)
-
-void sk_path_set_options(const struct sk_comm *comm, int fd) {
-  int bytes = UNSENT_BYTES;
-  if (comm->paths) (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes); /* works without */
-}
 
 rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *args) {
   if (!(args->features & SK_FEATURE_FAILOVER)) return RAIL_OK;
@@ -22,7 +12,6 @@ rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *arg
   if (!comm->paths) return RAIL_SYSTEM_ERROR;
   for (uint32_t i = 0; i < args->nstreams; i++) {
     comm->paths[i].nic = args->nics[i];
-    sk_path_set_options(comm, args->fds[i]);
     if (args->side == SK_RECEIVER) continue;
     comm->paths[i].pieces = calloc(SK_PATH_PIECES, sizeof *comm->paths[i].pieces);
     if (!comm->paths[i].pieces) return RAIL_SYSTEM_ERROR;

@@ -2,8 +2,7 @@
  *
  * Connections over several devices that outlive the loss of one (the feature FAILOVER): what is known of each stream's
  * frames. Loss and return are in sk_failover.h. Without FAILOVER comm->paths is NULL, and only sk_paths_init,
- * sk_paths_release, sk_main_stream, sk_path_has_room, sk_path_entries, sk_path_unreported and sk_path_set_options may
- * be called.
+ * sk_paths_release, sk_main_stream, sk_path_has_room, sk_path_entries and sk_path_unreported may be called.
  *
  * What TCP has taken from a sender but not delivered is gone with its stream. So the sender keeps a list of the frames
  * of each stream until the receiver has counted them; a send is done when all of its frames are counted. Frames that a
@@ -54,9 +53,6 @@ struct sk_path {
 
 rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *args);
 void sk_paths_release(struct sk_comm *comm);
-
-/* Options of each stream's socket; nothing without FAILOVER. */
-void sk_path_set_options(const struct sk_comm *comm, int fd);
 
 /* Announcements with payload, and control frames, go over this one: stream 0 until it is lost, then the first one that
  * is up, until that is lost. A stream that comes back does not take over: its control frames could overtake those that

@@ -3,7 +3,7 @@
  * A send from isend to its completion.
  *
  * isend looks for the grant of its buffer. With a grant, or small enough to be sent before it (eager), the send is
- * ready: sk_send_post announces it on the main stream and cuts the rest into chunks for whichever stream is free. It is
+ * ready: sk_send_post announces it on the main stream and cuts it into chunks for whichever stream is free. It is
  * done when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_finish.
  *
  * Small sends behind others that are outstanding are not written one by one: they stay in the stream's queue until the
@@ -25,7 +25,8 @@
 #define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: a system call costs more than their copy */
 #define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */
 #define BATCH_MAX (32 * 1024)    /* but not when this much has come together */
-#define SPREAD_BYTES (32 * 1024) /* with FAILOVER: payloads from here on go to the stream that is free first */
+#define SPREAD_BYTES (32 * 1024) /* payloads from here on go to the stream that is free first */
+#define LEAST_CHUNK (64 * 1024u) /* a message is not cut into smaller ones: each costs a system call here and there */
 #define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
 
 rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *args) {
@@ -45,7 +46,10 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   STAILQ_INIT(&sc->bulk);
   STAILQ_INIT(&sc->zero_length);
   TAILQ_INIT(&sc->undelivered);
-  sc->chunk = args->nstreams == 1 ? SK_MAX_FRAME : (uint32_t)sk_params.chunk / PIECE_ALIGN * PIECE_ALIGN;
+  bool several = args->nstreams > 1;
+  sc->chunk = several ? (uint32_t)sk_params.chunk / PIECE_ALIGN * PIECE_ALIGN : SK_MAX_FRAME;
+  sc->least_chunk = several ? RAIL_MIN(sc->chunk, LEAST_CHUNK) : SK_MAX_FRAME;
+  sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
@@ -189,9 +193,17 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   if (rail_unlikely(failover)) sk_path_remember(&sc->base, s, send->size ? send : NULL, offset, len);
 }
 
-/* The next chunk of the message. */
-static void queue_chunk(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type) {
-  uint32_t len = (uint32_t)RAIL_MIN(send->size - send->framed, sc->chunk);
+/* How much of the message one stream takes: with a share for each none has to wait long for the slowest. */
+static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_send *send) {
+  uint64_t left = send->size - send->framed;
+  if (left <= sc->least_chunk) return (uint32_t)left;
+  uint64_t share = (send->size / sc->base.nstreams + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN;
+  return (uint32_t)RAIL_MIN(left, RAIL_MIN(RAIL_MAX(share, sc->least_chunk), sc->chunk));
+}
+
+/* A frame with the next `len` bytes of the message. */
+static void queue_chunk(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
+                        uint32_t len) {
   queue_frame(sc, s, send, type, send->framed, len);
   send->framed += len;
   sk_unfinished_add(&send->base.unfinished);
@@ -207,16 +219,16 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   return true;
 }
 
-/* The announcement carries the first chunk. With FAILOVER a payload that is worth a call of its own waits for the first
- * stream that is free instead, as its later chunks do: on the main stream, messages of one chunk would leave all other
- * devices idle. */
+/* The announcement carries the first chunk, if the main stream is free: one call does for both. Else a payload that is
+ * worth a call of its own goes to the first stream that is free, as its later chunks do. With FAILOVER it always does:
+ * on the main stream, messages of one chunk would leave all other devices idle. */
 static void announce_ready(struct sk_send_comm *sc) {
   struct sk_stream *s = sk_main_stream(&sc->base);
   struct sk_send *send;
   while ((send = STAILQ_FIRST(&sc->ready)) && can_announce(sc, s)) {
     STAILQ_REMOVE_HEAD(&sc->ready, next);
-    bool anywhere = rail_unlikely(sc->base.paths != NULL) && send->size >= SPREAD_BYTES;
-    if (!anywhere) queue_chunk(sc, s, send, SK_FRAME_MSG);
+    bool anywhere = send->size >= sc->spread_from && (s->out_count || sc->base.paths);
+    if (!anywhere || !sc->base.paths) queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, send));
     if (rail_unlikely(sc->base.paths != NULL)) sk_path_announce(sc, anywhere ? NULL : s, send);
     if (send->framed == send->size) all_framed(sc, send);
     else STAILQ_INSERT_TAIL(&sc->bulk, send, next);
@@ -226,7 +238,7 @@ static void announce_ready(struct sk_send_comm *sc) {
 /* The free stream takes the next chunk: a slow one just takes fewer. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = STAILQ_FIRST(&sc->bulk);
-  queue_chunk(sc, s, send, SK_FRAME_DATA);
+  queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, send));
   if (send->framed < send->size) return;
   STAILQ_REMOVE_HEAD(&sc->bulk, next);
   all_framed(sc, send);

@@ -18,6 +18,9 @@
 #include "common/base/sockopt.h"
 #include "plugin/socket/sk_param.h"
 
+/* Most bytes that one of several streams buffers in its socket beyond what TCP has sent: what lies in the buffer of a
+ * slow one cannot go over the others. */
+#define UNSENT_BYTES (256 * 1024)
 #define MS 1000000ull
 #define SAME_ANSWER (100 * MS) /* the kernel's times are of its own clock's ticks */
 #define ZEROCOPY_GRACE_MS 5    /* before a stream is reset under what it has not delivered */
@@ -48,11 +51,13 @@ const char *sk_stream_error_text(const struct sk_stream *s, int err) {
   return why ? why : strerror(err);
 }
 
-void sk_stream_set_options(struct sk_stream *s) {
+void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams) {
   int64_t deadline = sk_params.deadline_ms;
   rail_sockopt_user_timeout(s->fd, sk_params.user_timeout_ms);
   rail_sockopt_keepalive(s->fd, sk_params.keepalive_ms, deadline);
   if (deadline) rail_sockopt_max_rto(s->fd, deadline / 6);
+  int unsent = UNSENT_BYTES;
+  if (nstreams > 1) (void)setsockopt(s->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent); /* works without */
   s->host = (struct sk_host){0};
 }
 

@@ -139,9 +139,9 @@ void sk_stream_destroy(struct sk_stream *s); /* closes; safe on a half-built or 
 /* Why it broke: TLS' own words, or those of this errno. */
 RAIL_COLD const char *sk_stream_error_text(const struct sk_stream *s, int err);
 
-/* What the kernel does for every stream of both sides: keepalive, how rarely it repeats what is not answered, and
- * RAIL_SOCKET_USER_TIMEOUT. Forgets what was known of the host. */
-void sk_stream_set_options(struct sk_stream *s);
+/* What the kernel does for every stream of both sides: keepalive, how rarely it repeats what is not answered,
+ * RAIL_SOCKET_USER_TIMEOUT, and, for one of several, how much it takes ahead. Forgets what was known of the host. */
+void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams);
 
 /* ---- out -------------------------------------------------------------- */
 

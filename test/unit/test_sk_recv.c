@@ -85,6 +85,26 @@ TEST(an_early_message_in_two_frames) {
   data_close(&d);
 }
 
+/* Its announcement has no bytes, and comes last. */
+TEST(a_message_whose_bytes_come_over_other_streams) {
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 3, 0);
+  data_open(&d);
+  void *request = irecv_one(&d, 9000, 4);
+  int size = -1;
+  for (unsigned int i = 1; i < 3; i++) {
+    data_send(&d, i, SK_FRAME_DATA, 0, 0, (i - 1) * 4000, 4000, 4);
+    data_send_bytes(&d, i, 0, (i - 1) * 4000, 4000);
+  }
+  data_settle(&d);
+  CHECK(!data_test(request, &size));
+  data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8000, 0, 4);
+  data_wait(request, &size);
+  CHECK_INT(size, 8000);
+  check_buffer(0, 0, 8000);
+  data_close(&d);
+}
+
 /* ---- grouped receives --------------------------------------------------------- */
 
 TEST(eight_buffers_their_sizes_and_registrations) {
@@ -321,6 +341,7 @@ TEST(frames_that_cannot_be) {
 }
 
 TEST_MAIN(TEST_CASE(a_receive_is_posted_while_its_message_comes_in), TEST_CASE(an_early_message_in_two_frames),
+          TEST_CASE(a_message_whose_bytes_come_over_other_streams),
           TEST_CASE(eight_buffers_their_sizes_and_registrations),
           TEST_CASE(only_buffers_above_the_eager_size_are_granted),
           TEST_CASE(a_buffer_that_has_its_message_is_not_granted), TEST_CASE(credit_comes_back_before_it_is_used_up),

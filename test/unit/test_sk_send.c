@@ -5,17 +5,22 @@
 
 #include "test/unit/sk_data.h"
 
+#define SHARED (256 * 1024)
+#define STUCK (512 * 1024) /* half of it is more than a socket takes */
+
 static uint8_t bytes[1 << 20];
 
 /* Of message seq, whose bytes follow from its number: sends are announced in the order of these calls. */
-static void *isend(const struct data *d, uint32_t seq, size_t size, int tag) {
+static void *isend_from(const struct data *d, uint32_t seq, uint8_t *at, size_t size, int tag) {
   void *request;
-  uint8_t *at = bytes + (size_t)seq % 16 * (sizeof bytes / 16);
-  ENSURE(size <= sizeof bytes / 16, "%zu bytes", size);
   data_fill(at, seq, 0, size);
   ENSURE_INT(sk_isend(d->comm, at, size, tag, NULL, NULL, &request), RAIL_OK);
   ENSURE(request, "no request");
   return request;
+}
+static void *isend(const struct data *d, uint32_t seq, size_t size, int tag) {
+  ENSURE(size <= sizeof bytes / 16, "%zu bytes", size);
+  return isend_from(d, seq, bytes + (size_t)seq % 16 * (sizeof bytes / 16), size, tag);
 }
 
 static void hear_message(const struct data *d, uint32_t seq, size_t size, uint32_t tag) {
@@ -156,6 +161,45 @@ TEST(large_messages_one_after_the_other_over_two_streams) {
     hear_all(&d, seq, 30000);
     data_wait(request, NULL);
   }
+  data_close(&d);
+}
+
+/* Cut in as many pieces as there are streams; the first goes with the announcement where its stream is free. */
+TEST(a_large_message_has_a_piece_for_each_stream) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 4, 0);
+  data_open(&d);
+  grant(&d, 0, 0, 0, 0, SHARED);
+  void *request = isend_from(&d, 0, bytes, SHARED, 0);
+  struct sk_frame f = data_recv_payload(&d, 0);
+  CHECK_INT(f.type, SK_FRAME_MSG);
+  CHECK_INT(f.len, SHARED / 4);
+  for (unsigned int i = 1; i < 4; i++) CHECK_INT(data_recv_payload(&d, i).len, SHARED / 4);
+  data_wait(request, NULL);
+  data_close(&d);
+}
+
+/* The main stream is stuck in the message before: the next one passes it by, all but its announcement. */
+TEST(a_full_main_stream_delays_no_byte_of_another_message) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 2, 0);
+  data_open(&d);
+  for (int i = 0; i < 2; i++) grant(&d, 0, 0, 0, 0, STUCK);
+  void *first = isend_from(&d, 0, bytes, STUCK, 0);
+  void *second = isend_from(&d, 1, bytes + STUCK, STUCK, 0);
+  struct sk_frame f;
+  for (size_t have = 0; have < STUCK; have += f.seq == 1 ? f.len : 0) {
+    f = data_recv_payload(&d, 1);
+    CHECK_INT(f.type, SK_FRAME_DATA);
+  }
+  f = data_recv_payload(&d, 0);
+  CHECK_INT(f.type, SK_FRAME_MSG);
+  CHECK(f.len > 0 && f.seq == 0);
+  f = data_recv(&d, 0);
+  CHECK_INT(f.type, SK_FRAME_MSG);
+  CHECK(f.len == 0 && f.seq == 1 && f.size == STUCK);
+  data_wait(first, NULL);
+  data_wait(second, NULL);
   data_close(&d);
 }
 
@@ -373,6 +417,8 @@ TEST_MAIN(TEST_CASE(no_more_messages_than_the_credit_counts), TEST_CASE(no_more_
           TEST_CASE(sends_that_wait_for_credit_go_in_the_order_of_their_tag),
           TEST_CASE(a_grant_belongs_to_the_message_that_was_under_way),
           TEST_CASE(large_messages_one_after_the_other_over_two_streams),
+          TEST_CASE(a_large_message_has_a_piece_for_each_stream),
+          TEST_CASE(a_full_main_stream_delays_no_byte_of_another_message),
           TEST_CASE(nothing_is_written_before_all_streams_are_welcome),
           TEST_CASE(a_refusal_fails_all_sends), TEST_CASE(the_peer_goes_away_while_sends_wait),
           TEST_CASE(the_last_word_of_a_peer_that_reads_no_more),
