@@ -209,15 +209,26 @@ RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
   return RAIL_OK;
 }
 
+/* Streams other than the first, where it is not in vain. */
+static rail_result_t read_others(struct sk_recv_comm *rc, uint64_t *bytes, bool *ended) {
+  struct sk_comm *comm = &rc->base;
+  bool all = sk_recv_should_read_all(rc);
+  for (uint32_t i = 1; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (all || !s->ready) RAIL_TRY(read_stream(comm, s, bytes));
+    *ended |= s->eof;
+  }
+  return RAIL_OK;
+}
+
 static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   struct sk_comm *comm = &rc->base;
   uint64_t bytes = 0;
-  bool ended = false;
+  bool ended;
   sk_recv_start_submitted(rc);
-  for (uint32_t i = 0; i < comm->nstreams; i++) {
-    RAIL_TRY(read_stream(comm, &comm->streams[i], &bytes));
-    ended |= comm->streams[i].eof;
-  }
+  RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
+  ended = comm->streams[0].eof;
+  if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
   comm->more = bytes >= SK_CALL_BYTES || (bytes && comm->paths); /* one that waited for another may go on */
   comm->ended = ended;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
@@ -238,13 +249,19 @@ rail_result_t sk_progress(struct sk_comm *comm) {
   return progress_send(rail_container_of(comm, struct sk_send_comm, base));
 }
 
+/* The next call reads whatever has come. */
+static void read_soon(struct sk_comm *comm) {
+  if (comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
+  else sk_recv_read_soon(rail_container_of(comm, struct sk_recv_comm, base));
+}
+
 /* The watch thread calls this rarely, so whatever a progress call may put off is done now: the sender reads control
  * frames, the receiver reports. If the call stopped at SK_CALL_BYTES, a PING may lie behind what it read, and would be
  * answered only by the next call: PONG is sent at once. */
 rail_result_t sk_progress_watch(struct sk_comm *comm) {
   uint64_t before = rail_stats_get(&comm->traffic.in);
-  if (comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
-  else rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = UINT32_MAX / 2;
+  read_soon(comm);
+  if (comm->side == SK_RECEIVER) rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = UINT32_MAX / 2;
   RAIL_TRY(sk_progress(comm));
   if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES)
     send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PONG);
@@ -262,7 +279,7 @@ enum sk_poll_result sk_progress_poll(void *arg, bool readable) {
   struct sk_comm *comm = arg;
   if (sk_comm_is_stopped(comm)) return SK_POLL_IDLE;
   if (!sk_comm_try_own(comm)) return SK_POLL_BUSY;
-  if (readable && comm->side == SK_SENDER) sk_send_read_soon(rail_container_of(comm, struct sk_send_comm, base));
+  if (readable) read_soon(comm);
   if (sk_progress(comm) == RAIL_OK) report_idle(comm, false);
   else comm->more = false;
   bool more = comm->more;

@@ -104,6 +104,7 @@ void sk_unexpected_free(struct sk_unexpected *u, struct sk_bounce *bounce) {
 static void expect_pieces(struct sk_recv_comm *rc, struct sk_target *target) {
   LIST_INSERT_HEAD(&rc->by_seq[target->seq % SK_SEQ_BUCKETS], target, by_seq);
   target->in_pieces = true;
+  rc->in_pieces++;
 }
 
 static struct sk_target *find_in_pieces(struct sk_recv_comm *rc, uint32_t seq) {
@@ -167,6 +168,7 @@ static bool add_piece(struct sk_recv_comm *rc, struct sk_target *target, uint64_
   if (target->received < target->size) return false;
   LIST_REMOVE(target, by_seq);
   target->in_pieces = false;
+  rc->in_pieces--;
   if (rail_likely(target->coverage_sum == edge_hash(rc, target->size) - edge_hash(rc, 0))) return true;
   sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
                "protocol error: the pieces of message %u, %llu bytes, overlap and leave a hole", target->seq,

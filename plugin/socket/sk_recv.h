@@ -7,6 +7,7 @@
 #include "plugin/socket/sk_match.h"
 
 #define SK_SEQ_BUCKETS SK_MAX_BUFFERS
+#define SK_UNREAD_CALLS 64 /* then all streams are read, also those over which nothing is expected */
 
 /* Where the bytes of one announced message go: a posted buffer, or a place in the ring of unexpected ones. */
 struct sk_target {
@@ -99,6 +100,7 @@ struct sk_recv_comm {
   struct sk_unexpected unexpected; /* messages without buffer */
   uint32_t next_seq;               /* of the next MSG */
   uint32_t partial;                /* matched buffers with bytes to come */
+  uint32_t in_pieces;              /* messages in by_seq */
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
   uint64_t secret; /* random; key of the hash that checks how their pieces fit (add_piece) */
 
@@ -106,6 +108,7 @@ struct sk_recv_comm {
    * among them, or when credit runs low. */
   TAILQ_HEAD(, sk_recv_buffer) ungranted;
   uint32_t ungranted_count, ungranted_large;
+  uint32_t unread_calls; /* progress calls since all streams were last read */
   bool sender_waited;  /* the sender's last message had waited for its grant */
   bool completed;      /* with FAILOVER: the sender must learn it before the caller does, which may not call again */
   bool report_all;     /* all that was reported must be reported again */
@@ -131,6 +134,16 @@ rail_result_t sk_recv_on_data(struct sk_comm *comm, struct sk_stream *s, const s
 rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s);
 /* With FAILOVER, the stream is lost: what has come over it of a payload will come again. */
 void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
+/* Does something come, or may something have come, over the streams that do not announce? Counts a call. Without
+ * FAILOVER nothing comes over them but pieces of messages, which stream 0 announces; their end is looked for now and
+ * then. */
+static inline bool sk_recv_should_read_all(struct sk_recv_comm *rc) {
+  if (!rc->in_pieces && !rc->base.paths && ++rc->unread_calls < SK_UNREAD_CALLS) return false;
+  rc->unread_calls = 0;
+  return true;
+}
+static inline void sk_recv_read_soon(struct sk_recv_comm *rc) { rc->unread_calls = SK_UNREAD_CALLS; }
+
 /* Gives a request that is done back to the pool; for the caller's thread. */
 void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
 

@@ -117,10 +117,11 @@ __attribute__((unused)) static void data_close(struct data *d) {
 
 /* ---- moving it ------------------------------------------------------------ */
 
-/* One progress call; a sender also reads what its peer says. */
+/* One progress call that reads whatever has come. */
 static rail_result_t data_turn(const struct data *d) {
   ENSURE(sk_comm_try_own(d->comm), "another thread moves it");
   if (d->args.side == SK_SENDER) sk_send_read_soon(data_sender(d));
+  else sk_recv_read_soon(data_receiver(d));
   rail_result_t result = sk_progress(d->comm);
   sk_comm_disown(d->comm);
   return result;

@@ -105,6 +105,25 @@ TEST(a_message_whose_bytes_come_over_other_streams) {
   data_close(&d);
 }
 
+/* Tests with nothing to do: reads in all, and the end of another stream is found all the same. */
+TEST(streams_without_pieces_to_come_are_rarely_read) {
+  struct data d;
+  data_begin(&d, SK_RECEIVER, 4, 0);
+  data_open(&d);
+  void *request = irecv_one(&d, 100, 4);
+  data_settle(&d); /* its reports are made */
+  uint64_t before = rail_stats_get(&d.comm->traffic.calls);
+  for (int i = 0; i < 2 * SK_UNREAD_CALLS; i++) CHECK(!data_test(request, NULL));
+  CHECK_INT(rail_stats_get(&d.comm->traffic.calls) - before, 2 * (SK_UNREAD_CALLS + 3));
+  data_end(&d, 3);
+  for (int i = 0; i < SK_UNREAD_CALLS; i++) CHECK(!data_test(request, NULL));
+  CHECK(d.comm->streams[3].eof);
+  say_message(&d, 0, 50, 4, 0);
+  data_wait(request, NULL);
+  check_buffer(0, 0, 50);
+  data_close(&d);
+}
+
 /* ---- grouped receives --------------------------------------------------------- */
 
 TEST(eight_buffers_their_sizes_and_registrations) {
@@ -342,6 +361,7 @@ TEST(frames_that_cannot_be) {
 
 TEST_MAIN(TEST_CASE(a_receive_is_posted_while_its_message_comes_in), TEST_CASE(an_early_message_in_two_frames),
           TEST_CASE(a_message_whose_bytes_come_over_other_streams),
+          TEST_CASE(streams_without_pieces_to_come_are_rarely_read),
           TEST_CASE(eight_buffers_their_sizes_and_registrations),
           TEST_CASE(only_buffers_above_the_eager_size_are_granted),
           TEST_CASE(a_buffer_that_has_its_message_is_not_granted), TEST_CASE(credit_comes_back_before_it_is_used_up),
