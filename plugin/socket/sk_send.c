@@ -20,13 +20,10 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_path.h"
 
-/* Pieces begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
-#define PIECE_ALIGN 128
 #define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: a system call costs more than their copy */
 #define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */
 #define BATCH_MAX (32 * 1024)    /* but not when this much has come together */
 #define SPREAD_BYTES (32 * 1024) /* payloads from here on go to the stream that is free first */
-#define LEAST_CHUNK (64 * 1024u) /* a message is not cut into smaller ones: each costs a system call here and there */
 #define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
 
 rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *args) {
@@ -47,8 +44,8 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   STAILQ_INIT(&sc->zero_length);
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
-  sc->chunk = several ? (uint32_t)sk_params.chunk / PIECE_ALIGN * PIECE_ALIGN : SK_MAX_FRAME;
-  sc->least_chunk = several ? RAIL_MIN(sc->chunk, LEAST_CHUNK) : SK_MAX_FRAME;
+  sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
+  sc->whole = several ? RAIL_MIN(sc->shares.chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
   sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
@@ -193,12 +190,10 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   if (rail_unlikely(failover)) sk_path_remember(&sc->base, s, send->size ? send : NULL, offset, len);
 }
 
-/* How much of the message one stream takes: with a share for each none has to wait long for the slowest. */
-static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_send *send) {
+/* How much of the message the stream takes now. */
+static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
-  if (left <= sc->least_chunk) return (uint32_t)left;
-  uint64_t share = (send->size / sc->base.nstreams + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN;
-  return (uint32_t)RAIL_MIN(left, RAIL_MIN(RAIL_MAX(share, sc->least_chunk), sc->chunk));
+  return left <= sc->whole ? (uint32_t)left : sk_shares_chunk(&sc->shares, s->index, send->size, left);
 }
 
 /* A frame with the next `len` bytes of the message. */
@@ -224,11 +219,12 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
  * on the main stream, messages of one chunk would leave all other devices idle. */
 static void announce_ready(struct sk_send_comm *sc) {
   struct sk_stream *s = sk_main_stream(&sc->base);
-  struct sk_send *send;
+  struct sk_send *send = STAILQ_FIRST(&sc->ready);
+  if (send && rail_unlikely(send->size >= sc->spread_from)) sk_shares_look(&sc->shares, sc->base.streams, send->size);
   while ((send = STAILQ_FIRST(&sc->ready)) && can_announce(sc, s)) {
     STAILQ_REMOVE_HEAD(&sc->ready, next);
     bool anywhere = send->size >= sc->spread_from && (s->out_count || sc->base.paths);
-    if (!anywhere || !sc->base.paths) queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, send));
+    if (!anywhere || !sc->base.paths) queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
     if (rail_unlikely(sc->base.paths != NULL)) sk_path_announce(sc, anywhere ? NULL : s, send);
     if (send->framed == send->size) all_framed(sc, send);
     else STAILQ_INSERT_TAIL(&sc->bulk, send, next);
@@ -238,7 +234,7 @@ static void announce_ready(struct sk_send_comm *sc) {
 /* The free stream takes the next chunk: a slow one just takes fewer. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = STAILQ_FIRST(&sc->bulk);
-  queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, send));
+  queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, s, send));
   if (send->framed < send->size) return;
   STAILQ_REMOVE_HEAD(&sc->bulk, next);
   all_framed(sc, send);
@@ -247,7 +243,7 @@ static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
 /* What a lost stream had not delivered is queued before anything new. */
 static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_piece piece;
-  while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->chunk &&
+  while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->shares.chunk &&
          sk_path_next_resend(sc, &piece)) {
     queue_frame(sc, s, piece.send, SK_FRAME_DATA, piece.offset, piece.len);
     rail_stats_add(&sc->base.counts.comm[SK_COMM_RETRIES], 1);

@@ -5,11 +5,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <linux/errqueue.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -18,9 +20,6 @@
 #include "common/base/sockopt.h"
 #include "plugin/socket/sk_param.h"
 
-/* Most bytes that one of several streams buffers in its socket beyond what TCP has sent: what lies in the buffer of a
- * slow one cannot go over the others. */
-#define UNSENT_BYTES (256 * 1024)
 #define MS 1000000ull
 #define SAME_ANSWER (100 * MS) /* the kernel's times are of its own clock's ticks */
 #define ZEROCOPY_GRACE_MS 5    /* before a stream is reset under what it has not delivered */
@@ -56,9 +55,18 @@ void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams) {
   rail_sockopt_user_timeout(s->fd, sk_params.user_timeout_ms);
   rail_sockopt_keepalive(s->fd, sk_params.keepalive_ms, deadline);
   if (deadline) rail_sockopt_max_rto(s->fd, deadline / 6);
-  int unsent = UNSENT_BYTES;
-  if (nstreams > 1) (void)setsockopt(s->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent); /* works without */
+  if (nstreams > 1) sk_stream_limit_unsent(s, SK_UNSENT_BYTES);
   s->host = (struct sk_host){0};
+}
+
+void sk_stream_limit_unsent(struct sk_stream *s, uint32_t bytes) {
+  int unsent = (int)bytes;
+  if (s->fd >= 0) (void)setsockopt(s->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent); /* works without */
+}
+
+bool sk_stream_is_busy(const struct sk_stream *s) {
+  int unsent = 0;
+  return s->out_count || (ioctl(s->fd, SIOCOUTQNSD, &unsent) == 0 && unsent > 0);
 }
 
 /* ---- out -------------------------------------------------------------- */

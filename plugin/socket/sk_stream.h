@@ -142,6 +142,12 @@ RAIL_COLD const char *sk_stream_error_text(const struct sk_stream *s, int err);
 /* What the kernel does for every stream of both sides: keepalive, how rarely it repeats what is not answered,
  * RAIL_SOCKET_USER_TIMEOUT, and, for one of several, how much it takes ahead. Forgets what was known of the host. */
 void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams);
+/* What one of several streams may take ahead of what TCP has sent: what lies in the buffer of a slow one cannot go over
+ * the others. */
+#define SK_UNSENT_BYTES (256u * 1024)
+void sk_stream_limit_unsent(struct sk_stream *s, uint32_t bytes);
+/* Is something queued here, or in the socket and not sent? A system call. */
+bool sk_stream_is_busy(const struct sk_stream *s);
 
 /* ---- out -------------------------------------------------------------- */
 

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * How much of large messages each stream is given at a time. */
+#include "plugin/socket/sk_share.h"
+
+/* Pieces begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
+#define PIECE_ALIGN 128
+#define LEAST_CHUNK (64 * 1024u) /* a message is not cut into smaller ones to give all streams some: each is a system
+                                  * call here and there */
+#define LOOK_BYTES (512 * 1024) /* from look to look: each is a system call for every stream */
+#define PERIOD_LOOKS 16         /* before a stream is judged */
+#define GROW_PERIODS 8          /* before one that was slow and is not is given more */
+
+static uint64_t round_up(uint64_t bytes) { return (bytes + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN; }
+
+void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t chunk) {
+  *shares = (struct sk_shares){.nstreams = nstreams, .chunk = chunk / PIECE_ALIGN * PIECE_ALIGN};
+  for (uint32_t i = 0; i < nstreams; i++) shares->most[i] = shares->chunk;
+}
+
+static void set_most(struct sk_shares *shares, struct sk_stream *s, uint64_t most) {
+  most = RAIL_MIN(round_up(RAIL_MAX(most, SK_LEAST_SHARE)), shares->chunk);
+  shares->most[s->index] = (uint32_t)most;
+  sk_stream_limit_unsent(s, most == shares->chunk ? SK_UNSENT_BYTES : (uint32_t)RAIL_MIN(most, SK_UNSENT_BYTES));
+}
+
+static void end_period(struct sk_shares *shares, struct sk_stream *streams) {
+  uint32_t all_busy = 0;
+  bool grow = ++shares->period % GROW_PERIODS == 0;
+  for (uint32_t i = 0; i < shares->nstreams; i++) all_busy += shares->busy[i];
+  for (uint32_t i = 0; i < shares->nstreams; i++) {
+    uint32_t busy = shares->busy[i];
+    bool slow = 2 * busy >= shares->looks && 2 * busy * shares->nstreams >= 3 * all_busy; /* 1.5 times the average */
+    if (slow) set_most(shares, &streams[i], shares->most[i] / 2);
+    else if (grow && shares->most[i] < shares->chunk) set_most(shares, &streams[i], 2 * (uint64_t)shares->most[i]);
+    shares->busy[i] = 0;
+  }
+  shares->looks = 0;
+}
+
+void sk_shares_look(struct sk_shares *shares, struct sk_stream *streams, uint64_t size) {
+  shares->bytes += size;
+  if (shares->bytes < LOOK_BYTES) return;
+  shares->bytes = 0;
+  for (uint32_t i = 0; i < shares->nstreams; i++) shares->busy[i] += sk_stream_is_busy(&streams[i]);
+  if (++shares->looks == PERIOD_LOOKS) end_period(shares, streams);
+}
+
+uint32_t sk_shares_chunk(const struct sk_shares *shares, uint32_t index, uint64_t size, uint64_t left) {
+  uint64_t equal = RAIL_MAX(round_up(size / shares->nstreams), LEAST_CHUNK);
+  return (uint32_t)RAIL_MIN(left, RAIL_MIN(equal, shares->most[index]));
+}
