@@ -148,6 +148,7 @@ rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int
   *fd = -1;
   *tls = NULL;
   if (stream >= r->nstreams || s->refused) return RAIL_REMOTE_ERROR;
+  if (s->dialling && !s->dial.hello.reconnect) abandon(s); /* the peer has accepted: no plain HELLO any more */
   if (!s->dialling) {
     if (s->not_before && !rail_deadline_passed(s->not_before)) return RAIL_IN_PROGRESS;
     if (begin(r, s, true) != RAIL_OK) {

@@ -24,6 +24,14 @@ static struct sk_recv_comm *receiver_of(struct sk_comm *comm) {
   return rail_container_of(comm, struct sk_recv_comm, base);
 }
 
+/* Has the peer accepted? One WELCOME says that it has the HELLOs of all streams. Before that a stream that is missing
+ * keeps it from accepting, so none is given up. */
+static bool is_accepted(const struct sk_comm *comm) {
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (comm->streams[i].welcomed) return true;
+  return false;
+}
+
 static bool is_last(const struct sk_comm *comm, const struct sk_stream *s) {
   for (uint32_t i = 0; i < comm->nstreams; i++)
     if (i != s->index && comm->paths[i].state == SK_PATH_UP) return false;
@@ -71,12 +79,6 @@ static void report_count(struct sk_comm *comm, uint32_t stream, uint64_t generat
 
 /* ---- loss ----------------------------------------------------------------- */
 
-/* The handshake of its TLS was not over: nothing waits for it any more. It comes back, if it does, with all of it done
- * (join_sending, join_receiving). */
-static void abandon_handshake(struct sk_comm *comm, struct sk_stream *s) {
-  if (s->welcomed) sk_stream_ready(comm, s);
-}
-
 /* If the main stream is down: the lowest stream that is up. */
 static void choose_main_stream(struct sk_comm *comm) {
   if (comm->paths[comm->main_stream].state == SK_PATH_UP) return;
@@ -87,7 +89,8 @@ static void choose_main_stream(struct sk_comm *comm) {
 
 /* No byte goes out or comes in over it any more. `state`: what its path is from here on. */
 static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_state state) {
-  abandon_handshake(comm, s);
+  s->welcomed = true; /* nothing waits for its WELCOME or TLS handshake any more: it comes back with both done, or not */
+  sk_stream_ready(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);
@@ -149,7 +152,6 @@ static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, c
     if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, path->nic->name);
     rail_stats_add(&comm->counts.comm[SK_COMM_FAILOVERS], 1);
-    s->welcomed = true; /* if WELCOME is not here: the peer counts what it has accepted */
     take_down(comm, s, SK_PATH_DOWN);
   }
   path->state = SK_PATH_DOWN;
@@ -186,16 +188,14 @@ rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, con
 
 /* ---- return ------------------------------------------------------------------ */
 
-/* `tls`, if there is one, is past its handshake. */
+/* After take_down. `tls`, if there is one, is past its handshake. */
 static void bring_up(struct sk_comm *comm, struct sk_stream *s, int fd, struct sk_tls *tls) {
   sk_tls_free(s->tls);
   s->tls = tls;
-  s->welcomed = true;
   set_socket(comm, s, fd);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 1);
   comm->paths[s->index].state = SK_PATH_UP;
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: stream %u over %s has come back", s->index, comm->paths[s->index].nic->name);
-  sk_stream_ready(comm, s);
 }
 
 /* Before anything else it must carry the announcements of all messages that the receiver may not have seen: the other
@@ -252,7 +252,7 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     if (comm->paths[i].state == SK_PATH_UP) {
-      const char *why = is_last(comm, s) ? NULL : link_error(comm, s, now);
+      const char *why = is_last(comm, s) || !is_accepted(comm) ? NULL : link_error(comm, s, now);
       if (why && lose_stream(comm, s, why) != RAIL_OK) return;
     } else if (comm->side == SK_SENDER && comm->paths[i].state == SK_PATH_DOWN) {
       join_sending(comm, s);
@@ -268,7 +268,11 @@ rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     int fd;
-    if (s->welcomed || (s->fd >= 0 && !s->eof)) continue;
+    if (s->welcomed || (s->fd >= 0 && !s->eof && !s->out_errno)) continue;
+    if (comm->paths && is_accepted(comm)) {
+      RAIL_TRY(lose_stream(comm, s, "it was cut before its answer was here"));
+      continue;
+    }
     if (s->fd >= 0) drop_socket(comm, s);
     rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
     if (result == RAIL_IN_PROGRESS) continue;

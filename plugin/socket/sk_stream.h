@@ -99,7 +99,7 @@ struct sk_host {       /* what this side knows of the kernel at the other end */
  *   -         -      UP     sender: waits for the answer; without a socket, until HELLO goes again
  *   welcomed  -      UP     in TLS' handshake
  *   welcomed  ready  UP     carries frames
- *   welcomed  ready  else   lost, without a socket; if in its handshake, that is over with it
+ *   welcomed  ready  else   lost, without a socket, maybe before its answer or in its handshake
  *
  * A receiver's streams begin as welcomed, and without TLS as ready. */
 struct sk_stream {

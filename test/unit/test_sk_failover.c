@@ -3,6 +3,7 @@
  * again over which stream, what is sent twice, and how a stream comes back.
  * TEST-SAN: asan */
 #include <errno.h>
+#include <fcntl.h>
 
 #include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_dial.h"
@@ -251,48 +252,64 @@ TEST(the_last_stream_is_not_given_up) {
 static int listen_here(union rail_addr *addr) {
   socklen_t size = sizeof *addr;
   *addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
-  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   ENSURE(fd >= 0 && bind(fd, &addr->sa, sizeof addr->in) == 0 && listen(fd, 4) == 0, "no listener");
   ENSURE(getsockname(fd, &addr->sa, &size) == 0, "no address");
   return fd;
 }
 
-/* The acceptor's part for stream 1: its HELLO is read and answered. */
-static void take_back(struct data *d, int listener) {
-  struct sk_hello_bytes hello;
-  data_tick(d);
-  d->ends[1] = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  ENSURE(d->ends[1] >= 0, "nobody connects");
-  size_t done = 0;
-  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
-  while (rail_sock_recv_some(d->ends[1], &hello, sizeof hello, &done) == RAIL_IN_PROGRESS) {
-    data_tick(d);
-    ENSURE(!rail_deadline_passed(deadline), "no HELLO");
-  }
-  ENSURE_INT(le16toh(hello.head.stream), 1);
-  ENSURE_INT(le32toh(hello.head.flags), RAIL_HELLO_RECONNECT);
-  data_welcome(d, 1);
-  while (d->comm->paths[1].state != SK_PATH_UP) {
-    data_tick(d);
-    ENSURE(!rail_deadline_passed(deadline), "stream 1 does not come back");
-  }
-}
-
-/* Announcements come first on a stream that has come back: those of all messages that are under way. */
-TEST(a_stream_that_comes_back_announces_what_is_under_way) {
-  struct data d;
+/* A sender of two streams that are connected again at `listener`; before data_create. */
+static void data_begin_returning(struct data *d, int *listener) {
   union rail_addr addr;
-  int listener = listen_here(&addr);
-  data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
-  const struct rail_handle handle = {.param = 1, .naddrs = 1, .addrs = {addr}};
-  const struct sk_limits limits = {.features = SK_FEATURE_FAILOVER};
   struct sk_dial dials[2];
+  const struct sk_limits limits = {.features = SK_FEATURE_FAILOVER};
+  *listener = listen_here(&addr);
+  data_begin(d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
+  const struct rail_handle handle = {.param = 1, .naddrs = 1, .addrs = {addr}};
   data_device.addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
   for (unsigned int i = 0; i < 2; i++) {
     sk_dial_init(&dials[i], &data_device, &addr, i, -1, RAIL_BIND_ADDR);
     dials[i].hello = (struct rail_hello){.stream = i, .streams = 2};
   }
-  d.args.reconnect = sk_reconnect_new(&handle, &limits, dials, 2);
+  d->args.reconnect = sk_reconnect_new(&handle, &limits, dials, 2);
+}
+
+/* The acceptor's part: the stream's HELLO, which has these flags, is read and answered. */
+static void take_hello(struct data *d, int listener, unsigned int stream, uint32_t flags) {
+  struct sk_hello_bytes hello;
+  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
+  size_t done = 0;
+  data_end(d, stream);
+  while ((d->ends[stream] = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) < 0) {
+    (void)data_turn(d);
+    data_tick(d);
+    ENSURE(!rail_deadline_passed(deadline), "nobody connects");
+  }
+  while (rail_sock_recv_some(d->ends[stream], &hello, sizeof hello, &done) == RAIL_IN_PROGRESS) {
+    data_tick(d);
+    ENSURE(!rail_deadline_passed(deadline), "no HELLO");
+  }
+  ENSURE_INT(le16toh(hello.head.stream), stream);
+  ENSURE_INT(le32toh(hello.head.flags), flags);
+  data_welcome(d, stream);
+}
+
+static void take_back(struct data *d, int listener, unsigned int stream) {
+  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
+  take_hello(d, listener, stream, RAIL_HELLO_RECONNECT);
+  while (d->comm->paths[stream].state != SK_PATH_UP) {
+    data_tick(d);
+    ENSURE(!rail_deadline_passed(deadline), "stream %u does not come back", stream);
+  }
+  struct sk_frame f = data_recv(d, stream);
+  ENSURE(f.type == SK_FRAME_JOIN && f.tag == stream && f.size == 1, "no JOIN of generation 1");
+}
+
+/* Announcements come first on a stream that has come back: those of all messages that are under way. */
+TEST(a_stream_that_comes_back_announces_what_is_under_way) {
+  struct data d;
+  int listener;
+  data_begin_returning(&d, &listener);
   data_open(&d);
   void *a = isend(&d, 0, 8, 3), *b = isend(&d, 1, 0, 4);
   for (unsigned int i = 0; i < 2; i++) {
@@ -302,13 +319,9 @@ TEST(a_stream_that_comes_back_announces_what_is_under_way) {
   data_end(&d, 1);
   data_send(&d, 0, SK_FRAME_LOST, 0, 2, 0, 0, 1);
   data_settle(&d);
-  take_back(&d, listener);
-  struct sk_frame f = data_recv(&d, 1);
-  CHECK_INT(f.type, SK_FRAME_JOIN);
-  CHECK_INT(f.tag, 1);
-  CHECK_INT(f.size, 1);
+  take_back(&d, listener, 1);
   for (uint32_t seq = 0; seq < 2; seq++) {
-    f = data_recv(&d, 1);
+    struct sk_frame f = data_recv(&d, 1);
     CHECK_INT(f.type, SK_FRAME_MSG);
     CHECK_INT(f.seq, seq);
     CHECK_INT(f.len, 0);
@@ -337,6 +350,106 @@ TEST(a_stream_lost_before_its_answer) {
   data_send_control(&d, 0, 1, sk_credit_of(8), 1, &count, 1);
   data_wait(request, NULL);
   data_close(&d);
+}
+
+/* The sender has given it up itself, be it the main stream or not; then it comes back. */
+TEST(a_stream_given_up_before_its_answer) {
+  for (unsigned int lost = 0; lost < 2; lost++) {
+    struct data d;
+    unsigned int other = 1 - lost;
+    int listener;
+    const struct data_entry count = frames_of(other, 0, lost ? 1 : 2);
+    data_begin_returning(&d, &listener);
+    data_create(&d);
+    data_welcome(&d, other);
+    void *request = isend(&d, 0, 8, 0);
+    data_settle(&d);
+    sk_stream_out_failed(&d.comm->streams[lost], EPIPE);
+    expect_frame(&d, other, SK_FRAME_MSG, 0, 8);
+    struct sk_frame f = data_recv(&d, other);
+    CHECK(f.type == SK_FRAME_LOST && f.tag == lost && f.size == 0);
+    CHECK(!d.comm->not_ready && d.comm->streams[lost].fd < 0);
+    CHECK_INT(d.comm->paths[lost].state, SK_PATH_AWAITING_COUNT);
+    data_send(&d, other, SK_FRAME_LOST, 0, 0, 0, 0, lost);
+    if (!lost) expect_frame(&d, other, SK_FRAME_DATA, 0, 0); /* its bytes went with the announcement on stream 0 */
+    data_send_control(&d, other, 1, sk_credit_of(8), 1, &count, 1);
+    data_wait(request, NULL);
+    take_back(&d, listener, lost);
+    data_close(&d);
+    rail_sock_close(&listener);
+  }
+}
+
+/* Before the first answer the acceptor may not have the stream's HELLO, without which it never accepts: it goes again. */
+TEST(a_stream_that_breaks_before_any_answer) {
+  struct data d;
+  int listener;
+  data_begin_returning(&d, &listener);
+  data_create(&d);
+  (void)isend(&d, 0, 8, 0);
+  sk_stream_out_failed(&d.comm->streams[1], EPIPE);
+  data_settle(&d);
+  take_hello(&d, listener, 1, 0);
+  data_welcome(&d, 0);
+  for (unsigned int i = 0; i < 2; i++) expect_frame(&d, i, SK_FRAME_MSG, 0, 8);
+  CHECK_INT(d.comm->paths[1].state, SK_PATH_UP);
+  data_close(&d);
+  rail_sock_close(&listener);
+}
+
+/* So it is not given up for its interface's sake either, which may be up again in time. */
+TEST(an_interface_that_is_down_before_the_first_answer) {
+  static const struct sk_device down = {.name = "lo", .nrails = 1};
+  struct data d;
+  int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+  if (home < 0 || unshare(CLONE_NEWNET) != 0) tap_skip_case("no network namespace may be made: %s", strerror(errno));
+  data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER); /* its sockets stay in there, where no interface is up */
+  ENSURE(setns(home, CLONE_NEWNET) == 0, "no way back: %s", strerror(errno));
+  rail_sock_close(&home);
+  d.args.nics[1] = &down;
+  data_create(&d);
+  data_tick(&d);
+  CHECK_INT(d.comm->paths[1].state, SK_PATH_UP);
+  data_welcome(&d, 0);
+  data_settle(&d);
+  data_tick(&d);
+  CHECK_INT(d.comm->paths[1].state, SK_PATH_AWAITING_COUNT);
+  CHECK(log_said("the interface is down"));
+  CHECK_INT(data_recv(&d, 0).type, SK_FRAME_LOST);
+  data_close(&d);
+}
+
+/* A HELLO is under way again when the first answer shows that the acceptor had the one before: it is given up, for one
+ * with RECONNECT. */
+TEST(a_hello_that_goes_again_for_nothing) {
+  struct data d;
+  int listener, fill[2] = {-1, -1};
+  union rail_addr addr;
+  socklen_t size = sizeof addr;
+  data_begin_returning(&d, &listener);
+  ENSURE(listen(listener, 0) == 0 && getsockname(listener, &addr.sa, &size) == 0, "no listener");
+  for (int i = 0; i < 2; i++) { /* room for one: the next SYN is dropped, and repeated after a second */
+    fill[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    (void)connect(fill[i], &addr.sa, sizeof addr.in);
+  }
+  data_create(&d);
+  (void)isend(&d, 0, 8, 0);
+  data_end(&d, 1);
+  data_settle(&d);
+  CHECK(d.comm->streams[1].fd < 0);
+  data_welcome(&d, 0);
+  expect_frame(&d, 0, SK_FRAME_MSG, 0, 8);
+  CHECK_INT(data_recv(&d, 0).type, SK_FRAME_LOST);
+  data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
+  data_settle(&d);
+  CHECK_INT(d.comm->paths[1].state, SK_PATH_DOWN);
+  data_tick(&d);
+  for (int i = 0; i < 2; i++) rail_sock_close(&fill[i]);
+  int filler = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+  rail_sock_close(&filler);
+  take_back(&d, listener, 1);
+  data_close(&d);
+  rail_sock_close(&listener);
 }
 
 /* Nor does a loss make the sender write before all others are ready. */
@@ -460,7 +573,10 @@ TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another
           TEST_CASE(more_granted_messages_under_way_than_may_go_ahead),
           TEST_CASE(what_a_lost_stream_had_not_delivered_goes_again),
           TEST_CASE(the_last_stream_is_not_given_up), TEST_CASE(a_stream_that_comes_back_announces_what_is_under_way),
-          TEST_CASE(a_stream_lost_before_its_answer), TEST_CASE(a_stream_lost_before_the_last_answer),
+          TEST_CASE(a_stream_lost_before_its_answer), TEST_CASE(a_stream_given_up_before_its_answer),
+          TEST_CASE(a_stream_that_breaks_before_any_answer),
+          TEST_CASE(an_interface_that_is_down_before_the_first_answer), TEST_CASE(a_hello_that_goes_again_for_nothing),
+          TEST_CASE(a_stream_lost_before_the_last_answer),
           TEST_CASE(grants_are_given_again),
           TEST_CASE(a_piece_that_was_cut_off_comes_again),
           TEST_CASE(counts_of_lost_streams_are_the_last_word), TEST_CASE(a_generation_of_which_nothing_came))
