@@ -180,13 +180,13 @@ void sk_comm_stop(struct sk_comm *comm) {
 /* ---- close ------------------------------------------------------------------- */
 
 /* The caller may have freed its memory: frames with payload are dropped. What does not lie in it (grants, an error)
- * still goes out, if no frame was cut in half. False: one was. */
+ * still goes out, if no frame was cut in half and none must wait for streams to be ready. False: one was cut. */
 static bool drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   uint32_t kept = 0, at = 0, kept_at = 0;
   bool cut = false;
   for (uint32_t i = 0; i < s->out_count; i++) {
     struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    bool ours = comm->side == SK_RECEIVER || !out.unfinished;
+    bool ours = !comm->not_ready && (comm->side == SK_RECEIVER || !out.unfinished);
     if (i == 0 && s->out_done && !ours) cut = true;
     if (ours && !cut) {
       memmove(s->stage + s->stage_head + kept_at, s->stage + s->stage_head + at, out.staged);

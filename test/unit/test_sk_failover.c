@@ -473,6 +473,26 @@ TEST(a_stream_lost_before_the_last_answer) {
   data_close(&d);
 }
 
+/* Not even when it closes before that. */
+TEST(a_loss_and_a_close_before_the_last_answer) {
+  struct data d;
+  uint8_t byte;
+  data_begin(&d, SK_SENDER, 3, SK_FEATURE_FAILOVER);
+  data_create(&d);
+  for (unsigned int i = 0; i < 2; i++) data_welcome(&d, i);
+  data_settle(&d);
+  (void)isend(&d, 0, 8, 0);
+  data_settle(&d);
+  sk_stream_out_failed(&d.comm->streams[1], EPIPE);
+  data_settle(&d);
+  CHECK_INT(d.comm->streams[0].out_count, 2); /* the message and LOST */
+  int end = d.ends[0];
+  d.ends[0] = -1;
+  data_close(&d);
+  CHECK_MSG(recv(end, &byte, 1, MSG_DONTWAIT) == 0, "stream 0 has a byte, or has not ended");
+  rail_sock_close(&end);
+}
+
 /* ---- receiver --------------------------------------------------------------------- */
 
 /* The main stream is lost with a grant that may not have arrived: it is given again, as all that is known. */
@@ -577,6 +597,7 @@ TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another
           TEST_CASE(a_stream_that_breaks_before_any_answer),
           TEST_CASE(an_interface_that_is_down_before_the_first_answer), TEST_CASE(a_hello_that_goes_again_for_nothing),
           TEST_CASE(a_stream_lost_before_the_last_answer),
+          TEST_CASE(a_loss_and_a_close_before_the_last_answer),
           TEST_CASE(grants_are_given_again),
           TEST_CASE(a_piece_that_was_cut_off_comes_again),
           TEST_CASE(counts_of_lost_streams_are_the_last_word), TEST_CASE(a_generation_of_which_nothing_came))

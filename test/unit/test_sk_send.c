@@ -220,6 +220,18 @@ TEST(nothing_is_written_before_all_streams_are_welcome) {
   data_close(&d);
 }
 
+/* Its streams end at close without a byte. */
+static void close_and_hear_nothing(struct data *d) {
+  int ends[2] = {d->ends[0], d->ends[1]};
+  uint8_t byte;
+  d->ends[0] = d->ends[1] = -1;
+  data_close(d);
+  for (unsigned int i = 0; i < 2; i++) {
+    CHECK_MSG(recv(ends[i], &byte, 1, MSG_DONTWAIT) == 0, "stream %u has a byte, or has not ended", i);
+    rail_sock_close(&ends[i]);
+  }
+}
+
 /* A refusal fails every send, in whichever call, and still nothing is written. */
 TEST(a_refusal_fails_all_sends) {
   struct data d;
@@ -234,7 +246,20 @@ TEST(a_refusal_fails_all_sends) {
   for (int i = 0; i < 2; i++) CHECK_INT(data_failure(requests[i]), RAIL_REMOTE_ERROR);
   CHECK(log_said("the peer refused stream 1"));
   for (unsigned int i = 0; i < 2; i++) CHECK(!data_is_readable(&d, i));
-  data_close(&d);
+  close_and_hear_nothing(&d);
+}
+
+/* Nor is the sender's own error, of a message that is larger than its buffer, before the last answer. */
+TEST(an_error_waits_for_the_answers) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 2, 0);
+  data_create(&d);
+  data_welcome(&d, 0);
+  grant(&d, 0, 0, 0, 0, 8);
+  void *request = isend(&d, 0, EAGER + 1, 0);
+  CHECK_INT(data_failure(request), RAIL_BAD_USAGE);
+  CHECK_INT(d.comm->streams[0].out_count, 1);
+  close_and_hear_nothing(&d);
 }
 
 TEST(the_peer_goes_away_while_sends_wait) {
@@ -420,7 +445,7 @@ TEST_MAIN(TEST_CASE(no_more_messages_than_the_credit_counts), TEST_CASE(no_more_
           TEST_CASE(a_large_message_has_a_piece_for_each_stream),
           TEST_CASE(a_full_main_stream_delays_no_byte_of_another_message),
           TEST_CASE(nothing_is_written_before_all_streams_are_welcome),
-          TEST_CASE(a_refusal_fails_all_sends), TEST_CASE(the_peer_goes_away_while_sends_wait),
+          TEST_CASE(a_refusal_fails_all_sends), TEST_CASE(an_error_waits_for_the_answers), TEST_CASE(the_peer_goes_away_while_sends_wait),
           TEST_CASE(the_last_word_of_a_peer_that_reads_no_more),
           TEST_CASE(a_registration_is_free_when_its_sends_are_done),
           TEST_CASE(nothing_follows_a_message_that_was_cut_off),
