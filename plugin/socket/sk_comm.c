@@ -55,9 +55,10 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->paths ? buffer : PIECES_BUFFER,
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
-    s->welcomed = s->ready = !sends;
-    sk_stream_set_options(s, args->nstreams);
     bool tls = comm->features & SK_FEATURE_TLS;
+    s->welcomed = !sends;
+    s->ready = !sends && !tls;
+    sk_stream_set_options(s, args->nstreams);
     if (sends && tls) s->tls = sk_tls_new(true); /* begins after the answer, which comes in clear */
     if (sends && tls && !s->tls) result = RAIL_SYSTEM_ERROR;
     if (sends && !comm->paths && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
@@ -120,7 +121,6 @@ static rail_result_t out_of_memory(const char *call) {
 static rail_result_t open_tls(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams && comm->features & SK_FEATURE_TLS; i++) {
     struct sk_stream *s = &comm->streams[i];
-    s->ready = false;
     RAIL_TRY(sk_tls_open(&comm->sessions[i], s->fd, &s->tls));
   }
   return RAIL_OK;
