@@ -95,7 +95,8 @@ struct rail_oob_ops {
 /* Milliseconds, 0: never; and the parameters that set them, for log lines. */
 struct rail_oob_limits {
   int64_t deadline_ms, peer_ms, warn_ms; /* for the peer's host, for its process, until a silence is reported */
-  int64_t tick_ms; /* between ticks, if those are 0, for an ops->next that looks at the time; else at most 1 s */
+  int64_t tick_ms; /* between ticks where the three above are 0, for an ops->next that looks at the time; 0: no ticks.
+                    * Where one is not, they decide it: 1 s at most */
   const char *deadline_param, *peer_param;
 };
 
