@@ -386,11 +386,11 @@ void emu_wait_acked(const unsigned int *events);
 struct emu_mr *emu_mr_find(uint32_t key);
 /* Where `length` bytes at `addr` are, if the key of this domain allows such access to them; NULL: it does not. */
 char *emu_mr_reach(const struct emu_mr *mr, uint64_t addr, uint64_t length);
+bool emu_mr_allows(const struct emu_mr *mr, const struct emu_pd *pd, uint64_t addr, uint64_t length,
+                   unsigned int access);
 /* Bytes of a queue pair's peer into a region, and out of it for a read's response. The region has the range. */
 void emu_mr_write(const struct emu_mr *mr, uint64_t addr, const char *from, uint32_t size);
 void emu_mr_read(const struct emu_mr *mr, uint64_t addr, char *to, uint32_t size);
-bool emu_mr_allows(const struct emu_mr *mr, const struct emu_pd *pd, uint64_t addr, uint64_t length,
-                   unsigned int access);
 int emu_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 struct ibv_srq *emu_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attr);
 struct ibv_cq_ex *emu_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr);

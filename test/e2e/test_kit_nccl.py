@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 300
+# TEST-LIMIT: 400
 # TEST-READS: build/bin/rail-kit build/lib/ghost/libcuda.so.1 build/lib/ghost/libcudart.so.13
-# TEST-READS: build/lib/libnccl-net-socket.so test/e2e/coll.py
+# TEST-READS: build/lib/libnccl-net-socket.so build/lib/libnccl-net-ib.so build/lib/emu/libibverbs.so.1 test/e2e/coll.py
 """rail-kit nccl: which files it refuses; with RAIL_TEST_NCCL=libnccl.so.2, what it finds in plugins under NCCL."""
 import json
 import os
@@ -58,7 +58,7 @@ def the_line_that_repeats_a_case_repeats_it():
     with tempfile.TemporaryDirectory() as folder:
         nccl = library(folder, "libnccl.so.2", "-Wl,--no-as-needed", str(BUILD / "lib/ghost/libcudart.so.13"))
         chosen = ["--ranks", "3", "--channels", "1", "--limit", "20", "--sizes", "8,2K", "--types", "float,int8",
-                  "--redops", "sum,max", "--only", "all_reduce.ring.LL", "--oob"]
+                  "--redops", "sum,max", "--only", "all_reduce.ring.LL", "--oob", "--gdr", "on"]
         done = run([KIT, "nccl", SOCKET, "--nccl", nccl, *chosen, "--json", "-"])
         if "without libelf" in done.stderr:
             raise Skip("this rail-kit was built without libelf")
@@ -66,7 +66,7 @@ def the_line_that_repeats_a_case_repeats_it():
         first = json.loads(done.stdout)["results"]
         words = shlex.split(first[0]["again"])
         for option in ("--ranks 3", "--channels 1", "--limit 20", "--sizes 8,2048", "--types float,int8",
-                       "--redops sum,max", "--only all_reduce.ring.LL", "--oob"):
+                       "--redops sum,max", "--only all_reduce.ring.LL", "--oob", "--gdr on"):
             assert option in " ".join(words), (option, words)
         done = run([KIT, *words[1:], "--json", "-"])
         again = json.loads(done.stdout)["results"]
@@ -118,6 +118,23 @@ def four_ranks_and_the_bootstrap():
         "--types", "float", "--redops", "sum")
 
 
+def writes_to_gpu_memory_need_a_flush():
+    """Over an emulated verbs device: all is well, and it is not when the plugin flushes nothing."""
+    need_nccl()
+    verbs, plugin = BUILD / "lib/emu/libibverbs.so.1", BUILD / "lib/libnccl-net-ib.so"
+    if not (verbs.exists() and plugin.exists()):
+        raise Skip("built without libibverbs")
+    options = ["--gdr", "on", "--types", "float", "--redops", "sum"]
+    emulated = {"NCCL_IBVERBS_LIB": str(verbs), "RAIL_EMU": "device emu0"}
+    kit(str(plugin), *options, "--only", "all_reduce.*,sendrecv,alltoall", **emulated)
+    report = kit(str(plugin), *options, "--only", "all_reduce.ring.*", status=1, NCCL_GDR_FLUSH_DISABLE="1", **emulated)
+    seen = {r["name"].split(".")[2]: r for r in report["results"]}
+    assert seen["LL"]["status"] == seen["LL128"]["status"] == "pass", report["results"]
+    assert "are not visible yet" in seen["Simple"]["seen"], seen["Simple"]
+    report = kit(SOCKET, *options, "--only", "all_reduce.ring.Simple")
+    assert report["results"][0]["status"] == "skip" and "host memory only" in report["results"][0]["seen"], report
+
+
 def another_network_is_noticed():
     """NCCL uses shared memory where it may: right results, and not through the plugin."""
     need_nccl()
@@ -130,4 +147,4 @@ if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
         arguments_are_checked, our_plugin_carries_every_collective, communicators_are_made_and_lost,
-        four_ranks_and_the_bootstrap, another_network_is_noticed)])
+        four_ranks_and_the_bootstrap, writes_to_gpu_memory_need_a_flush, another_network_is_noticed)])
