@@ -3,6 +3,7 @@
 #include "plugin/ofi/ofi_endpoint.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -98,7 +99,6 @@ static void destroy(struct ofi_endpoint *endpoint) {
     free(n->receives);
   }
   free(endpoint->comms);
-  pthread_mutex_destroy(&endpoint->lock);
   free(endpoint);
 }
 
@@ -124,8 +124,7 @@ static rail_result_t open_nics(struct ofi_endpoint *endpoint) {
 static rail_result_t open_new(struct rail_net_ctx *ctx, const struct ofi_device *device,
                               const struct ofi_endpoint_ops *ops, struct ofi_endpoint **out) {
   struct ofi_endpoint *endpoint = calloc(1, sizeof *endpoint);
-  if (!endpoint || pthread_mutex_init(&endpoint->lock, NULL) != 0) {
-    free(endpoint);
+  if (!endpoint) {
     RAIL_WARN("RailOFI: opening %s: out of memory", device->name);
     return RAIL_SYSTEM_ERROR;
   }

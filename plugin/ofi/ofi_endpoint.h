@@ -15,9 +15,9 @@
 #ifndef OFI_ENDPOINT_H
 #define OFI_ENDPOINT_H
 
-#include <pthread.h>
 #include <sys/queue.h>
 
+#include "common/base/lock.h"
 #include "common/net/net_ctx.h"
 #include "plugin/ofi/ofi_device.h"
 #include "plugin/ofi/ofi_wire.h"
@@ -143,7 +143,7 @@ struct ofi_endpoint {
 
   pid_t process;                 /* that opened it: a forked child must not close it */
 
-  pthread_mutex_t lock; /* guards all below */
+  struct rail_lock lock; /* guards all below */
   _Atomic bool shut;    /* its endpoints are closed; written under the lock */
   bool ending;          /* its last user has gone: completed receives are not posted again, failures change nothing */
   unsigned int nnics;
@@ -171,11 +171,9 @@ void ofi_endpoint_put(struct ofi_endpoint *endpoint);
 /* The context is about to be freed: its endpoints are left to their comms. */
 void ofi_endpoint_drop_ctx(const struct rail_net_ctx *ctx);
 
-static inline void ofi_endpoint_lock(struct ofi_endpoint *endpoint) { pthread_mutex_lock(&endpoint->lock); }
-static inline bool ofi_endpoint_try(struct ofi_endpoint *endpoint) {
-  return pthread_mutex_trylock(&endpoint->lock) == 0;
-}
-static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { pthread_mutex_unlock(&endpoint->lock); }
+static inline void ofi_endpoint_lock(struct ofi_endpoint *endpoint) { rail_lock_wait(&endpoint->lock); }
+static inline bool ofi_endpoint_try(struct ofi_endpoint *endpoint) { return rail_lock_try(&endpoint->lock); }
+static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { rail_lock_release(&endpoint->lock); }
 
 /* ---- the watch thread's polls --------------------------------------------------
  *
