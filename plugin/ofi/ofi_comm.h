@@ -36,7 +36,7 @@ struct ofi_mhandle {
   struct ofi_comm *comm;
   LIST_ENTRY(ofi_mhandle) link; /* in comm->mhandles, under the endpoint's lock */
   uint64_t addr, size;
-  _Atomic uint32_t outstanding; /* requests that use it */
+  _Atomic uint32_t outstanding; /* requests that use it; written under the lock */
   struct fid_mr *mrs[OFI_MAX_PATHS]; /* by our NIC; NULL where the provider needs none */
   void *descs[OFI_MAX_PATHS];
   uint64_t keys[OFI_MAX_PATHS];
@@ -363,12 +363,18 @@ static inline bool ofi_mr_covers(const struct ofi_comm *comm, const struct ofi_m
   return offset <= mr->size && size <= mr->size - offset;
 }
 
-/* `mr` may be NULL. Under the lock. */
+/* Under the lock, under which alone it is written: no atomic addition is needed. */
+static inline void ofi_mr_count(struct ofi_mhandle *mr, int32_t change) {
+  uint32_t n = atomic_load_explicit(&mr->outstanding, memory_order_relaxed) + (uint32_t)change;
+  atomic_store_explicit(&mr->outstanding, n, memory_order_release);
+}
+
+/* `mr` may be NULL. */
 static inline void ofi_mr_hold(struct ofi_mhandle *mr) {
-  if (mr) atomic_fetch_add_explicit(&mr->outstanding, 1, memory_order_relaxed);
+  if (mr) ofi_mr_count(mr, 1);
 }
 static inline void ofi_mr_release(struct ofi_mhandle *mr) {
-  if (mr) atomic_fetch_sub_explicit(&mr->outstanding, 1, memory_order_release);
+  if (mr) ofi_mr_count(mr, -1);
 }
 
 /* One line about a buffer that cannot be used, and RAIL_BAD_ARGUMENT. */
