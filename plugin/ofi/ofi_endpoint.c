@@ -75,7 +75,7 @@ static rail_result_t post_receives(struct ofi_endpoint *endpoint, unsigned int i
     op->data = (char *)n->frames_in.bytes + i * endpoint->frame_size;
     op->size = endpoint->frame_size;
     op->desc = n->frames_in.descs[index];
-    int err = ofi_endpoint_post(endpoint, op);
+    int err = ofi_endpoint_receive_frame(endpoint, op);
     if (err) return open_failed(n->nic, "fi_recv", err);
   }
   return RAIL_OK;
@@ -108,6 +108,7 @@ static rail_result_t open_nics(struct ofi_endpoint *endpoint) {
     n->nic = endpoint->device->rails[i];
     n->self = FI_ADDR_UNSPEC;
     n->next_key = 1;
+    n->inject_most = n->nic->local ? RAIL_MIN(n->nic->caps.inject_size, OFI_INJECT_MOST) : 0;
     SLIST_INIT(&n->peers);
     STAILQ_INIT(&n->waiting);
     STAILQ_INIT(&n->waiting_receives);

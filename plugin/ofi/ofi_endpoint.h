@@ -69,6 +69,8 @@ struct ofi_op {
 };
 STAILQ_HEAD(ofi_op_list, ofi_op);
 
+#define OFI_INJECT_MOST 4096 /* bytes of a frame and its payload that are copied for fi_inject */
+
 /* Memory of ours that libfabric reads or writes, registered where the provider wants it (FI_MR_LOCAL). */
 struct ofi_memory {
   void *bytes;
@@ -113,7 +115,8 @@ struct ofi_endpoint_nic {
   struct ofi_memory frames_in;
   unsigned int failed_receives; /* in a row */
   uint64_t next_key;     /* of registrations, where the provider leaves keys to us */
-  uint64_t bytes_posted; /* outstanding */
+  uint64_t bytes_posted; /* of comms, outstanding */
+  size_t inject_most;    /* bytes of a frame and its payload that go by fi_inject; 0: none go so */
 };
 
 struct ofi_completion {
@@ -209,12 +212,18 @@ bool ofi_endpoint_poll(struct ofi_endpoint *endpoint);
 /* Posts it, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle, too, where the
  * provider has taken a copy and will not complete it (fi_inject). */
 int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op);
+/* The same for a receive of control messages (OFI_OP_FRAME_IN), which only its endpoint posts. */
+int ofi_endpoint_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op);
 /* An operation that waits is idle afterwards; of one that is posted the provider is asked to end it, which its
  * completion says. */
 void ofi_endpoint_cancel(struct ofi_endpoint *endpoint, struct ofi_op *op);
 /* Closes its libfabric objects, so that none of the memory that was posted is touched again; every comm is told. `why`
  * is for log lines. */
 void ofi_endpoint_shut(struct ofi_endpoint *endpoint, const char *why);
+
+static inline bool ofi_endpoint_is_shut(const struct ofi_endpoint *endpoint) {
+  return atomic_load_explicit(&endpoint->shut, memory_order_relaxed);
+}
 
 static inline struct ofi_report_list *ofi_endpoint_reports(struct ofi_endpoint *endpoint, enum ofi_report_due due) {
   return due == OFI_REPORT_NOW ? &endpoint->reports_now : &endpoint->reports_later;

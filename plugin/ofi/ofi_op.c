@@ -16,7 +16,6 @@
 #define BATCH 16          /* completions that are read at once */
 #define MAX_BATCHES 8     /* per poll and NIC: a call must return within a millisecond */
 #define MOST_FULL 16      /* peers that may take nothing in one pass over what waits */
-#define INJECT_MOST 4096  /* bytes of a frame and its payload that are copied for fi_inject */
 #define MOST_KEYS (1u << 16) /* that are tried for one registration */
 #define MAX_FAILURES 1024 /* of receives of control messages, one after the other: then nothing will come any more */
 
@@ -59,7 +58,7 @@ void ofi_endpoint_read_timer(void) {
  * say nothing of one whose connection breaks. */
 #define INJECTED 1
 static int inject_frame(const struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
-  uint8_t bytes[INJECT_MOST];
+  uint8_t bytes[OFI_INJECT_MOST];
   memcpy(bytes, op->head, op->head_size);
   if (op->size) memcpy(bytes + op->head_size, op->data, op->size);
   int err = (int)fi_inject(nic->ep, bytes, op->head_size + op->size, op->to);
@@ -67,8 +66,7 @@ static int inject_frame(const struct ofi_endpoint_nic *nic, const struct ofi_op 
 }
 
 static bool can_inject(const struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
-  size_t most = RAIL_MIN(nic->nic->caps.inject_size, INJECT_MOST);
-  return nic->nic->local && (!op->size || op->host) && op->head_size + op->size <= most;
+  return op->head_size + op->size <= nic->inject_most && (!op->size || op->host);
 }
 
 static int post_frame(struct fid_ep *ep, struct ofi_op *op) {
@@ -88,11 +86,14 @@ static int post_write(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
   return (int)fi_writemsg(nic->ep, &msg, FI_COMPLETION | (nic->nic->caps.send_after_write ? 0 : FI_DELIVERY_COMPLETE));
 }
 
+static int post_receive(struct fid_ep *ep, struct ofi_op *op) {
+  return (int)fi_recv(ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, &op->context);
+}
+
 /* 0, INJECTED, or libfabric's error. Always inlined: a stack of isend is short to read. */
 __attribute__((always_inline)) static inline int post_now(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
   switch (op->kind) {
-    case OFI_OP_FRAME_IN:
-      return (int)fi_recv(nic->ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, &op->context);
+    case OFI_OP_FRAME_IN: return post_receive(nic->ep, op);
     case OFI_OP_TRECV:
       return (int)fi_trecv(nic->ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, op->tag, 0, &op->context);
     case OFI_OP_TSEND: return (int)fi_tsend(nic->ep, op->data, op->size, op->desc, op->to, op->tag, &op->context);
@@ -112,15 +113,13 @@ __attribute__((always_inline)) static inline int post_now(const struct ofi_endpo
 }
 
 static struct ofi_op_list *list_of(struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
-  bool receives = op->kind == OFI_OP_FRAME_IN || op->kind == OFI_OP_TRECV;
-  return receives ? &nic->waiting_receives : &nic->waiting;
+  return op->kind == OFI_OP_TRECV ? &nic->waiting_receives : &nic->waiting;
 }
 
 static void begin(struct ofi_endpoint *endpoint, struct ofi_op *op, enum ofi_op_state state) {
   struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
   op->state = state;
   nic->bytes_posted += op->size;
-  if (!op->comm) return;
   op->comm->nops++;
   op->comm->nposted += op->kind != OFI_OP_TRECV;
   endpoint->nops++;
@@ -131,7 +130,6 @@ static void begin(struct ofi_endpoint *endpoint, struct ofi_op *op, enum ofi_op_
 static void end(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   op->state = OFI_OP_IDLE;
   endpoint->nics[op->nic].bytes_posted -= op->size;
-  if (!op->comm) return;
   op->comm->nops--;
   op->comm->nposted -= op->kind != OFI_OP_TRECV;
   op->comm->stalls = 0;
@@ -140,11 +138,10 @@ static void end(struct ofi_endpoint *endpoint, struct ofi_op *op) {
 }
 
 /* Does an operation of the list keep this one from being posted? What goes to one peer keeps its order; a peer that
- * cannot be reached keeps nothing from others. Receives are posted in turn, but those of control messages before all
- * others: grants would find no place, and those never complete. */
+ * cannot be reached keeps nothing from others. Receives are posted in turn. */
 static bool is_behind_another(const struct ofi_op_list *list, const struct ofi_op *op) {
   const struct ofi_op *other;
-  if (rail_likely(STAILQ_EMPTY(list)) || op->kind == OFI_OP_FRAME_IN) return false;
+  if (rail_likely(STAILQ_EMPTY(list))) return false;
   if (op->kind == OFI_OP_TRECV) return true;
   STAILQ_FOREACH(other, list, link)
     if (other->to == op->to) return true;
@@ -154,7 +151,7 @@ static bool is_behind_another(const struct ofi_op_list *list, const struct ofi_o
 int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
   struct ofi_op_list *list = list_of(nic, op);
-  if (rail_unlikely(endpoint->shut)) return -FI_ESHUTDOWN;
+  if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
   int err = is_behind_another(list, op) ? -FI_EAGAIN : post_now(nic, op);
   if (rail_likely(err == INJECTED)) {
     err = 0;
@@ -162,8 +159,22 @@ int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op) {
     begin(endpoint, op, OFI_OP_POSTED);
   } else if (err == -FI_EAGAIN) {
     begin(endpoint, op, OFI_OP_WAITING);
-    if (op->kind == OFI_OP_FRAME_IN) STAILQ_INSERT_HEAD(list, op, link);
-    else STAILQ_INSERT_TAIL(list, op, link);
+    STAILQ_INSERT_TAIL(list, op, link);
+    err = 0;
+  }
+  return err;
+}
+
+/* Ahead of all receives that wait: those complete only when GRANTs and messages find a place. */
+int ofi_endpoint_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op) {
+  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
+  if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
+  int err = post_receive(nic->ep, op);
+  if (rail_likely(err == 0)) {
+    op->state = OFI_OP_POSTED;
+  } else if (err == -FI_EAGAIN) {
+    op->state = OFI_OP_WAITING;
+    STAILQ_INSERT_HEAD(&nic->waiting_receives, op, link);
     err = 0;
   }
   return err;
@@ -253,6 +264,11 @@ static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
       op->state = OFI_OP_POSTED;
       continue;
     }
+    if (rail_unlikely(op->kind == OFI_OP_FRAME_IN)) { /* no GRANT would find a place */
+      op->state = OFI_OP_IDLE;
+      ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(err));
+      return;
+    }
     const struct ofi_completion result = {.err = err == INJECTED ? 0 : -err, .text = "it could not be posted"};
     end(endpoint, op);
     endpoint->ops->completed(op, &result);
@@ -271,7 +287,7 @@ static void frame_in(struct ofi_endpoint *endpoint, struct ofi_op *op, const str
   struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
   struct ofi_frame frame;
   const void *payload;
-  end(endpoint, op);
+  op->state = OFI_OP_IDLE;
   if (rail_likely(!completion->err)) {
     nic->failed_receives = 0;
     if (ofi_frame_decode(op->data, completion->size, &frame, &payload)) {
@@ -281,8 +297,8 @@ static void frame_in(struct ofi_endpoint *endpoint, struct ofi_op *op, const str
   } else if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) { /* anybody may send too much */
     ofi_endpoint_shut(endpoint, completion->text);
   }
-  if (endpoint->shut || endpoint->ending) return;
-  int err = ofi_endpoint_post(endpoint, op);
+  if (ofi_endpoint_is_shut(endpoint) || endpoint->ending) return;
+  int err = ofi_endpoint_receive_frame(endpoint, op);
   if (err) ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(err));
 }
 
@@ -316,7 +332,7 @@ static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_
 static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
   struct fi_cq_msg_entry entries[BATCH];
   bool any = false;
-  for (int batch = 0; batch < MAX_BATCHES && !endpoint->shut; batch++) {
+  for (int batch = 0; batch < MAX_BATCHES && !ofi_endpoint_is_shut(endpoint); batch++) {
     ssize_t n = fi_cq_read(nic->cq, entries, BATCH);
     if (n == -FI_EAGAIN || n == 0) break;
     any = true;
@@ -325,7 +341,7 @@ static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic
     } else if (rail_unlikely(n < 0)) {
       ofi_endpoint_shut(endpoint, ofi_endpoint_strerror((int)n));
     }
-    for (ssize_t i = 0; i < n && !endpoint->shut; i++) {
+    for (ssize_t i = 0; i < n && !ofi_endpoint_is_shut(endpoint); i++) {
       const struct ofi_completion good = {.size = entries[i].len};
       complete(endpoint, entries[i].op_context, &good);
     }
@@ -348,7 +364,7 @@ static void send_reports(struct ofi_endpoint *endpoint, struct ofi_report_list *
 
 static bool poll_nics(struct ofi_endpoint *endpoint) {
   bool any = false;
-  for (unsigned int i = 0; i < endpoint->nnics && !endpoint->shut; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
+  for (unsigned int i = 0; i < endpoint->nnics; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
   if (rail_unlikely(!TAILQ_EMPTY(&endpoint->reports_now))) send_reports(endpoint, &endpoint->reports_now);
   return any;
 }

@@ -375,10 +375,11 @@ static struct ofi_slot *find_granted(struct ofi_send_comm *sc, uint32_t tag, boo
 static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, size_t size, uint32_t tag,
                                   struct ofi_mhandle *mr, void **request) {
   unsigned int index = 0;
-  struct ofi_slot *slot = find_granted(sc, tag, has_credit(sc, size, mr), &index);
+  bool credit = has_credit(sc, size, mr);
+  struct ofi_slot *slot = find_granted(sc, tag, credit, &index);
   if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
   bool gone = atomic_load_explicit(&sc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
-  if (!slot && (gone || !has_credit(sc, size, mr))) return no_grant(sc);
+  if (!slot && (gone || !(credit || has_credit(sc, size, mr)))) return no_grant(sc); /* a poll may have brought some */
   RAIL_TRY(rail_first_error(&sc->base.error)); /* the poll may have found one */
   struct ofi_send *send = take_request(sc);
   if (rail_unlikely(!send)) {

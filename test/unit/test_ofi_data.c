@@ -191,8 +191,7 @@ TEST(one_slow_nic) {
   ofi_endpoint_lock(endpoint);
   endpoint->nics[2].bytes_posted -= 1 << 30;
   ofi_endpoint_unlock(endpoint);
-  for (unsigned int i = 0; i < 4; i++) /* only the receives of control messages */
-    CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[i].bytes_posted), endpoint->nics[i].nreceives * endpoint->frame_size);
+  for (unsigned int i = 0; i < 4; i++) CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[i].bytes_posted), 0);
   close_pair();
 }
 

@@ -191,33 +191,6 @@ TEST(an_operation_that_never_ends) {
   }
 }
 
-/* Completions that are lost cannot be told apart: the endpoint is shut, and its connections end in words. */
-TEST(a_completion_queue_that_overruns) {
-  for (int how = 1; how <= 2; how++) {
-    char script[64];
-    open_pair("nic=fake0");
-    snprintf(script, sizeof script, "overrun=%d", how);
-    fake_script("cq_size=4");
-    struct rig small = {.ctx = {rig_ctx(), rig_ctx()}};
-    rig_connect(&small, 0, 0); /* its handshake fits */
-    fake_script(script);
-    void *mh = rig_reg(small.rc, in, sizeof in);
-    rail_result_t result = RAIL_OK;
-    void *data = in;
-    for (int i = 0; i < 20; i++) (void)net->irecv(small.rc, 1, &data, &(size_t){SIZE}, &i, &mh, NULL, &recvs[0]);
-    for (int i = 0; i < 50; i++) rig_poll(small.sc);
-    for (int i = 0; i < 50; i++) rig_poll(small.rc);
-    RIG_UNTIL(error_of(small.sc) || error_of(small.rc), {
-      result = net->isend(small.sc, out, 0, 99, NULL, NULL, &recvs[1]);
-      rig_poll(small.rc);
-    });
-    (void)result;
-    CHECK_MSG(log_said("the endpoint of fake0 is closed, and all its connections with it"), "%s", log_lines);
-    rig_close(&small);
-    close_pair();
-  }
-}
-
 /* ---- calls that fail ------------------------------------------------------------------------------------ */
 
 /* One call fails, where the connector or the acceptor opens its endpoint. */
@@ -472,7 +445,7 @@ TEST(sizes_that_do_not_fit) {
 }
 
 RIG_MAIN(TEST_CASE(each_operation), TEST_CASE(an_operation_that_never_ends),
-         TEST_CASE(a_completion_queue_that_overruns), TEST_CASE(an_endpoint_that_cannot_be_opened),
+         TEST_CASE(an_endpoint_that_cannot_be_opened),
          TEST_CASE(an_address_that_is_refused), TEST_CASE(memory_that_is_refused),
          TEST_CASE(frames_that_no_sender_sends), TEST_CASE(frames_that_no_receiver_sends),
          TEST_CASE(messages_that_are_dropped), TEST_CASE(a_send_after_the_peer_revoked),

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Failures that belong to no connection, over a scripted libfabric: the ofi plugin closes the endpoint, and all its
+ * connections end in words.
+ */
+#include "test/unit/ofi_rig.h"
+
+#define SIZE 9000
+
+static struct rig r;
+static uint8_t out[SIZE], in[SIZE];
+static void *mh_out, *mh_in;
+
+static void open_pair(void) {
+  rig_start("nic=fake0");
+  rig_open(&r, 1, 1);
+  mh_out = rig_reg(r.sc, out, sizeof out);
+  mh_in = rig_reg(r.rc, in, sizeof in);
+}
+
+static void close_pair(void) {
+  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  CHECK_OK(net->dereg_mr(r.sc, mh_out));
+  rig_close(&r);
+  rig_end();
+}
+
+static rail_result_t error_of(void *comm) { return rail_first_error(&rig_comm(comm)->error); }
+
+/* Completions that are lost cannot be told apart: the endpoint is shut, and its connections end in words. */
+TEST(a_completion_queue_that_overruns) {
+  for (int how = 1; how <= 2; how++) {
+    char script[64];
+    open_pair();
+    snprintf(script, sizeof script, "overrun=%d", how);
+    fake_script("cq_size=4");
+    struct rig small = {.ctx = {rig_ctx(), rig_ctx()}};
+    rig_connect(&small, 0, 0); /* its handshake fits */
+    fake_script(script);
+    void *mh = rig_reg(small.rc, in, sizeof in);
+    rail_result_t result = RAIL_OK;
+    void *data = in, *request;
+    for (int i = 0; i < 20; i++) (void)net->irecv(small.rc, 1, &data, &(size_t){SIZE}, &i, &mh, NULL, &request);
+    for (int i = 0; i < 50; i++) rig_poll(small.sc);
+    for (int i = 0; i < 50; i++) rig_poll(small.rc);
+    RIG_UNTIL(error_of(small.sc) || error_of(small.rc), {
+      result = net->isend(small.sc, out, 0, 99, NULL, NULL, &request);
+      rig_poll(small.rc);
+    });
+    (void)result;
+    CHECK_MSG(log_said("the endpoint of fake0 is closed, and all its connections with it"), "%s", log_lines);
+    rig_close(&small);
+    close_pair();
+  }
+}
+
+/* First there is no room for it, then the provider refuses it. */
+static int tries;
+static ssize_t refuse_receive(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from, void *context) {
+  (void)ep, (void)buf, (void)len, (void)desc, (void)from, (void)context;
+  return tries++ ? -FI_ENOMEM : -FI_EAGAIN;
+}
+
+/* It is the endpoint's own. */
+TEST(a_receive_of_control_messages_that_is_refused) {
+  open_pair();
+  struct fid_ep *ep = rig_comm(r.rc)->endpoint->nics[0].ep;
+  const struct fi_ops_msg *usual = ep->msg;
+  struct fi_ops_msg refusing = *usual;
+  refusing.recv = refuse_receive;
+  tries = 0;
+  ofi_endpoint_lock(rig_comm(r.rc)->endpoint);
+  ep->msg = &refusing;
+  ofi_endpoint_unlock(rig_comm(r.rc)->endpoint);
+  void *send = rig_send(&r, out, 8, 1, mh_out);
+  RIG_UNTIL(error_of(r.rc) != RAIL_OK, {
+    rig_poll(r.sc);
+    rig_poll(r.rc);
+  });
+  CHECK_INT(tries, 2);
+  CHECK_INT(error_of(r.rc), RAIL_SYSTEM_ERROR);
+  CHECK(rig_done(send, NULL)); /* it had been sent */
+  CHECK_MSG(log_said("the endpoint of fake0 is closed, and all its connections with it"), "%s", log_lines);
+  close_pair();
+}
+
+RIG_MAIN(TEST_CASE(a_completion_queue_that_overruns), TEST_CASE(a_receive_of_control_messages_that_is_refused))
