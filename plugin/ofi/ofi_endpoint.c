@@ -112,6 +112,7 @@ static rail_result_t open_nics(struct ofi_endpoint *endpoint) {
     SLIST_INIT(&n->peers);
     STAILQ_INIT(&n->waiting);
     STAILQ_INIT(&n->waiting_receives);
+    STAILQ_INIT(&n->used_receives);
     endpoint->nnics++;
     RAIL_TRY(open_endpoint(n));
   }

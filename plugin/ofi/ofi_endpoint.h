@@ -112,6 +112,8 @@ struct ofi_endpoint_nic {
   struct ofi_op_list waiting, waiting_receives; /* -FI_EAGAIN */
   struct ofi_op *receives;
   unsigned int nreceives;
+  struct ofi_op_list used_receives; /* of them: completed, and not posted anew yet */
+  unsigned int nused;
   struct ofi_memory frames_in;
   unsigned int failed_receives; /* in a row */
   uint64_t next_key;     /* of registrations, where the provider leaves keys to us */

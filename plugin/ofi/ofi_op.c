@@ -210,6 +210,8 @@ void ofi_endpoint_close(struct ofi_endpoint *endpoint, const char *why) {
     if (n->ep) err[i] = fi_close(&n->ep->fid);
     STAILQ_INIT(&n->waiting);
     STAILQ_INIT(&n->waiting_receives);
+    STAILQ_INIT(&n->used_receives);
+    n->nused = 0;
     n->bytes_posted = 0;
   }
   endpoint->nops = 0;
@@ -297,9 +299,21 @@ static void frame_in(struct ofi_endpoint *endpoint, struct ofi_op *op, const str
   } else if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) { /* anybody may send too much */
     ofi_endpoint_shut(endpoint, completion->text);
   }
-  if (ofi_endpoint_is_shut(endpoint) || endpoint->ending) return;
-  int err = ofi_endpoint_receive_frame(endpoint, op);
-  if (err) ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(err));
+  if (ofi_endpoint_is_shut(endpoint)) return;
+  STAILQ_INSERT_TAIL(&nic->used_receives, op, link);
+  nic->nused++;
+}
+
+/* Receives of control messages are posted anew while nothing else is to be done, or once a quarter of them is used:
+ * whoever waits for a message has it before that. */
+static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
+  while (nic->nused && !ofi_endpoint_is_shut(endpoint) && !endpoint->ending) {
+    struct ofi_op *op = STAILQ_FIRST(&nic->used_receives);
+    STAILQ_REMOVE_HEAD(&nic->used_receives, link);
+    nic->nused--;
+    int err = ofi_endpoint_receive_frame(endpoint, op);
+    if (err) ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(err));
+  }
 }
 
 static void complete(struct ofi_endpoint *endpoint, void *context, const struct ofi_completion *completion) {
@@ -347,6 +361,7 @@ static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic
     }
     if (n > 0 && n < BATCH) break;
   }
+  if (nic->nused && (!any || nic->nused > nic->nreceives / 4)) post_used_receives(endpoint, nic);
   if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting_receives))) post_waiting(endpoint, nic, &nic->waiting_receives);
   if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) post_waiting(endpoint, nic, &nic->waiting);
   return any;

@@ -251,7 +251,28 @@ TEST(without_credit) {
   close_pair();
 }
 
+/* Receives of control messages are posted anew while nothing else is to be done, or once a quarter of them is used. */
+TEST(receives_are_posted_anew) {
+  open_pair("nic=fake0 rx_size=32");
+  struct ofi_endpoint_nic *nic = &rig_comm(r.rc)->endpoint->nics[0];
+  CHECK_INT(nic->nreceives, 16);
+  for (int round = 0; round < OFI_MAX_EAGER / 12; round++) {
+    for (int i = 0; i < 12; i++) (void)rig_send(&r, out, SMALL, 7, mh_out);
+    rig_poll(r.sc);
+    rig_poll(r.rc);
+    CHECK(RIG_LOCKED(r.rc, nic->nused) <= 4);
+  }
+  RIG_UNTIL(RIG_LOCKED(r.rc, rc()->unexpected) == OFI_MAX_EAGER, {
+    rig_poll(r.sc);
+    rig_poll(r.rc);
+  });
+  RIG_UNTIL(RIG_LOCKED(r.rc, nic->nused) == 0, rig_poll(r.rc));
+  for (int i = 0; i < OFI_MAX_EAGER; i++) receive(0, SMALL, 7);
+  close_pair();
+}
+
 RIG_MAIN(TEST_CASE(as_many_as_there_is_credit_for), TEST_CASE(receives_that_are_not_granted), TEST_CASE(groups_in_part),
          TEST_CASE(grants_that_cross_messages), TEST_CASE(too_large_for_a_buffer_that_is_not_granted),
          TEST_CASE(a_small_buffer_without_credit), TEST_CASE(close_loses_nothing),
-         TEST_CASE(close_with_a_peer_that_does_not_answer), TEST_CASE(without_credit))
+         TEST_CASE(close_with_a_peer_that_does_not_answer), TEST_CASE(without_credit),
+         TEST_CASE(receives_are_posted_anew))
