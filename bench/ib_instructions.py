@@ -5,75 +5,44 @@
 Over the emulated device (docs/emu.md), which is left out of the count, as hardware and its provider would be. The same
 program gives the same numbers, on any machine of its kind."""
 import argparse
-import collections
 import json
 import pathlib
-import re
-import shutil
 import sys
-import tempfile
 
 sys.dont_write_bytecode = True
-from program import Failed, execute
+import instructions
+from instructions import CALLS, MESSAGE, MESSAGES
+from program import Failed
 from report import markdown_table, size_name, text_table
 
-MESSAGES = 1000
 OURS, PROVIDER = "lib/libnccl-net-ib.so", "lib/emu/libibverbs.so.1"
-CALLS = {"irecv": "irecv", "isend": "isend", "test, waiting": "test_waiting", "test, received": "test_received",
-         "test, sent": "test_sent"}
-MESSAGE = ("irecv", "isend", "test, received", "test, sent")  # what one message takes at least
 SETTINGS = [(8, 1), (65536, 1), (65536, 4)]  # bytes, queue pairs
 
-Edge = collections.namedtuple("Edge", "where callee_where cost")
 
-
-def read_profile(text):
-    """The edges between objects in a callgrind file, and what was counted below them."""
-    names, edges = {}, []
-    here, after_call = {"ob": "", "cob": None}, False
-    for line in text.splitlines():
-        if m := re.fullmatch(r"(c?ob)=\((\d+)\)(?: (.*))?", line):
-            kind, number, name = m.groups()
-            here[kind] = names.setdefault(number, name)
-        elif line.startswith("calls="):
-            after_call = True
-        elif after_call:
-            edges.append(Edge(here["ob"], here["cob"] or here["ob"], int(line.split()[1])))
-            after_call, here["cob"] = False, None
-    return edges
-
-
-def exchange(build, plugin, size, qps, under=()):
-    """Runs the fixed list of calls; what it prints. A plugin that is linked with libibverbs, or opens it by its usual
-    names, finds it by the library path; the GID is that of RoCE v2 and IPv4, for those who read sysfs for it."""
+def environment(build, qps):
+    """A plugin that is linked with libibverbs, or opens it by its usual names, finds it by the library path; the GID is
+    that of RoCE v2 and IPv4, for those who read sysfs for it."""
     provider = build / PROVIDER
-    env = {"NCCL_IBVERBS_LIB": str(provider), "LD_LIBRARY_PATH": str(provider.parent), "RAIL_EMU": "device emu0",
-           "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_GID_INDEX": "3", "NCCL_IB_QPS_PER_CONNECTION": str(qps),
-           "NCCL_IB_SPLIT_DATA_ON_QPS": str(int(qps > 1))}
-    return execute([*under, str(build / "bench/exchange"), str(plugin), str(size), str(MESSAGES)], env)
-
-
-def instructions(build, plugin, size, qps, call):
-    """For one call of that kind."""
-    plugin, provider = str(plugin), str(build / PROVIDER)
-    with tempfile.NamedTemporaryFile(prefix="rail-bench-") as out:
-        exchange(build, plugin, size, qps, ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}",
-                                    "--collect-atstart=no", f"--toggle-collect=call_{call}*"])
-        edges = read_profile(pathlib.Path(out.name).read_text())
-    inside = sum(e.cost for e in edges if e.callee_where == plugin != e.where)
-    inside -= sum(e.cost for e in edges if e.where == plugin and e.callee_where == provider)
-    if inside <= 0:
-        raise Failed(f"callgrind saw nothing of {plugin} in call_{call}")
-    return inside / MESSAGES
+    return {"NCCL_IBVERBS_LIB": str(provider), "LD_LIBRARY_PATH": str(provider.parent), "RAIL_EMU": "device emu0",
+            "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_GID_INDEX": "3", "NCCL_IB_QPS_PER_CONNECTION": str(qps),
+            "NCCL_IB_SPLIT_DATA_ON_QPS": str(int(qps > 1))}
 
 
 def asked(build, plugin, size, qps):
     """{kind of call: {verb: how often for one call}}"""
     found = {}
-    for kind, verb, n in map(str.split, exchange(build, plugin, size, qps).splitlines()):
+    for line in instructions.exchange(build, plugin, size, environment(build, qps)).splitlines():
+        kind, verb, n = line.split()
         if int(n) > 0:
             found.setdefault(kind, {})[verb] = int(n) / MESSAGES
     return found
+
+
+def counted(build, plugin, size, qps, call):
+    """The plugin's instructions for one call of that kind."""
+    provider = str(build / PROVIDER)
+    ours, _ = instructions.count(build, plugin, size, environment(build, qps), call, lambda path: path == provider)
+    return ours
 
 
 def measure(build, plugin=None):
@@ -81,7 +50,7 @@ def measure(build, plugin=None):
     rows, plugin = [], plugin or build / OURS
     for size, qps in SETTINGS:
         provider = asked(build, plugin, size, qps)
-        rows += [{"size": size, "qps": qps, "call": name, "instructions": instructions(build, plugin, size, qps, call),
+        rows += [{"size": size, "qps": qps, "call": name, "instructions": counted(build, plugin, size, qps, call),
                   "provider": provider.get(call, {})} for name, call in CALLS.items()]
     return rows
 
@@ -119,11 +88,7 @@ def beside(ours, peers, peer):
 
 def possible(build):
     """None, or why it cannot be counted here."""
-    if not shutil.which("valgrind"):
-        return "valgrind is missing; config/setup.sh bench brings it"
-    missing = [p for p in ("bench/exchange", PROVIDER, OURS)
-               if not (build / p).exists()]
-    return f"{', '.join(missing)} is not built" if missing else None
+    return instructions.missing(build, [PROVIDER, OURS])
 
 
 def main():

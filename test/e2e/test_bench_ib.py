@@ -14,7 +14,7 @@ sys.dont_write_bytecode = True
 from coll import BUILD, ROOT, SOCKET, expect, main, run
 
 sys.path.insert(0, str(ROOT / "bench"))
-from ib_instructions import read_profile
+from instructions import read_profile
 from verbs import Cell, Perftest
 
 # It listens or connects as perftest does, and prints perftest's line of figures.
