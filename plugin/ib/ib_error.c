@@ -288,3 +288,10 @@ rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const 
   }
   return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
 }
+
+rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err) {
+  if (!comm->failover) return ib_error_post(comm, qp, call, err);
+  ib_path_of(comm, qp->index)->post_errno = err;
+  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
+  return RAIL_OK;
+}

@@ -28,6 +28,9 @@ double ib_error_budget(unsigned int timeout, unsigned int retry_cnt);
 rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc);
 /* A fault bit ends the comm: one line, and the comm fails. RAIL_OK if none is set. */
 rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults);
+/* The progress thread: a work request could not be posted. Without failover as ib_error_post; with it the QP is lost,
+ * and what it was to carry goes over another one: RAIL_OK. */
+RAIL_COLD rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err);
 /* ibv_post_* or ibv_poll_cq failed with `err`. */
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err);
 

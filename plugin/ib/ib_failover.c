@@ -203,7 +203,7 @@ static bool lose(struct ib_comm *comm, unsigned int index) {
   struct ib_qp *qp = &comm->qps[index];
   if (path->state == IB_PATH_VERIFYING) stop_qp(comm, index); /* nothing went over it */
   if (path->state != IB_PATH_UP) return true;
-  if (ib_paths_up(comm) == 1) return false;
+  if (ib_count_paths_up(comm) == 1) return false;
   uint64_t now = rail_now_ns();
   if (!f->open) {
     f->open = true;
@@ -319,7 +319,7 @@ static void report(struct ib_comm *comm) {
             comm->plan.nqps, ib_path_port(comm, f->first)->name,
             comm->remote_rails[comm->qps[f->first].remote_rail].name, path->why_lost, status, f->resent,
             comm->sender ? "parts were" : "clear-to-sends were", (double)f->idle_ns / 1e6, ms(f->noticed, f->switched),
-            ms(f->switched, rail_now_ns()), ib_paths_up(comm));
+            ms(f->switched, rail_now_ns()), ib_count_paths_up(comm));
 }
 
 /* ---- from state to state -------------------------------------------------------- */
@@ -365,7 +365,7 @@ static void abandon(struct ib_comm *comm, unsigned int index) {
 }
 
 /* What the watch thread has read, or a post returned. */
-static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
+static rail_result_t handle_path_faults(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = ib_path_of(comm, index);
   uint32_t faults = atomic_load(&path->faults);
   if (!faults) return RAIL_OK;
@@ -438,7 +438,7 @@ static rail_result_t resend(struct ib_comm *comm) {
   return RAIL_OK;
 }
 
-/* Not one that the peer has stopped: handle_faults ends that try. What came after STOPPED is the next try's. */
+/* Not one that the peer has stopped: handle_path_faults ends that try. What came after STOPPED is the next try's. */
 static void bring_back(struct ib_comm *comm, unsigned int index, bool *pending) {
   struct ib_path *path = ib_path_of(comm, index);
   if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return;
@@ -477,7 +477,7 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
   bool returning = pending;
   pending = false;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    RAIL_TRY(handle_faults(comm, i));
+    RAIL_TRY(handle_path_faults(comm, i));
     RAIL_TRY(stop(comm, i));
     RAIL_TRY(reconcile(comm, i));
     pending |= ib_path_of(comm, i)->state == IB_PATH_STOPPING || ib_path_of(comm, i)->state == IB_PATH_STOPPED;

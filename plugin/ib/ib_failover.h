@@ -23,7 +23,6 @@
 #define IB_FAILOVER_H
 
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_error.h"
 
 /* Frames over the oob connection. Their number: QP, and from bit 32 on a receiver's count of tails (a sender: 0). */
 #define IB_FRAME_STOPPED RAIL_OOB_PLUGIN /* this side has stopped that QP */
@@ -96,7 +95,7 @@ static inline struct ib_path *ib_path_of(const struct ib_comm *comm, unsigned in
 static inline struct ib_port *ib_path_port(const struct ib_comm *comm, unsigned int qp) {
   return comm->rails[comm->qps[qp].rail].port;
 }
-static inline unsigned int ib_paths_up(const struct ib_comm *comm) {
+static inline unsigned int ib_count_paths_up(const struct ib_comm *comm) {
   unsigned int n = 0;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) n += ib_path_of(comm, i)->state == IB_PATH_UP;
   return n;
@@ -106,16 +105,6 @@ static inline unsigned int ib_paths_up(const struct ib_comm *comm) {
 static inline void ib_path_fault(struct ib_comm *comm, unsigned int qp, uint32_t faults) {
   atomic_fetch_or(&comm->failover->paths[qp].faults, faults);
   atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
-}
-
-/* The progress thread: a work request could not be posted. Without failover it is logged, and its error fails the
- * connection; with it the QP is lost, and what it was to carry goes over another one: RAIL_OK. */
-static inline rail_result_t ib_path_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call,
-                                                int err) {
-  if (!comm->failover) return ib_error_post(comm, qp, call, err);
-  ib_path_of(comm, qp->index)->post_errno = err;
-  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
-  return RAIL_OK;
 }
 
 /* For a connection whose plan has failover, before its peer may write. Logs why not. */

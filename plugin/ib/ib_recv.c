@@ -63,7 +63,7 @@ static int post_batch(struct ib_comm *comm, struct ib_qp *qp) {
 
 static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
   int err = post_batch(comm, qp);
-  return rail_likely(!err) ? RAIL_OK : ib_path_post_failed(comm, qp, "ibv_post_recv", err);
+  return rail_likely(!err) ? RAIL_OK : ib_post_failed(comm, qp, "ibv_post_recv", err);
 }
 
 int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
@@ -86,7 +86,7 @@ rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
 RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
   struct ibv_send_wr *bad;
   int err = ibv_post_send(qp->qp, wr, &bad);
-  if (rail_unlikely(err)) return ib_path_post_failed(&rc->base, qp, "ibv_post_send", err);
+  if (rail_unlikely(err)) return ib_post_failed(&rc->base, qp, "ibv_post_send", err);
   qp->sq_avail--;
   return RAIL_OK;
 }

@@ -207,7 +207,7 @@ static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
 
 /* ---- the first write over it ------------------------------------------------------ */
 
-static enum ib_return path_up(struct ib_comm *comm, unsigned int index) {
+static enum ib_return mark_path_up(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = ib_path_of(comm, index);
   path->state = IB_PATH_UP;
   path->deadline = 0;
@@ -218,7 +218,7 @@ static enum ib_return path_up(struct ib_comm *comm, unsigned int index) {
   RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s: queue pair %u of port %s to %s is in use again, %.1f s after it was "
             "lost; %u of %u are", comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name,
             index, ib_path_port(comm, index)->name, comm->remote_rails[comm->qps[index].remote_rail].name,
-            (double)(path->up_since - path->lost_at) / 1e9, ib_paths_up(comm), comm->plan.nqps);
+            (double)(path->up_since - path->lost_at) / 1e9, ib_count_paths_up(comm), comm->plan.nqps);
   return IB_RETURN_WAITS;
 }
 
@@ -236,7 +236,7 @@ static enum ib_return write_first(struct ib_comm *comm, unsigned int index) {
 static enum ib_return verify(struct ib_comm *comm, unsigned int index) {
   struct ib_path *path = ib_path_of(comm, index);
   bool ready = atomic_fetch_and(&path->events, ~IB_PATH_PEER_READY) & IB_PATH_PEER_READY;
-  if (comm->sender ? ready : path->verified) return path_up(comm, index);
+  if (comm->sender ? ready : path->verified) return mark_path_up(comm, index);
   return ready ? write_first(comm, index) : IB_RETURN_WAITS;
 }
 

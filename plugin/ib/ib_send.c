@@ -221,7 +221,7 @@ RAIL_HOT_INLINE void make_write(const struct ib_send *send, const struct ib_qp *
 /* Of a batch's n writes some may have been posted. What was begun over a QP that is lost waits until it is DOWN. */
 RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *at, uint64_t before,
                                            unsigned int n, const struct ib_qp *qp, int err) {
-  RAIL_TRY(ib_path_post_failed(&sc->base, qp, "ibv_post_send", err));
+  RAIL_TRY(ib_post_failed(&sc->base, qp, "ibv_post_send", err));
   *at = (struct ib_cursor){.posted = RAIL_MAX(before, n > 1), .qp = qp->index};
   return RAIL_IN_PROGRESS;
 }
