@@ -2,6 +2,7 @@
  * What is run, in which environment, and what NCCL's own log must say about it. */
 #include "kit/nccl/kit_nccl.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -25,7 +26,7 @@
   "every connection that this plugin carries it"
 #define SOURCE "NCCL's host code itself"
 
-struct trial {
+struct nccl_case {
   char id[16];
   char name[48];
   const char *what;
@@ -38,22 +39,22 @@ struct trial {
 
 enum {
   NPROTOS = 3,
-  NRINGS = KIT_NCCL_SENDRECV, /* collectives: each by the ring and each protocol; all-reduce by the tree, too */
-  NTRIALS = (NRINGS + 1) * NPROTOS + (KIT_NCCL_COLLS - NRINGS) + KIT_NCCL_SCENARIOS
+  NRING_COLLS = KIT_NCCL_SENDRECV, /* collectives: each by the ring and each protocol; all-reduce by the tree, too */
+  NCASES = (NRING_COLLS + 1) * NPROTOS + (KIT_NCCL_COLLS - NRING_COLLS) + KIT_NCCL_SCENARIOS
 };
 
 static const char *const protos[NPROTOS] = {"LL", "LL128", "Simple"};
-static struct trial trials[NTRIALS];
+static struct nccl_case cases[NCASES];
 
-static void make_trials(void) {
-  struct trial *t = trials;
+static void make_cases(void) {
+  struct nccl_case *t = cases;
   for (int coll = 0; coll < KIT_NCCL_COLLS; coll++) {
     bool p2p = coll >= KIT_NCCL_SENDRECV;
     int trees = coll == KIT_NCCL_ALL_REDUCE ? 2 : 1;
     for (int tree = 0; tree < trees; tree++)
       for (int proto = 0; proto < (p2p ? 1 : NPROTOS); proto++, t++) {
-        *t = (struct trial){.what = WHAT, .coll = (enum kit_nccl_coll)coll, .algo = p2p ? NULL : tree ? "Tree" : "Ring",
-                            .proto = p2p ? NULL : protos[proto]};
+        *t = (struct nccl_case){.what = WHAT, .coll = (enum kit_nccl_coll)coll,
+                                .algo = p2p ? NULL : tree ? "Tree" : "Ring", .proto = p2p ? NULL : protos[proto]};
         snprintf(t->id, sizeof t->id, "%d.%d", coll + 1, tree * NPROTOS + proto + 1);
         if (p2p) snprintf(t->name, sizeof t->name, "%s", kit_nccl_colls[coll]);
         else snprintf(t->name, sizeof t->name, "%s.%s.%s", kit_nccl_colls[coll], tree ? "tree" : "ring", t->proto);
@@ -61,14 +62,15 @@ static void make_trials(void) {
   }
   for (int i = 0; i < KIT_NCCL_SCENARIOS; i++, t++) {
     const struct kit_nccl_scenario *scenario = &kit_nccl_scenarios[i];
-    *t = (struct trial){.what = scenario->what, .scenario = scenario};
+    *t = (struct nccl_case){.what = scenario->what, .scenario = scenario};
     snprintf(t->id, sizeof t->id, "%d.%d", KIT_NCCL_COLLS + 1, i + 1);
     snprintf(t->name, sizeof t->name, "%s", scenario->name);
   }
+  assert(t == cases + NCASES);
 }
 
-/* Milliseconds for the trial's processes. */
-static uint64_t limit_of(const struct kit_nccl *how, const struct trial *t) {
+/* Milliseconds for the case's processes. */
+static uint64_t limit_of(const struct kit_nccl *how, const struct nccl_case *t) {
   bool repeats = t->scenario && t->scenario->repeats;
   return how->limit_ms * (repeats ? 1 + (uint64_t)how->repeat / 10 : 1);
 }
@@ -101,7 +103,7 @@ static void free_env(struct env *e) {
 }
 
 /* Ranks are hosts of their own by NCCL_HOSTID. What needs kernels that ghost has not, or a GPU's features, is off. */
-static void make_env(struct env *e, const struct kit_nccl *how, const struct trial *t, const char *ghost,
+static void make_env(struct env *e, const struct kit_nccl *how, const struct nccl_case *t, const char *ghost,
                      const char *name, int rank, int log) {
   static const char *const off[] = {"NCCL_PAT_ENABLE",  "NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER",
                                     "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE",   "NCCL_RAS_ENABLE",
@@ -184,7 +186,7 @@ static void read_log(struct proof *p, int log, const char *name) {
   munmap(at, (size_t)st.st_size);
 }
 
-/* ---- one trial ---- */
+/* ---- one case ---- */
 
 struct run {
   const struct kit_nccl *how;
@@ -241,8 +243,8 @@ static void check_log(struct run *run, struct kit_result *r, const int *logs) {
   if (all.warning[0]) kit_result_message(r, &warn);
 }
 
-/* The command line that repeats the trial with the same options; the environment is the caller's. */
-static void format_repeat_command(struct kit_result *r, const struct kit_nccl *how, const struct trial *t,
+/* The command line that repeats the case with the same options; the environment is the caller's. */
+static void format_repeat_command(struct kit_result *r, const struct kit_nccl *how, const struct nccl_case *t,
                                   const char *sizes) {
   size_t room = sizeof r->again;
   snprintf(r->again, room, "rail-kit nccl ");
@@ -257,7 +259,7 @@ static void format_repeat_command(struct kit_result *r, const struct kit_nccl *h
            how->oob ? " --oob" : "", how->gdr ? " --gdr on" : "");
 }
 
-static void try_trial(struct run *run, const struct trial *t) {
+static void run_case(struct run *run, const struct nccl_case *t) {
   const struct kit_nccl *how = run->how;
   struct kit_result r = {.id = t->id, .name = t->name, .what = t->what, .source = SOURCE, .level = KIT_MUST,
                          .version = kit_probe_newest(&run->probe), .seed = run->report.seed};
@@ -320,23 +322,23 @@ static bool find_ghost(char path[PATH_MAX]) {
   return true;
 }
 
-static bool wanted(const struct kit_filter *filter, const struct trial *t) {
+static bool wanted(const struct kit_filter *filter, const struct nccl_case *t) {
   return kit_filter_accepts(filter, t->id, t->name, KIT_MUST);
 }
 
 int kit_nccl_list(const struct kit_nccl *how) {
   struct kit_filter filter;
   if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
-  make_trials();
-  for (int i = 0; i < NTRIALS; i++)
-    if (wanted(&filter, &trials[i])) printf("%-6s %s\n", trials[i].id, trials[i].name);
+  make_cases();
+  for (int i = 0; i < NCASES; i++)
+    if (wanted(&filter, &cases[i])) printf("%-6s %s\n", cases[i].id, cases[i].name);
   kit_filter_free(&filter);
   return 0;
 }
 
 static int run_all(struct run *run, const struct kit_filter *filter) {
-  make_trials();
-  for (int i = 0; i < NTRIALS; i++) run->report.expected += wanted(filter, &trials[i]);
+  make_cases();
+  for (int i = 0; i < NCASES; i++) run->report.expected += wanted(filter, &cases[i]);
   if (run->report.expected == 0) {
     fprintf(stderr, "rail-kit nccl: nothing is called %s; --list shows all\n", run->how->only ? run->how->only : "so");
     return 2;
@@ -346,8 +348,8 @@ static int run_all(struct run *run, const struct kit_filter *filter) {
   if (f && run->report.verbose)
     fprintf(f, "                %12s %12s %9s %6s %4s %11s %8s %11s %8s\n", "size (B)", "count", "type", "redop",
             "root", "time (us)", "#wrong", "in place", "#wrong");
-  for (int i = 0; i < NTRIALS; i++)
-    if (wanted(filter, &trials[i])) try_trial(run, &trials[i]);
+  for (int i = 0; i < NCASES; i++)
+    if (wanted(filter, &cases[i])) run_case(run, &cases[i]);
   if (f && run->version[0]) fprintf(f, "NCCL %s, %d ranks, %s\n", run->version, run->how->ranks, run->probe.name);
   return kit_report_finish(&run->report);
 }

@@ -22,7 +22,7 @@ struct kit_nccl {
   unsigned nsizes;
   const char *types, *redops;     /* words with commas; NULL: all */
   const char *only, *skip, *levels;
-  uint64_t limit_ms;              /* of each trial's processes; comm.repeated has limit_ms * (1 + repeat / 10) */
+  uint64_t limit_ms;              /* of each case's processes; comm.repeated has limit_ms * (1 + repeat / 10) */
   int repeat;                     /* communicators that comm.repeated makes, more than KIT_NCCL_WARM */
   bool oob;                       /* NCCL's own bootstrap through the plugin, too */
   int gdr;                        /* 0 or 1: GPUDirect, from and into the memory of the GPU */
