@@ -89,7 +89,7 @@ static void choose_main_stream(struct sk_comm *comm) {
 
 /* No byte goes out or comes in over it any more. `state`: what its path is from here on. */
 static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_state state) {
-  s->welcomed = true; /* nothing waits for its WELCOME or TLS handshake any more: it comes back with both done, or not */
+  s->welcomed = true; /* nothing waits for its WELCOME or TLS handshake any more: it comes back with both done */
   sk_stream_ready(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);

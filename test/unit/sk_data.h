@@ -241,6 +241,18 @@ __attribute__((unused)) static struct sk_frame data_recv_payload(const struct da
   return frame;
 }
 
+/* Frames that the receiver has of a stream, in a CONTROL frame's entry. */
+__attribute__((unused)) static struct data_entry data_frames_of(uint32_t stream, uint32_t generation, uint32_t frames) {
+  return (struct data_entry){SK_ENTRY_FRAMES, stream | generation << 8, frames};
+}
+
+__attribute__((unused)) static void data_expect(const struct data *d, unsigned int stream, enum sk_frame_type type,
+                                               uint32_t seq, uint64_t size) {
+  struct sk_frame f = data_recv_payload(d, stream);
+  ENSURE(f.type == type && f.seq == seq && f.size == size, "stream %u: frame type %u, seq %u, size %llu", stream,
+         f.type, f.seq, (unsigned long long)f.size);
+}
+
 /* Does it have unread bytes? */
 __attribute__((unused)) static bool data_is_readable(const struct data *d, unsigned int stream) {
   uint8_t byte;
