@@ -6,13 +6,11 @@
  *   emu_state         what the process has; the clock
  *   emu_segment       the process' file in shared memory, and those of others
  *   emu_wire          links to other processes, and the rings of packets between them
- *   emu_sched         timers, queue pairs with something to send
- *   emu_turn          requests that posts or polls alone carry out
+ *   emu_sched         timers, queue pairs with something to send; emu_turn: those that posts or polls alone carry out
  *   emu_cq            completions, completion events, asynchronous events
  *   emu_error         queue pairs in ERR
  *   emu_fault         the table of faults: calls, requests; emu_fault_packet: packets
- *   emu_object        protection domains, memory regions, CQs, channels, SRQs, address handles
- *   emu_gpu           memory regions of an emulated GPU
+ *   emu_object        protection domains, memory regions (a GPU's: emu_gpu), CQs, channels, SRQs, address handles
  *   emu_req           the requester: packets out, ACKs and responses in, timers
  *   emu_resp          the responder: packets in, ACKs and responses out
  *   emu_statement     words of a statement; emu_config: devices and ports; emu_fault_script: faults
