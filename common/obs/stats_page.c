@@ -15,23 +15,38 @@
 
 #define HALF_WRITTEN_S 60 /* a page without magic is being made, or was left like that */
 
-bool rail_stats_process_start(pid_t pid, uint64_t *ticks) {
-  char path[64], text[1024];
+/* The text of /proc/PID/stat. False: errno is ESRCH if there is no such process. */
+static bool read_stat(pid_t pid, char *text, size_t size) {
+  char path[64];
   snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
   int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  ssize_t n = read(fd, text, sizeof text - 1);
+  if (fd < 0) {
+    if (errno == ENOENT) errno = ESRCH;
+    return false;
+  }
+  ssize_t n = read(fd, text, size - 1);
+  int err = n < 0 ? errno : ESRCH;
   close(fd);
+  errno = err;
   if (n <= 0) return false;
   text[n] = 0;
+  return true;
+}
+
+bool rail_stats_process_start(pid_t pid, uint64_t *ticks) {
+  char text[1024];
+  if (!read_stat(pid, text, sizeof text)) return false;
   /* The name in brackets may hold anything; fields are counted from behind it. */
   char *at = strrchr(text, ')');
   char state = 0;
   long threads = 0;
   unsigned long long start = 0;
   if (!at || sscanf(at + 1, " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %ld %*s %llu", &state,
-                    &threads, &start) != 3)
+                    &threads, &start) != 3) {
+    errno = EPROTO;
     return false;
+  }
+  errno = ESRCH;
   if (state == 'X' || (state == 'Z' && threads <= 1)) return false; /* Z with threads: only main has left */
   *ticks = start;
   return true;
@@ -45,7 +60,8 @@ uint64_t rail_stats_pid_ns(void) {
 enum rail_stats_alive rail_stats_alive(int64_t pid, uint64_t start_time, uint64_t pid_ns) {
   uint64_t ours = rail_stats_pid_ns(), now = 0;
   if (ours == 0 || pid_ns != ours) return RAIL_STATS_ELSEWHERE;
-  if (pid <= 0 || pid > INT32_MAX || !rail_stats_process_start((pid_t)pid, &now)) return RAIL_STATS_DEAD;
+  if (pid <= 0 || pid > INT32_MAX) return RAIL_STATS_DEAD;
+  if (!rail_stats_process_start((pid_t)pid, &now)) return errno == ESRCH ? RAIL_STATS_DEAD : RAIL_STATS_ELSEWHERE;
   return now == start_time ? RAIL_STATS_LIVE : RAIL_STATS_DEAD;
 }
 
@@ -73,7 +89,7 @@ static bool is_dead(int dir, const char *file, int64_t pid, const struct stat *s
   if (n == (ssize_t)sizeof head && head.magic == RAIL_STATS_MAGIC && head.pid == pid)
     return rail_stats_alive(head.pid, head.start_time, head.pid_ns) == RAIL_STATS_DEAD;
   uint64_t ticks;
-  return rail_stats_pid_ns() != 0 && !rail_stats_process_start((pid_t)pid, &ticks) &&
+  return rail_stats_pid_ns() != 0 && !rail_stats_process_start((pid_t)pid, &ticks) && errno == ESRCH &&
          time(NULL) - st->st_mtime > HALF_WRITTEN_S;
 }
 

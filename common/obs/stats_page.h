@@ -91,10 +91,11 @@ _Static_assert(sizeof(struct rail_stats_record_head) == 256, "layout");
 enum rail_stats_alive {
   RAIL_STATS_LIVE,
   RAIL_STATS_DEAD,      /* ended; another process may have its pid by now */
-  RAIL_STATS_ELSEWHERE, /* in a PID namespace that is not ours: it cannot be seen from here */
+  RAIL_STATS_ELSEWHERE, /* cannot be seen from here: in a PID namespace that is not ours, or /proc cannot be read now */
 };
 
-/* Start time of a living process, as in the head; false: there is none (a zombie is none). */
+/* Start time of a living process, as in the head. False: there is none (a zombie is none), and errno is ESRCH; or, with
+ * another errno, it is not known: without descriptors, for example. */
 bool rail_stats_process_start(pid_t pid, uint64_t *ticks);
 /* Inode of our own PID namespace; 0 unknown. */
 uint64_t rail_stats_pid_ns(void);

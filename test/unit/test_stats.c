@@ -399,9 +399,23 @@ TEST(start_time_tells_a_recycled_pid) {
   if (pid == 0) _exit(0);
   siginfo_t info;
   CHECK(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) == 0);
-  CHECK(!rail_stats_process_start(pid, &ticks)); /* a zombie */
+  CHECK(!rail_stats_process_start(pid, &ticks) && errno == ESRCH); /* a zombie */
   CHECK(waitpid(pid, NULL, 0) == pid);
-  CHECK(!rail_stats_process_start(pid, &ticks));
+  CHECK(!rail_stats_process_start(pid, &ticks) && errno == ESRCH);
+}
+
+/* Else a process that has no descriptor left would take the pages of all others for those of the dead. */
+TEST(who_cannot_be_looked_at_is_not_dead) {
+  struct rlimit limit;
+  uint64_t ticks = 0;
+  CHECK(rail_stats_process_start(getpid(), &ticks) && getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){.rlim_cur = 0, .rlim_max = limit.rlim_max}) == 0);
+  enum rail_stats_alive alive = rail_stats_alive(getpid(), ticks, rail_stats_pid_ns());
+  bool started = rail_stats_process_start(getpid(), &ticks);
+  int err = errno;
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  CHECK_INT(alive, RAIL_STATS_ELSEWHERE);
+  CHECK(!started && err == EMFILE);
 }
 
 /* ---- a reader beside a busy writer ---- */
@@ -461,5 +475,5 @@ TEST_MAIN(TEST_CASE(page_life), TEST_CASE(full_group_counts_on_in_private), TEST
           TEST_CASE(fork_leaves_the_page_to_the_parent), TEST_CASE(private_when_there_is_no_file),
           TEST_CASE(private_when_switched_off), TEST_CASE(full_file_system_is_no_crash),
           TEST_CASE(next_page_removes_those_of_the_dead), TEST_CASE(exit_without_close),
-          TEST_CASE(start_time_tells_a_recycled_pid),
+          TEST_CASE(start_time_tells_a_recycled_pid), TEST_CASE(who_cannot_be_looked_at_is_not_dead),
           TEST_CASE(lives_and_halves_are_never_mixed))
