@@ -209,6 +209,7 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   if (path->count) return; /* pieces of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
+  sk_shares_renew(&sc->shares, s->index);
   path->generation++;
   path->frames = path->first = path->count = 0;
   sk_stream_send_frame(s, SK_FRAME_JOIN, 0, path->generation, s->index);

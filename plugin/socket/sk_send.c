@@ -219,10 +219,10 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
  * on the main stream, messages of one chunk would leave all other devices idle. */
 static void announce_ready(struct sk_send_comm *sc) {
   struct sk_stream *s = sk_main_stream(&sc->base);
-  struct sk_send *send = STAILQ_FIRST(&sc->ready);
-  if (send && rail_unlikely(send->size >= sc->spread_from)) sk_shares_look(&sc->shares, sc->base.streams, send->size);
+  struct sk_send *send;
   while ((send = STAILQ_FIRST(&sc->ready)) && can_announce(sc, s)) {
     STAILQ_REMOVE_HEAD(&sc->ready, next);
+    if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_look(&sc->shares, sc->base.streams, send->size);
     bool anywhere = send->size >= sc->spread_from && (s->out_count || sc->base.paths);
     if (!anywhere || !sc->base.paths) queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
     if (rail_unlikely(sc->base.paths != NULL)) sk_path_announce(sc, anywhere ? NULL : s, send);

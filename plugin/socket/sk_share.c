@@ -23,18 +23,29 @@ static void set_most(struct sk_shares *shares, struct sk_stream *s, uint64_t mos
   sk_stream_limit_unsent(s, most == shares->chunk ? SK_UNSENT_BYTES : (uint32_t)RAIL_MIN(most, SK_UNSENT_BYTES));
 }
 
+/* Lost streams are not among those that are compared. */
 static void end_period(struct sk_shares *shares, struct sk_stream *streams) {
-  uint32_t all_busy = 0;
+  uint32_t all_busy = 0, live = 0;
   bool grow = ++shares->period % GROW_PERIODS == 0;
-  for (uint32_t i = 0; i < shares->nstreams; i++) all_busy += shares->busy[i];
+  for (uint32_t i = 0; i < shares->nstreams; i++) {
+    if (streams[i].fd < 0) continue;
+    all_busy += shares->busy[i];
+    live++;
+  }
   for (uint32_t i = 0; i < shares->nstreams; i++) {
     uint32_t busy = shares->busy[i];
-    bool slow = 2 * busy >= shares->looks && 2 * busy * shares->nstreams >= 3 * all_busy; /* 1.5 times the average */
+    bool above = live > 1 && 2 * busy * live >= 3 * all_busy; /* 1.5 times the average */
+    bool slow = streams[i].fd >= 0 && above && 2 * busy >= shares->looks;
     if (slow) set_most(shares, &streams[i], shares->most[i] / 2);
     else if (grow && shares->most[i] < shares->chunk) set_most(shares, &streams[i], 2 * (uint64_t)shares->most[i]);
     shares->busy[i] = 0;
   }
   shares->looks = 0;
+}
+
+void sk_shares_renew(struct sk_shares *shares, uint32_t index) {
+  shares->most[index] = shares->chunk;
+  shares->busy[index] = 0;
 }
 
 void sk_shares_look(struct sk_shares *shares, struct sk_stream *streams, uint64_t size) {

@@ -24,7 +24,9 @@ struct sk_shares {
 };
 
 void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t chunk);
-/* A message of `size` is about to be announced: looks at the streams, if it is time to. */
+/* A stream that was lost has another socket: nothing is known of it. */
+void sk_shares_renew(struct sk_shares *shares, uint32_t index);
+/* A message of `size` is announced: looks at the streams, if it is time to. */
 void sk_shares_look(struct sk_shares *shares, struct sk_stream *streams, uint64_t size);
 /* What stream `index` takes of a message of `size`, of which `left` are in no frame yet. */
 uint32_t sk_shares_chunk(const struct sk_shares *shares, uint32_t index, uint64_t size, uint64_t left);
