@@ -359,9 +359,10 @@ static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic
       const struct ofi_completion good = {.size = entries[i].len};
       complete(endpoint, entries[i].op_context, &good);
     }
+    if (nic->nused > nic->nreceives / 4) post_used_receives(endpoint, nic);
     if (n > 0 && n < BATCH) break;
   }
-  if (nic->nused && (!any || nic->nused > nic->nreceives / 4)) post_used_receives(endpoint, nic);
+  if (nic->nused && !any) post_used_receives(endpoint, nic);
   if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting_receives))) post_waiting(endpoint, nic, &nic->waiting_receives);
   if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) post_waiting(endpoint, nic, &nic->waiting);
   return any;
