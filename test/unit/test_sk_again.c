@@ -44,31 +44,45 @@ static void data_begin_returning(struct data *d, int *listener) {
   d->args.reconnect = sk_reconnect_new(&handle, &limits, dials, 2);
 }
 
-/* The acceptor's part: the stream's HELLO, which has these flags, is read and answered. */
-static void take_hello(struct data *d, int listener, unsigned int stream, uint32_t flags) {
+/* The acceptor's part: the next connection's HELLO, which is of this stream and has these flags, is read and answered.
+ * False: there is none, or it was given up before it had said all of it. */
+static bool answer_hello(struct data *d, int listener, unsigned int stream, uint32_t flags) {
   struct sk_hello_bytes hello;
-  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   size_t done = 0;
+  rail_result_t result;
+  int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) return false;
   data_end(d, stream);
-  while ((d->ends[stream] = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) < 0) {
+  d->ends[stream] = fd;
+  while ((result = rail_sock_recv_some(fd, &hello, sizeof hello, &done)) == RAIL_IN_PROGRESS) {
+    data_tick(d);
+    ENSURE(!rail_deadline_passed(deadline), "no HELLO");
+  }
+  if (result != RAIL_OK) return false;
+  ENSURE_INT(le16toh(hello.head.stream), stream);
+  ENSURE_INT(le32toh(hello.head.flags), flags);
+  data_welcome(d, stream);
+  return true;
+}
+
+static void take_hello(struct data *d, int listener, unsigned int stream, uint32_t flags) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  data_end(d, stream);
+  while (!answer_hello(d, listener, stream, flags)) {
     (void)data_turn(d);
     data_tick(d);
     ENSURE(!rail_deadline_passed(deadline), "nobody connects");
   }
-  while (rail_sock_recv_some(d->ends[stream], &hello, sizeof hello, &done) == RAIL_IN_PROGRESS) {
-    data_tick(d);
-    ENSURE(!rail_deadline_passed(deadline), "no HELLO");
-  }
-  ENSURE_INT(le16toh(hello.head.stream), stream);
-  ENSURE_INT(le32toh(hello.head.flags), flags);
-  data_welcome(d, stream);
 }
 
+/* Until the stream is up: a sender that was slow may have given up the attempt that is answered, for another. */
 static void take_back(struct data *d, int listener, unsigned int stream) {
-  uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   take_hello(d, listener, stream, RAIL_HELLO_RECONNECT);
   while (d->comm->paths[stream].state != SK_PATH_UP) {
     data_tick(d);
+    (void)answer_hello(d, listener, stream, RAIL_HELLO_RECONNECT);
     ENSURE(!rail_deadline_passed(deadline), "stream %u does not come back", stream);
   }
   struct sk_frame f = data_recv(d, stream);
