@@ -89,19 +89,29 @@ static struct sk_half_open_comm *find_or_add_half_open(struct sk_acceptor *a, co
   return p;
 }
 
+static struct sk_accepted_comm *find_accepted(const struct sk_acceptor *a, const uint8_t *comm_id) {
+  struct sk_accepted_comm *c;
+  LIST_FOREACH(c, &a->accepted, next)
+    if (memcmp(c->comm_id, comm_id, sizeof c->comm_id) == 0) break;
+  return c;
+}
+
+/* A stream that is there and says HELLO again has broken at its sender, so the latest HELLO counts. Should the two
+ * arrive in the other order, the sender sees the good one end, and dials once more. */
 static unsigned int add_stream(struct sk_acceptor *a, const struct rail_pending *conn, const struct rail_hello *hello,
                                const struct sk_limits *limits) {
+  if (find_accepted(a, hello->comm_id)) return SK_REASON_DUPLICATE; /* sent before a WELCOME came */
   if (a->closed) return RAIL_REASON_GONE;
   struct sk_half_open_comm *p = find_or_add_half_open(a, hello, limits, &conn->peer);
   if (!p) return RAIL_REASON_BUSY;
   if (p->nstreams != hello->streams) return SK_REASON_STREAMS;
-  if (p->streams[hello->stream].fd >= 0) return SK_REASON_DUPLICATE;
   if (!sk_limits_equal(&p->limits, limits)) return SK_REASON_LIMITS;
+  if (p->streams[hello->stream].fd < 0) p->have++;
+  rail_sock_close(&p->streams[hello->stream].fd);
   p->streams[hello->stream].fd = conn->fd;
   p->streams[hello->stream].rail = conn->index;
   p->streams[hello->stream].peer = conn->peer;
   rail_session_init(&p->streams[hello->stream].session, &sk_protocol, false, hello);
-  p->have++;
   RAIL_TRACE(RAIL_SUB_NET, "RailSocket: accept on %s: stream %u, %u of %u", a->device->name, hello->stream, p->have,
              p->nstreams);
   return RAIL_REASON_NONE;
@@ -163,9 +173,7 @@ static void drop_returned(struct sk_accepted_comm *c, unsigned int stream) {
 
 static unsigned int return_stream(struct sk_acceptor *a, const struct rail_pending *conn,
                                   const struct rail_hello *hello, const struct sk_limits *limits, uint64_t counter) {
-  struct sk_accepted_comm *c;
-  LIST_FOREACH(c, &a->accepted, next)
-    if (memcmp(c->comm_id, hello->comm_id, sizeof c->comm_id) == 0) break;
+  struct sk_accepted_comm *c = find_accepted(a, hello->comm_id);
   /* Lost before it was accepted: it shall try again. */
   if (!c) return find_half_open(a, hello->comm_id) ? RAIL_REASON_BUSY : RAIL_REASON_GONE;
   if (hello->streams != c->nstreams) return SK_REASON_STREAMS;

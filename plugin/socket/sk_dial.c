@@ -108,12 +108,6 @@ static void abandon(struct stream *s) {
   s->not_before = rail_deadline_in_ms(PAUSE_MS);
 }
 
-/* What another try, or waiting, may cure. */
-static bool is_passing(unsigned int reason) {
-  return reason == RAIL_REASON_TIMEOUT || reason == RAIL_REASON_BUSY || reason == RAIL_REASON_REPLAY ||
-         reason == SK_REASON_DUPLICATE;
-}
-
 static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s) {
   unsigned int version;
   size_t need = rail_message_need(&sk_protocol, s->answer, s->have);
@@ -123,7 +117,7 @@ static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s)
   }
   unsigned int reason = sk_answer_decode(&s->session, s->answer, r->limits.features, &version);
   if (reason == RAIL_REASON_NONE) return RAIL_OK;
-  if (is_passing(reason)) return RAIL_SYSTEM_ERROR;
+  if (sk_reason_is_passing(reason)) return RAIL_SYSTEM_ERROR;
   char peer[RAIL_ADDR_TEXT];
   s->refused = true;
   RAIL_WARN("RailSocket: stream %u to %s over %s, which was lost, is not taken back: %s", s->dial.hello.stream,

@@ -161,7 +161,7 @@ rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s) {
                         "stream %u was not answered by RailSocket; is another program at that address?", s->index);
   char versions[64] = "";
   if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
-  if ((reason == RAIL_REASON_BUSY || reason == RAIL_REASON_TIMEOUT) && comm->reconnect) {
+  if (sk_reason_is_passing(reason) && comm->reconnect) {
     s->eof = true;
     return RAIL_IN_PROGRESS; /* see sk_failover_retry_hellos */
   }

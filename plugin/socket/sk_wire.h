@@ -39,10 +39,16 @@ bool sk_protocol_load(void);
 
 enum sk_reason { /* beside enum rail_reason; on the wire */
   SK_REASON_STREAMS = RAIL_REASON_PLUGIN, /* index or count that the listener did not ask for */
-  SK_REASON_DUPLICATE,                    /* a stream that is there already */
+  SK_REASON_DUPLICATE,                    /* a stream of a connection that was accepted already */
   SK_REASON_LIMITS,                       /* eager limits out of range, or not those of the other streams */
   SK_REASON_TLS,                          /* one side encrypts, the other does not */
 };
+
+/* A refusal that another try, or waiting, may cure. */
+static inline bool sk_reason_is_passing(unsigned int reason) {
+  return reason == RAIL_REASON_TIMEOUT || reason == RAIL_REASON_BUSY || reason == RAIL_REASON_REPLAY ||
+         reason == SK_REASON_DUPLICATE;
+}
 
 /* The handle's `param`: streams that the listener wants per rail, 1..SK_MAX_STREAMS, and whether it encrypts. As
  * rail_handle_decode. */

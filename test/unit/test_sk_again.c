@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A sender of several devices, with the peer's ends in the test's hands: a stream that comes back, and streams that are
- * lost before all are answered.
+ * A sender of several devices whose streams come back, or are lost before all are answered. The peer's ends are in the
+ * test's hands; in the last cases the acceptor that answers is a real one.
  * TEST-SAN: asan */
 #include <errno.h>
 #include <fcntl.h>
@@ -278,7 +278,136 @@ TEST(a_loss_and_a_close_before_the_last_answer) {
   rail_sock_close(&end);
 }
 
+/* ---- a real acceptor at the other end -------------------------------------- */
+
+/* A sender whose two streams have said HELLO to an acceptor; before data_create. Its ends are the acceptor's. */
+static struct sk_acceptor *data_begin_at_acceptor(struct data *d) {
+  struct sk_acceptor *acceptor;
+  struct sk_dial dials[2];
+  data_begin(d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
+  sk_params.streams = 2;
+  data_device.addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+  ENSURE_INT(sk_acceptor_open(&data_device, -1, &acceptor), RAIL_OK);
+  const struct rail_handle *handle = &acceptor->listener.handle;
+  const struct sk_limits limits = {.eager_size = d->args.eager_size, .eager_count = d->args.eager_count,
+                                   .eager_bytes = d->args.eager_bytes, .features = SK_FEATURE_FAILOVER};
+  for (unsigned int i = 0; i < 2; i++) {
+    const struct rail_hello hello = {.stream = i, .streams = 2};
+    const struct sk_hello_bytes hello_bytes = sk_make_hello(handle, hello, limits, 0);
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+    size_t done = 0;
+    data_end(d, i);
+    rail_sock_close(&d->args.fds[i]);
+    ENSURE_INT(rail_sock_connect_all(&handle->addrs[0], NULL, deadline, NULL, &d->args.fds[i]), RAIL_OK);
+    ENSURE_INT(rail_sock_send_some(d->args.fds[i], &hello_bytes, sizeof hello_bytes, &done), RAIL_OK);
+    sk_dial_init(&dials[i], &data_device, &handle->addrs[0], i, -1, RAIL_BIND_ADDR);
+    dials[i].hello = hello;
+  }
+  d->args.reconnect = sk_reconnect_new(handle, &limits, dials, 2);
+  return acceptor;
+}
+
+/* The acceptor reads until its one connection has all of its streams. */
+static struct sk_half_open_comm *have_all(struct sk_acceptor *acceptor) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  struct sk_half_open_comm *p;
+  while (!(p = TAILQ_FIRST(&acceptor->half_open)) || p->have < 2) {
+    ENSURE_INT(sk_acceptor_poll(acceptor), RAIL_OK);
+    ENSURE(!rail_deadline_passed(deadline), "the acceptor has not all HELLOs");
+  }
+  return p;
+}
+
+/* The connection breaks in the network: the sender says HELLO again on another, before it has read any answer. */
+static void break_before_any_answer(const struct data *d) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  sk_stream_out_failed(&d->comm->streams[1], EPIPE);
+  do {
+    ENSURE_INT(data_turn(d), RAIL_OK);
+    ENSURE(!rail_deadline_passed(deadline), "no HELLO goes again");
+  } while (d->comm->streams[1].fd < 0 || d->comm->streams[1].out_errno);
+}
+
+/* What accept does with a half-open comm that is complete: its sockets are the test's ends from here on. */
+static struct sk_accepted_comm *accept_at(struct data *d, struct sk_acceptor *acceptor) {
+  struct sk_half_open_comm *p = sk_acceptor_take(acceptor);
+  ENSURE(p, "accept finds no connection: %s", log_lines);
+  struct sk_accepted_comm *accepted = sk_accepted_new(acceptor, p);
+  ENSURE(accepted, "no memory");
+  for (unsigned int i = 0; i < 2; i++) {
+    d->ends[i] = p->streams[i].fd;
+    p->streams[i].fd = -1;
+  }
+  sk_half_open_free(p);
+  return accepted;
+}
+
+/* The acceptor has the HELLO that was cut: the one that goes again takes its place, and no stream is lost. */
+TEST(a_hello_that_goes_again_before_accept) {
+  struct data d;
+  struct sk_acceptor *acceptor = data_begin_at_acceptor(&d);
+  data_create(&d);
+  const struct sk_half_open_comm *p = have_all(acceptor);
+  in_port_t cut = p->streams[1].peer.in.sin_port;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  (void)isend(&d, 0, 8, 0);
+  break_before_any_answer(&d);
+  while (p->streams[1].peer.in.sin_port == cut) {
+    (void)data_turn(&d);
+    CHECK_OK(sk_acceptor_poll(acceptor));
+    CHECK_MSG(!rail_deadline_passed(deadline), "it does not take the place of the one before: %s", log_lines);
+  }
+  struct sk_accepted_comm *accepted = accept_at(&d, acceptor);
+  for (unsigned int i = 0; i < 2; i++) data_expect(&d, i, SK_FRAME_MSG, 0, 8);
+  CHECK_INT(d.comm->paths[1].state, SK_PATH_UP);
+  data_close(&d);
+  sk_accepted_free(accepted);
+  sk_acceptor_close(acceptor);
+}
+
+/* The acceptor takes the stream that was cut before it reads the HELLO that goes again. That one is refused at once,
+ * with a listener and without; the stream is lost, and comes back. */
+TEST(a_hello_that_goes_again_after_accept) {
+  for (int closed = 0; closed < 2; closed++) {
+    struct data d;
+    unsigned int stream;
+    int fd;
+    struct sk_tls *tls;
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+    struct sk_acceptor *acceptor = data_begin_at_acceptor(&d);
+    data_create(&d);
+    (void)have_all(acceptor);
+    (void)isend(&d, 0, 8, 0);
+    break_before_any_answer(&d);
+    struct sk_accepted_comm *accepted = accept_at(&d, acceptor);
+    if (closed) sk_acceptor_close(acceptor);
+    while (d.comm->paths[1].state == SK_PATH_UP) {
+      CHECK_INT(sk_accepted_take(accepted, &stream, &fd, &tls), RAIL_IN_PROGRESS);
+      CHECK_OK(data_turn(&d));
+      CHECK_MSG(!rail_deadline_passed(deadline), "the stream is not given up: %s", log_lines);
+    }
+    CHECK(TAILQ_EMPTY(&acceptor->half_open));
+    data_expect(&d, 0, SK_FRAME_MSG, 0, 8);
+    CHECK_INT(data_recv(&d, 0).type, SK_FRAME_LOST);
+    data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
+    data_settle(&d);
+    while (d.comm->paths[1].state != SK_PATH_UP) {
+      data_tick(&d);
+      if (sk_accepted_take(accepted, &stream, &fd, &tls) == RAIL_OK) {
+        data_end(&d, 1);
+        d.ends[1] = fd;
+      }
+      CHECK_MSG(!rail_deadline_passed(deadline), "the stream does not come back: %s", log_lines);
+    }
+    CHECK_INT(data_recv(&d, 1).type, SK_FRAME_JOIN);
+    data_close(&d);
+    sk_accepted_free(accepted);
+    if (!closed) sk_acceptor_close(acceptor);
+  }
+}
+
 TEST_MAIN(TEST_CASE(a_stream_that_comes_back_announces_what_is_under_way), TEST_CASE(a_stream_lost_before_its_answer),
           TEST_CASE(a_stream_given_up_before_its_answer), TEST_CASE(a_stream_that_breaks_before_any_answer),
           TEST_CASE(an_interface_that_is_down_before_the_first_answer), TEST_CASE(a_hello_that_goes_again_for_nothing),
-          TEST_CASE(a_stream_lost_before_the_last_answer), TEST_CASE(a_loss_and_a_close_before_the_last_answer))
+          TEST_CASE(a_stream_lost_before_the_last_answer), TEST_CASE(a_loss_and_a_close_before_the_last_answer),
+          TEST_CASE(a_hello_that_goes_again_before_accept), TEST_CASE(a_hello_that_goes_again_after_accept))

@@ -191,6 +191,34 @@ static void child_without_a_right_mac(struct pipes *io, void *arg) {
 
 TEST(wrong_macs_and_replays) { in_child(child_without_a_right_mac, NULL); }
 
+/* Before accept a stream's latest HELLO counts; one that was recorded does not, whether it is the latest or not. */
+static void child_replay_for_a_stream(struct pipes *io, void *arg) {
+  struct hs h;
+  char byte;
+  (void)io, (void)arg;
+  begin(&h);
+  sk_params.streams = 2;
+  hs_listen(&h, DEV_A);
+  const struct sk_hello_bytes first = signed_hello(&h, false), again = signed_hello(&h, false);
+  int fds[2] = {hs_client(&h, 0, &first), -1};
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  while (TAILQ_EMPTY(&h.listen->acceptor->half_open)) {
+    hs_accept_none(&h);
+    ENSURE(!rail_deadline_passed(deadline), "kept out: %s", log_lines);
+  }
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &first), hs_accept_none, &h), RAIL_REASON_REPLAY);
+  ENSURE(recv(fds[0], &byte, 1, MSG_DONTWAIT) < 0, "a replay has closed the stream's socket");
+  fds[1] = hs_client(&h, 0, &again);
+  ENSURE_INT(hs_reason(fds[0], hs_accept_none, &h), HS_DROPPED);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &first), hs_accept_none, &h), RAIL_REASON_REPLAY);
+  ENSURE_INT(hs_reason(hs_client(&h, 0, &again), hs_accept_none, &h), RAIL_REASON_REPLAY);
+  ENSURE(recv(fds[1], &byte, 1, MSG_DONTWAIT) < 0, "a replay has closed the stream's latest socket");
+  rail_sock_close(&fds[1]);
+  hs_end(&h);
+}
+
+TEST(a_replay_replaces_no_stream) { in_child(child_replay_for_a_stream, NULL); }
+
 /* A listener with the parameter, a connector without, and the other way round. */
 static void refused_before_dialling(struct hs *h, const char *words) {
   void *comm = &comm;
@@ -419,5 +447,5 @@ TEST(no_key_where_the_other_encrypts) { in_child(child_tls_and_no_key, NULL); }
 TEST_MAIN(TEST_CASE(tls_without_a_key), TEST_CASE(each_stream_has_its_key),
           TEST_CASE(a_slow_return_has_time_for_tls), TEST_CASE(one_side_encrypts),
           TEST_CASE(no_key_where_the_other_encrypts), TEST_CASE(a_key_that_cannot_be_used), TEST_CASE(macs),
-          TEST_CASE(both_sides_have_it), TEST_CASE(wrong_macs_and_replays), TEST_CASE(one_side_without),
-          TEST_CASE(two_keys))
+          TEST_CASE(both_sides_have_it), TEST_CASE(wrong_macs_and_replays), TEST_CASE(a_replay_replaces_no_stream),
+          TEST_CASE(one_side_without), TEST_CASE(two_keys))

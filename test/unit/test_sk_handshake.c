@@ -163,10 +163,18 @@ TEST(a_handle_connects_again) {
   hs_end(&h);
 }
 
-/* The first one keeps its place, and its socket. */
+/* Reads the WELCOME from `fd`, which it returns. */
+static int skip_answer(int fd) {
+  struct sk_answer_bytes answer;
+  ENSURE_INT(hs_read(fd, &answer, sizeof answer), sizeof answer);
+  ENSURE_INT(le16toh(answer.answer.reason), RAIL_REASON_NONE);
+  return fd;
+}
+
+/* The latest HELLO counts, whichever the streams that are there, if it is of the same connection. */
 TEST(a_stream_that_is_there_already) {
   struct hs h;
-  const struct sk_limits limits = {.eager_bytes = SK_MAX_EAGER_BYTES};
+  const struct sk_limits limits = {.eager_bytes = SK_MAX_EAGER_BYTES}, others = {.eager_bytes = SK_MAX_EAGER_BYTES / 2};
   struct sk_hello_bytes w;
   char byte;
   hs_begin(&h);
@@ -179,15 +187,20 @@ TEST(a_stream_that_is_there_already) {
     hs_accept_none(&h);
     CHECK(!rail_deadline_passed(deadline));
   }
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), SK_REASON_DUPLICATE);
+  w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 2}, others, 0);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), SK_REASON_LIMITS);
+  CHECK_MSG(recv(first, &byte, 1, MSG_DONTWAIT) < 0, "a HELLO that was refused has closed the first one's socket");
+  w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 2}, limits, 0);
+  int again = hs_client(&h, 0, &w);
+  CHECK_INT(hs_reason(first, hs_accept_none, &h), HS_DROPPED);
+  CHECK_INT(TAILQ_FIRST(&h.listen->acceptor->half_open)->have, 1);
   w = sk_make_hello(&h.decoded, (struct rail_hello){.stream = 1, .streams = 2}, limits, 0);
   int second = hs_client(&h, 0, &w);
   while (!hs_accept_step(&h)) CHECK(!rail_deadline_passed(deadline));
-  hs_linked(first, hs_received.fds[0]);
-  hs_linked(second, hs_received.fds[1]);
+  hs_linked(hs_received.fds[0], skip_answer(again));
+  hs_linked(hs_received.fds[1], skip_answer(second));
   hs_close(&hs_received);
-  while (recv(first, &byte, 1, MSG_DONTWAIT) > 0) continue;
-  rail_sock_close(&first);
+  rail_sock_close(&again);
   rail_sock_close(&second);
   hs_end(&h);
 }
@@ -263,7 +276,11 @@ TEST(who_may_not_come_back) {
   struct sk_hello_bytes w;
   hs_begin(&h);
   hs_pair(&h, DEV_BOTH, DEV_BOTH);
+  w = reconnect_hello(&h, 0, 0), w.head.flags = 0; /* not RECONNECT: it begins no connection of its own */
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), SK_REASON_DUPLICATE);
+  CHECK(TAILQ_EMPTY(&h.listen->acceptor->half_open));
   hs_close_listen(&h);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), SK_REASON_DUPLICATE);
   w = reconnect_hello(&h, 0, 1), w.head.comm_id[0] ^= 1;
   CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_GONE);
   w = reconnect_hello(&h, 0, 1), w.head.streams = htole16(3);
@@ -274,7 +291,7 @@ TEST(who_may_not_come_back) {
   CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_SECRET);
   w = reconnect_hello(&h, 0, 0);
   CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_REPLAY);
-  w = reconnect_hello(&h, 0, 0), w.head.flags = 0; /* a new connection, after closeListen */
+  w = reconnect_hello(&h, 0, 0), w.head.flags = 0, w.head.comm_id[0] ^= 1; /* a new connection, after closeListen */
   CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_take_none, NULL), RAIL_REASON_GONE);
   lose(0);
   bring_back(0);
