@@ -358,12 +358,14 @@ void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const stru
 
 /* ---- the loss and the return of QPs ----------------------------------------------------- */
 
-/* Those that it leaves are not measured: what is left of them would be less than was counted on. */
+/* It says nothing: what it waits for is lost, or went elsewhere. */
+static void drop_measurement(struct ib_stripe_path *path) { path->ends_at = NO_MEASUREMENT; }
+
 void ib_stripe_move(struct ib_stripe *stripe, struct ib_send *send, unsigned int part, const struct ib_qp *to) {
   struct ib_share *share = &send->shares[part];
   struct ib_stripe_path *from = &stripe->paths[stripe->path_of[share->qp]];
   from->assigned -= share->size;
-  from->ends_at = NO_MEASUREMENT;
+  drop_measurement(from);
   share->qp = to->index;
   path_of(stripe, to)->assigned += share->size;
 }
@@ -380,6 +382,8 @@ void ib_stripe_use_live(struct ib_send_comm *sc) {
   STAILQ_FOREACH(send, &sc->unposted, link)
     for (unsigned int i = send->part; i < send->nparts; i++)
       if (!live[send->shares[i].qp]) ib_stripe_move(stripe, send, i, sc->live[to++ % sc->nlive]);
+  for (unsigned int i = 0; i < sc->base.plan.nqps; i++)
+    if (!live[i]) drop_measurement(path_of(stripe, &sc->base.qps[i]));
   for (unsigned int i = 0; i < stripe->npaths; i++)
     if (!open[i]) stripe->paths[i].rate = 0; /* when it returns it may be another's */
   weigh(sc, rail_now_ns());

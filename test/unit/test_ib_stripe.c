@@ -282,6 +282,25 @@ TEST(what_waits_moves_to_the_queue_pairs_that_are_up) {
   pair_close(&s.pair);
 }
 
+/* What the receiver says it has of it counts as completed, much later: that time is the loss's. */
+TEST(a_loss_is_no_measurement) {
+  struct side s;
+  open_side(&s, &three);
+  CHECK_OK(ib_failover_init(&s.sc->base));
+  set_rates(&s, 1, 1, 1);
+  begin(&s, 0, MESSAGE);
+  CHECK(s.sc->stripe->paths[0].ends_at != UINT64_MAX);
+  s.sc->base.failover->paths[0].state = IB_PATH_STOPPING;
+  ib_send_use_paths(s.sc);
+  struct ib_qp *lost = &s.sc->base.qps[0];
+  CHECK_INT(ib_send_reconcile(s.sc, lost, atomic_load(&lost->tails)), 0);
+  lost->ignore_completions = true;
+  CHECK(s.sc->stripe->paths[0].rate <= 0);
+  finish(&s, 0, MESSAGE);
+  check_nothing_outstanding(&s);
+  pair_close(&s.pair);
+}
+
 /* One rail, or if so asked: nothing of all this. */
 TEST(not_without_rails_and_not_unasked) {
   struct side s;
@@ -304,7 +323,7 @@ int main(int argc, char **argv) {
     TEST_CASE(weights_are_in_proportion), TEST_CASE(weights_fit), TEST_CASE(a_message_is_divided_by_rate),
     TEST_CASE(a_rate_does_not_jump), TEST_CASE(paths_are_pairs_of_rails),
     TEST_CASE(a_small_message_takes_what_is_free), TEST_CASE(what_waits_moves_to_the_queue_pairs_that_are_up),
-    TEST_CASE(not_without_rails_and_not_unasked)};
+    TEST_CASE(a_loss_is_no_measurement), TEST_CASE(not_without_rails_and_not_unasked)};
   ib_emu_use("device emu0 ports=3");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
