@@ -5,13 +5,13 @@
  * Striping by measured rate, of the ib plugin, over three emulated ports whose bandwidths are set, and change while
  * messages go over them. Every byte is checked.
  */
-#include <dlfcn.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
 #include "loader/install_dirs.h"
+#include "test/harness/emu.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
 #include "tools/rail-stat/stats_read.h"
@@ -22,12 +22,10 @@
 #define WINDOW 8
 #define LOOK_MS 10 /* between two looks at the counters */
 #define LOOKS 800
-#define TRIES 5    /* other programs take the processors for half a second now and then */
 
 struct scenario {
   const char *striping;
-  int first, rails; /* the devices that are fused */
-  int mb_s[RAILS];  /* bandwidth of each */
+  int mb_s[RAILS];  /* bandwidth of each rail of the sender */
   int qps;          /* of each rail; 0: one */
   bool split;       /* each message over all of them */
   int window;       /* receives that are posted, sends that are begun */
@@ -44,46 +42,25 @@ static struct kit_net net;
 static struct kit_pair pair;
 static uint8_t out[MOST + 128 * SHIFTS], in[WINDOW][MOST];
 
-/* ---- the emulated device ----------------------------------------------------- */
-
-static void *emu_symbol(const char *name) {
-  void *library = dlopen(getenv("NCCL_IBVERBS_LIB"), RTLD_NOW | RTLD_NOLOAD);
-  void *symbol = library ? dlsym(library, name) : NULL;
-  ENSURE(symbol, "%s: %s", name, dlerror());
-  return symbol;
-}
-
-static void set_bandwidth(int device, int mb_s) {
-  int (*command)(const char *);
-  char text[64];
-  void *symbol = emu_symbol("rail_emu_command");
-  memcpy(&command, &symbol, sizeof command);
-  snprintf(text, sizeof text, "port emu%d 1 bandwidth=%d", device, mb_s);
-  ENSURE(command(text) == 0, "%s: the device does not understand it", text);
-}
-
 /* ---- a connection ------------------------------------------------------------- */
 
-static int fused(int first, int n) {
-  struct rail_net_vprops_v12 props = {.ndevs = n};
+static int fused(int first) {
+  struct rail_net_vprops_v12 props = {.ndevs = RAILS};
   int dev = -1;
-  for (int i = 0; i < n; i++) props.devs[i] = first + i;
-  if (n == 1) return first;
+  for (int i = 0; i < RAILS; i++) props.devs[i] = first + i;
   ENSURE_INT(net.vt->make_vdevice(&dev, &props), 0);
   return dev;
 }
 
 static void open_connection(const struct scenario *s) {
-  static char plugin[4096], emu[4096];
+  static char plugin[4096];
   char devices[512], qps[16];
   size_t used = 0;
   ENSURE(rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so"), "no path");
-  ENSURE(rail_path_from_bin(emu, "../../lib/emu/libibverbs.so.1"), "no path");
   for (int i = 0; i < 2 * RAILS; i++)
     used += (size_t)snprintf(devices + used, sizeof devices - used, "device emu%d bandwidth=%d;", i,
                              i < RAILS ? s->mb_s[i] : 0);
-  setenv("NCCL_IBVERBS_LIB", emu, 1);
-  setenv("RAIL_EMU", devices, 1);
+  emu_use(devices);
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
   setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
   snprintf(qps, sizeof qps, "%d", RAIL_MAX(s->qps, 1));
@@ -94,8 +71,8 @@ static void open_connection(const struct scenario *s) {
   kit_net_open(&net);
   memset(&pair, 0, sizeof pair);
   pair.net = &net;
-  int sender = fused(s->first, s->rails);
-  net.dev = fused(RAILS + s->first, s->rails);
+  int sender = fused(0);
+  net.dev = fused(RAILS);
   pair.listen = kit_net_listen(&net, pair.handle);
   net.dev = sender;
   kit_pair_connect(&pair);
@@ -167,6 +144,12 @@ static void look_at_share(struct scenario *s, uint64_t ms) {
   if (i < LOOKS && s->share[i] < 0 && look("share_permille", shares) == RAILS) s->share[i] = (int)shares[0];
 }
 
+static void set_bandwidth(int device, int mb_s) {
+  char text[64];
+  snprintf(text, sizeof text, "port emu%d 1 bandwidth=%d", device, mb_s);
+  emu_do(text);
+}
+
 static void change(struct scenario *s, uint64_t ms) {
   for (size_t i = 0; i < RAIL_COUNT_OF(s->changes); i++) {
     if (!s->changes[i].at_ms || ms < (uint64_t)s->changes[i].at_ms) continue;
@@ -221,17 +204,18 @@ static double run(struct scenario *s) {
 
 /* ---- cases ----------------------------------------------------------------------- */
 
-#define SIZE (512 << 10)
+/* Other programs take the processors for half a second now and then. A case that asks for speed counts the best of
+ * several runs; a sanitizer's speed says little, so less is asked of it. */
+static int tries(void) { return kit_sanitized() ? 2 : 6; }
+static double asked(double part) { return kit_sanitized() ? part / 2 : part; }
+static int patience(int ms) { return kit_sanitized() ? 2 * ms : ms; }
 
-static double alone(int rail, int mb_s) {
-  struct scenario s = {.striping = "rate", .first = rail, .rails = 1, .window = WINDOW, .size = SIZE, .ms = 1500};
-  s.mb_s[rail] = mb_s;
-  return run(&s);
-}
+/* MB/s of all three rails. Of what they carry a fiftieth is the device's headers. */
+static double capacity(int slow_mb_s, int mb_s) { return 0.98 * (slow_mb_s + 2 * mb_s); }
 
 static double three(const char *striping, int slow_mb_s, int mb_s, int qps, bool split) {
-  struct scenario s = {.striping = striping, .rails = RAILS, .mb_s = {slow_mb_s, mb_s, mb_s}, .qps = qps,
-                       .split = split, .window = WINDOW, .size = SIZE, .ms = 5000, .counted_from_ms = 2000};
+  struct scenario s = {.striping = striping, .mb_s = {slow_mb_s, mb_s, mb_s}, .qps = qps, .split = split,
+                       .window = WINDOW, .size = 128 << 10, .ms = 1600, .counted_from_ms = 600};
   double rate = run(&s);
   if (strcmp(striping, "rate") == 0)
     CHECK_MSG(s.rail_bytes == s.bytes, "%" PRIu64 " bytes in the rails' counters, %" PRIu64 " in messages",
@@ -240,14 +224,16 @@ static double three(const char *striping, int slow_mb_s, int mb_s, int qps, bool
 }
 
 /* One rail has a tenth of the speed of the other two. */
+static bool adds_up(double mb_per_s) { return mb_per_s >= asked(0.9) * capacity(2, 20); }
+
 static void add_up(int qps, bool split) {
   double best = 0;
-  for (int i = 0; i < TRIES && best < 0.9; i++) {
-    double sum = alone(0, 1) + 2 * alone(1, 10), together = three("rate", 1, 10, qps, split);
-    printf("# %.1f MB/s together, the sum of each alone is %.1f\n", together, sum);
-    best = RAIL_MAX(best, together / sum);
+  for (int i = 0; i < tries() && !adds_up(best); i++) {
+    double rate = three("rate", 2, 20, qps, split);
+    printf("# %.1f MB/s of %.1f\n", rate, capacity(2, 20));
+    best = RAIL_MAX(best, rate);
   }
-  CHECK_MSG(best >= 0.9, "%.2f of the sum", best);
+  CHECK_MSG(adds_up(best), "%.1f MB/s", best);
 }
 
 TEST(a_slow_rail_adds_what_it_has) { add_up(1, false); }
@@ -256,19 +242,21 @@ TEST(with_messages_over_all_queue_pairs) { add_up(4, true); }
 
 /* The test sees the difference: with equal parts the slow rail sets the pace. */
 TEST(equal_parts_wait_for_the_slow_rail) {
-  double rate = three("equal", 1, 10, 1, false);
-  printf("# %.1f MB/s\n", rate);
-  CHECK_MSG(rate < 5, "%.1f MB/s", rate);
+  double rate = three("equal", 2, 20, 1, false);
+  CHECK_MSG(!adds_up(rate), "%.1f MB/s", rate);
 }
 
+/* A run that makes up for a pause before it counts may exceed what the ports carry. */
+static bool loses_nothing(double rate, double equal) { return rate >= asked(0.98) * RAIL_MIN(equal, capacity(10, 10)); }
+
 TEST(equal_rails_lose_nothing) {
-  double best = 0;
-  for (int i = 0; i < TRIES && best < 0.98; i++) {
-    double equal = three("equal", 10, 10, 1, false), rate = three("rate", 10, 10, 1, false);
+  double equal = 0, rate = 0;
+  for (int i = 0; i < tries() && !(i && loses_nothing(rate, equal)); i++) {
+    equal = RAIL_MAX(equal, three("equal", 10, 10, 1, false));
+    rate = RAIL_MAX(rate, three("rate", 10, 10, 1, false));
     printf("# %.2f MB/s with equal parts, %.2f by rate\n", equal, rate);
-    best = RAIL_MAX(best, rate / equal);
   }
-  CHECK_MSG(best >= 0.98, "%.3f of it", best);
+  CHECK_MSG(loses_nothing(rate, equal), "%.2f MB/s by rate, %.2f with equal parts", rate, equal);
 }
 
 /* Milliseconds from `from` until the share of rail 0 is in [lo, hi]; -1: never. */
@@ -278,33 +266,36 @@ static int ms_until(const struct scenario *s, int from, int lo, int hi) {
   return -1;
 }
 
+static bool in_time(int ms) { return ms >= 0 && ms < patience(1000); }
+
 TEST(a_rail_turns_slow_and_recovers) {
+  const int slow_at = 300, well_at = slow_at + patience(1000);
   int slower = -1, again = -1;
-  for (int i = 0; i < TRIES && (slower < 0 || slower > 1000 || again < 0); i++) {
-    struct scenario s = {.striping = "rate", .rails = RAILS, .mb_s = {10, 10, 10}, .window = WINDOW, .size = 128 << 10,
-                         .ms = 6000, .changes = {{2000, 0, 1}, {4000, 0, 10}}};
+  for (int i = 0; i < tries() && !(in_time(slower) && in_time(again)); i++) {
+    struct scenario s = {.striping = "rate", .mb_s = {10, 10, 10}, .window = WINDOW, .size = 64 << 10,
+                         .ms = well_at + patience(1000), .changes = {{slow_at, 0, 1}, {well_at, 0, 10}}};
     double rate = run(&s);
-    slower = ms_until(&s, 2000, 30, 100);
-    again = ms_until(&s, 4000, 250, 400);
+    slower = ms_until(&s, slow_at, 30, 100);
+    again = ms_until(&s, well_at, 250, 400);
     printf("# %.1f MB/s; %d ms until the slow rail had its share, %d ms until it had its old one again\n", rate, slower,
            again);
   }
-  CHECK_MSG(slower >= 0 && slower <= 1000, "%d ms", slower);
-  CHECK_MSG(again >= 0 && again <= 1000, "%d ms", again);
+  CHECK_MSG(in_time(slower) && in_time(again), "%d ms, %d ms", slower, again);
 }
 
 /* So slow that it has no part of a message: it is tried now and then. */
 TEST(a_rail_without_a_share_is_found_again) {
+  const int well_at = patience(1000);
   int slow = -1, again = -1;
-  for (int i = 0; i < TRIES && (slow < 0 || slow > 2000 || again < 0); i++) {
-    struct scenario s = {.striping = "rate", .rails = RAILS, .mb_s = {1, 100, 100}, .window = 1, .size = 24 << 10,
-                         .ms = 4000, .changes = {{2000, 0, 100}}};
+  for (int i = 0; i < tries() && !(in_time(slow) && in_time(again)); i++) {
+    struct scenario s = {.striping = "rate", .mb_s = {1, 100, 100}, .window = 1, .size = 24 << 10,
+                         .ms = well_at + patience(1000), .changes = {{well_at, 0, 100}}};
     double rate = run(&s);
     slow = ms_until(&s, 0, 0, 30);
-    again = ms_until(&s, 2000, 200, 500);
+    again = ms_until(&s, well_at, 200, 500);
     printf("# %.1f MB/s; %d ms until it had no share, %d ms until it had one again\n", rate, slow, again);
   }
-  CHECK_MSG(slow >= 0 && slow < 2000 && again >= 0, "%d ms, %d ms", slow, again);
+  CHECK_MSG(in_time(slow) && in_time(again), "%d ms, %d ms", slow, again);
 }
 
 int main(int argc, char **argv) {
