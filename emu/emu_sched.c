@@ -6,8 +6,8 @@
 
 #include "emu/emu.h"
 
-/* A port with bandwidth= makes up for so much time in which this process did not run, or did something else, and a card
- * would have sent. */
+/* A port with bandwidth= makes up for the time in which this process did not run, or did something else, and a card would
+ * have sent: for so much of it at most. */
 #define CATCH_UP_NS 200000000u
 
 void emu_engine_wake(void) {
@@ -67,7 +67,8 @@ bool emu_is_throttled(struct emu_qp *qp, uint32_t payload) {
     qp->behind = true;
     return true;
   }
-  uint64_t from = qp->behind && now - port->busy_until < CATCH_UP_NS ? port->busy_until : now;
+  const uint64_t earliest = qp->behind ? now - CATCH_UP_NS : now;
+  const uint64_t from = port->busy_until > earliest ? port->busy_until : earliest;
   port->busy_until = from + (payload + EMU_HEADER) * 1000000000u / port->bandwidth;
   return false;
 }
