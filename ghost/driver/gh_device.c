@@ -197,16 +197,16 @@ int gh_attribute(int attribute) {
   for (const char *at = list; at && (at = strstr(at, wanted)); at++)
     if (at == list || at[-1] == ',') return atoi(at + len);
   switch (attribute) {
-    case 10: return 32; /* lanes of a warp */
+    case GH_WARP_SIZE: return 32; /* lanes */
     case GH_MULTIPROCESSORS: return 16;
     case GH_COMPUTE_MAJOR: return 8;
     case GH_SHARED_MEMORY_OPTIN: return 163 << 10;
-    case 91:                                /* registered memory has the host's addresses */
+    case GH_REGISTERED_HOST_POINTER:        /* registered memory has the host's addresses */
     case GH_DEVICE_VIRTUAL_MEMORY:          /* memory can be mapped, */
     case GH_DEVICE_FD_HANDLES:              /* exported as a file descriptor, */
     case GH_DEVICE_RDMA_OF_VIRTUAL_MEMORY:  /* and opened to NICs */
-    case 116:                               /* NICs may come into device memory, */
-    case 117:                               /* whose writes cuFlushGPUDirectRDMAWrites flushes, */
+    case GH_DEVICE_GPU_DIRECT_RDMA:         /* NICs may come into device memory, */
+    case GH_DEVICE_RDMA_FLUSH_OPTIONS:      /* whose writes cuFlushGPUDirectRDMAWrites flushes, */
     case GH_DEVICE_DMA_BUF: return 1;       /* also by way of a dma-buf */
     default: return 0;
   }
