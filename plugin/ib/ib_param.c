@@ -160,7 +160,9 @@ static const struct rail_param rows[] = {
    .offset = AT(max_write),
    .doc = "Most bytes of one RDMA write, a power of two; what the ports of both sides allow counts as well."},
   {.name = "RAIL_IB_MIN_PART", .type = RAIL_PARAM_BYTES, .def = "8K", .lo = IB_ALIGN, .hi = 1 << 30,
-   .offset = AT(min_part), .doc = "No message is split over several QPs in parts smaller than this."},
+   .offset = AT(min_part),
+   .doc = "A message is split over several QPs only if its parts, were they equal, are not smaller than this. With "
+          "RAIL_IB_STRIPING=rate a slow rail's part may be an eighth of it."},
   {.name = "RAIL_IB_STRIPING", .type = RAIL_PARAM_ENUM, .def = "rate", .words = "equal|rate", .offset = AT(striping),
    .doc = "How a sender with several rails divides messages among them. rate: by what each of them carries, so that a "
           "slow one gets less; a message with one part takes the one that is free first. equal: parts are equal, and "

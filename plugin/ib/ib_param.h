@@ -34,7 +34,7 @@ struct ib_params {
   int64_t linger_ms;    /* RAIL_IB_LINGER: how long a closed receiver answers retries; -1: by the sender's timeout */
   int64_t verify;       /* RAIL_IB_VERIFY: a first write in both directions before a connection is handed out */
   int64_t max_write;    /* RAIL_IB_MAX_WRITE: bytes of one RDMA write; a power of two */
-  int64_t min_part;     /* RAIL_IB_MIN_PART: no message is split into smaller parts */
+  int64_t min_part;     /* RAIL_IB_MIN_PART: no message is split into smaller parts, were they equal */
   int64_t striping;     /* RAIL_IB_STRIPING: enum ib_striping */
   int64_t flush;        /* RAIL_IB_FLUSH: enum ib_flush_mode */
   int64_t port_grace_ms; /* RAIL_IB_PORT_GRACE: how long a port may be down before it counts as lost */
