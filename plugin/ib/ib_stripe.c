@@ -105,11 +105,23 @@ bool ib_stripe_weights(const double *rates, unsigned int n, bool equal_before, u
   return equal;
 }
 
-/* A path that has not done by now what is measured is at most so fast: one that stands still is found, too. */
-static double rate_by_now(const struct ib_stripe_path *path, uint64_t now) {
+/* Of the paths whose rate is known; 0: of none. */
+static double mean_rate(const struct ib_stripe *stripe) {
+  double sum = 0;
+  unsigned int known = 0;
+  for (unsigned int i = 0; i < stripe->npaths; i++) {
+    sum += stripe->paths[i].rate;
+    known += stripe->paths[i].rate > 0;
+  }
+  return known ? sum / known : 0;
+}
+
+/* A path that has not done by now what is measured is at most so fast: one that stands still is found, too, also if it
+ * has never been measured and is taken to be as fast as the mean. */
+static double rate_by_now(const struct ib_stripe_path *path, double mean, uint64_t now) {
   if (path->ends_at == NO_MEASUREMENT || now <= path->began) return path->rate;
-  double at_most = (double)path->bytes / (double)(now - path->began);
-  return at_most * OVERDUE < path->rate ? at_most : path->rate;
+  double at_most = (double)path->bytes / (double)(now - path->began), expected = path->rate > 0 ? path->rate : mean;
+  return at_most * OVERDUE < expected ? at_most : path->rate;
 }
 
 /* Of the paths that have a QP left. */
@@ -121,6 +133,7 @@ struct rates {
 };
 
 static void collect_rates(const struct ib_send_comm *sc, uint64_t now, struct rates *rates) {
+  const double mean = mean_rate(sc->stripe);
   bool seen[IB_MAX_QPS] = {false};
   for (unsigned int i = 0; i < sc->nlive; i++) {
     const uint8_t path = sc->stripe->path_of[sc->live[i]->index];
@@ -128,7 +141,7 @@ static void collect_rates(const struct ib_send_comm *sc, uint64_t now, struct ra
     seen[path] = true;
     rates->path[rates->n] = path;
     rates->rail[rates->n] = sc->live[i]->rail;
-    rates->rate[rates->n++] = rate_by_now(&sc->stripe->paths[path], now);
+    rates->rate[rates->n++] = rate_by_now(&sc->stripe->paths[path], mean, now);
   }
 }
 
@@ -180,6 +193,17 @@ static void measure(struct ib_send_comm *sc, const struct ib_send *send, uint64_
   }
 }
 
+static void end_measurement(struct ib_stripe_path *path) {
+  path->ends_at = NO_MEASUREMENT;
+  path->on_trial = false;
+}
+
+/* In the next round. */
+static void try_again(struct ib_stripe_path *path) {
+  path->left_out = TRIAL_ROUNDS;
+  path->used_at = 0;
+}
+
 /* One that is much too fast is no rate: this thread did not run for a while, and what was counted as outstanding had
  * been completed, and not polled. If it is one after all, the next ones say so again. */
 static void measured(struct ib_stripe_path *path) {
@@ -187,11 +211,10 @@ static void measured(struct ib_stripe_path *path) {
   double rate = (double)path->bytes / (double)(now > path->began ? now - path->began : 1);
   if (path->rate > 0 && rate > MOST_FASTER * path->rate) {
     rate = MOST_FASTER * path->rate;
-    path->left_out = TRIAL_ROUNDS;
-    path->used_at = 0;
+    if (path->on_trial) try_again(path);
   }
   path->rate = path->rate > 0 ? path->rate + GAIN * (rate - path->rate) : rate;
-  path->ends_at = NO_MEASUREMENT;
+  end_measurement(path);
 }
 
 /* ---- dividing: pure ---------------------------------------------------------------- */
@@ -323,6 +346,7 @@ static void divide_by_rate(struct ib_send_comm *sc, struct ib_send *send, uint64
   send->nparts = (uint16_t)ib_stripe_shares(claims, n, &limits, lines_of(send->length), shares);
   for (unsigned int part = 0, i = 0; i < n; i++) {
     if (!shares[i]) continue;
+    if ((int)i == limits.trial) path_of(sc->stripe, in_turn(sc, i))->on_trial = true;
     uint64_t size = RAIL_MIN(shares[i] * IB_ALIGN, send->length - offset);
     give(sc, send, part++, in_turn(sc, i), offset, size);
     offset += size;
@@ -358,14 +382,11 @@ void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const stru
 
 /* ---- the loss and the return of QPs ----------------------------------------------------- */
 
-/* It says nothing: what it waits for is lost, or went elsewhere. */
-static void drop_measurement(struct ib_stripe_path *path) { path->ends_at = NO_MEASUREMENT; }
-
 void ib_stripe_move(struct ib_stripe *stripe, struct ib_send *send, unsigned int part, const struct ib_qp *to) {
   struct ib_share *share = &send->shares[part];
   struct ib_stripe_path *from = &stripe->paths[stripe->path_of[share->qp]];
   from->assigned -= share->size;
-  drop_measurement(from);
+  end_measurement(from); /* less is left of it than was counted on */
   share->qp = to->index;
   path_of(stripe, to)->assigned += share->size;
 }
@@ -383,7 +404,7 @@ void ib_stripe_use_live(struct ib_send_comm *sc) {
     for (unsigned int i = send->part; i < send->nparts; i++)
       if (!live[send->shares[i].qp]) ib_stripe_move(stripe, send, i, sc->live[to++ % sc->nlive]);
   for (unsigned int i = 0; i < sc->base.plan.nqps; i++)
-    if (!live[i]) drop_measurement(path_of(stripe, &sc->base.qps[i]));
+    if (!live[i]) end_measurement(path_of(stripe, &sc->base.qps[i])); /* it would measure the loss */
   for (unsigned int i = 0; i < stripe->npaths; i++)
     if (!open[i]) stripe->paths[i].rate = 0; /* when it returns it may be another's */
   weigh(sc, rail_now_ns());

@@ -27,6 +27,7 @@ struct ib_stripe_path {
   uint32_t weight;
   uint32_t left_out;       /* rounds without a part */
   uint64_t used_at;        /* rail_now_ns() of the last round with one */
+  bool on_trial;           /* what is measured is a small part that it was given in spite of its weight */
 };
 
 struct ib_stripe {

@@ -224,8 +224,42 @@ TEST(a_rate_does_not_jump) {
   set_rates(&s, 1e-9, 1e-9, 1e-9);
   begin(&s, 0, MESSAGE);
   finish(&s, 0, MESSAGE);
-  for (unsigned int i = 0; i < 3; i++)
+  for (unsigned int i = 0; i < 3; i++) {
     CHECK(s.sc->stripe->paths[i].rate > 1.2e-9 && s.sc->stripe->paths[i].rate < 1.3e-9);
+    CHECK(s.sc->stripe->paths[i].left_out == 0 && s.sc->stripe->paths[i].used_at != 0); /* none was on trial */
+  }
+  pair_close(&s.pair);
+}
+
+/* So slow that it has no part: after a while it is given a small one; if that was fast, another one at once. */
+TEST(a_fast_trial_is_followed_by_another) {
+  struct side s;
+  open_side(&s, &three);
+  struct ib_stripe_path *slow = &s.sc->stripe->paths[0];
+  for (int i = 0; i < 2; i++) {
+    uint64_t before = given(&s, 0);
+    set_rates(&s, 1e-9, 10, 10);
+    if (i == 0) slow->left_out = 1000;
+    begin(&s, i, MESSAGE);
+    CHECK_INT(given(&s, 0) - before, s.sc->stripe->least * IB_ALIGN);
+    CHECK(slow->on_trial);
+    finish(&s, i, MESSAGE);
+    CHECK(!slow->on_trial && slow->left_out > 0 && slow->used_at == 0);
+  }
+  pair_close(&s.pair);
+}
+
+/* From its first part on: it has no rate, and is found by that of the others. */
+TEST(a_path_that_stands_still_from_the_start) {
+  struct side s;
+  open_side(&s, &three);
+  set_rates(&s, 0, 10, 10);
+  s.sc->stripe->paths[0].ends_at = UINT64_MAX - 1; /* as if a byte had been outstanding since 1970 */
+  s.sc->stripe->paths[0].began = 1;
+  s.sc->stripe->paths[0].bytes = 1;
+  begin(&s, 0, MESSAGE);
+  CHECK_INT(given(&s, 0), 0);
+  finish(&s, 0, MESSAGE);
   pair_close(&s.pair);
 }
 
@@ -321,7 +355,8 @@ int main(int argc, char **argv) {
     TEST_CASE(all_finish_at_the_same_time), TEST_CASE(a_part_that_is_too_small_is_left_out), TEST_CASE(random_shares),
     TEST_CASE(the_largest_numbers), TEST_CASE(weights_are_equal_until_rates_differ),
     TEST_CASE(weights_are_in_proportion), TEST_CASE(weights_fit), TEST_CASE(a_message_is_divided_by_rate),
-    TEST_CASE(a_rate_does_not_jump), TEST_CASE(paths_are_pairs_of_rails),
+    TEST_CASE(a_rate_does_not_jump), TEST_CASE(a_fast_trial_is_followed_by_another),
+    TEST_CASE(a_path_that_stands_still_from_the_start), TEST_CASE(paths_are_pairs_of_rails),
     TEST_CASE(a_small_message_takes_what_is_free), TEST_CASE(what_waits_moves_to_the_queue_pairs_that_are_up),
     TEST_CASE(a_loss_is_no_measurement), TEST_CASE(not_without_rails_and_not_unasked)};
   ib_emu_use("device emu0 ports=3");
