@@ -203,7 +203,7 @@ static bool lose(struct ib_comm *comm, unsigned int index) {
   struct ib_qp *qp = &comm->qps[index];
   if (path->state == IB_PATH_VERIFYING) stop_qp(comm, index); /* nothing went over it */
   if (path->state != IB_PATH_UP) return true;
-  if (ib_count_paths_up(comm) == 1) return false;
+  if (ib_count_qps_up(comm) == 1) return false;
   uint64_t now = rail_now_ns();
   if (!f->open) {
     f->open = true;
@@ -319,7 +319,7 @@ static void report(struct ib_comm *comm) {
             comm->plan.nqps, ib_path_port(comm, f->first)->name,
             comm->remote_rails[comm->qps[f->first].remote_rail].name, path->why_lost, status, f->resent,
             comm->sender ? "parts were" : "clear-to-sends were", (double)f->idle_ns / 1e6, ms(f->noticed, f->switched),
-            ms(f->switched, rail_now_ns()), ib_count_paths_up(comm));
+            ms(f->switched, rail_now_ns()), ib_count_qps_up(comm));
 }
 
 /* ---- from state to state -------------------------------------------------------- */

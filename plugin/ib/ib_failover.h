@@ -95,7 +95,7 @@ static inline struct ib_path *ib_path_of(const struct ib_comm *comm, unsigned in
 static inline struct ib_port *ib_path_port(const struct ib_comm *comm, unsigned int qp) {
   return comm->rails[comm->qps[qp].rail].port;
 }
-static inline unsigned int ib_count_paths_up(const struct ib_comm *comm) {
+static inline unsigned int ib_count_qps_up(const struct ib_comm *comm) {
   unsigned int n = 0;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) n += ib_path_of(comm, i)->state == IB_PATH_UP;
   return n;

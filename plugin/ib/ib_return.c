@@ -218,7 +218,7 @@ static enum ib_return mark_path_up(struct ib_comm *comm, unsigned int index) {
   RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s: queue pair %u of port %s to %s is in use again, %.1f s after it was "
             "lost; %u of %u are", comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name,
             index, ib_path_port(comm, index)->name, comm->remote_rails[comm->qps[index].remote_rail].name,
-            (double)(path->up_since - path->lost_at) / 1e9, ib_count_paths_up(comm), comm->plan.nqps);
+            (double)(path->up_since - path->lost_at) / 1e9, ib_count_qps_up(comm), comm->plan.nqps);
   return IB_RETURN_WAITS;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A message is divided when isend is called. A part is outstanding on its path from then until its last write
- * completes. Now and then, in a round, a message is measured: for each of its paths, when as much is completed as the
- * path has outstanding then. Until that moment it had work without a pause, so bytes by time is its rate. Between two
- * rounds no clock is read.
+ * A message is divided when isend is called. A part is outstanding on its route from then until its last write
+ * completes. Now and then, in a round, a message is measured: for each of its routes, when as much is completed as the
+ * route has outstanding then. Until that moment it had work without a pause, so bytes by time is its rate. The clock
+ * is read when a round begins and when a measurement ends.
  */
 #include "plugin/ib/ib_stripe.h"
 
@@ -14,27 +14,27 @@
 #include "plugin/ib/ib_param.h"
 
 #define NO_MEASUREMENT UINT64_MAX
-#define GAIN 0.25              /* of a new measurement, in a path's rate: 13 bring a tenth of the rate into view */
+#define GAIN 0.25              /* of a new measurement, in a route's rate: 8 of them replace nine tenths of it */
 #define MOST_FASTER 2          /* than the rate so far, in one measurement */
 #define LEAVE_EQUAL 1.15       /* the fastest is so much faster than the slowest: parts are by rate, */
 #define RETURN_TO_EQUAL 1.08   /* until it is only so much faster */
 #define OVERDUE 2              /* a measurement that takes so many times as long counts before it ends */
-#define ROUND_NS 125000        /* what all paths carry in that time is sent between two rounds */
+#define ROUND_NS 125000        /* what all routes carry in that time is sent between two rounds */
 #define FIRST_ROUND (256 << 10)
-#define TRIAL_ROUNDS 4         /* a path that has had no part in so many rounds, */
+#define TRIAL_ROUNDS 4         /* a route that has had no part in so many rounds, */
 #define TRIAL_NS 100000000     /* and for so long, is given a small one */
 
-static uint64_t outstanding(const struct ib_stripe_path *path) { return path->assigned - path->done; }
+static uint64_t outstanding(const struct ib_stripe_route *route) { return route->assigned - route->done; }
 static uint64_t lines_of(uint64_t bytes) { return (bytes + IB_ALIGN - 1) / IB_ALIGN; }
 
 /* ---- the connection -------------------------------------------------------------- */
 
-static struct ib_stripe_path *path_of(struct ib_stripe *stripe, const struct ib_qp *qp) {
-  return &stripe->paths[stripe->path_of[qp->index]];
+static struct ib_stripe_route *route_of(struct ib_stripe *stripe, const struct ib_qp *qp) {
+  return &stripe->routes[stripe->route_of[qp->index]];
 }
 
 /* QP i connects rail i mod the rails of each side, so pairs recur after the least common multiple of the two. */
-static unsigned int count_paths(const struct ib_comm *comm) {
+static unsigned int count_routes(const struct ib_comm *comm) {
   unsigned int pairs = comm->nrails;
   if (comm->plan.qps_per_message == comm->plan.nqps) return comm->plan.nqps;
   while (pairs % comm->nremote_rails) pairs += comm->nrails;
@@ -60,11 +60,11 @@ bool ib_stripe_open(struct ib_send_comm *sc) {
   stripe->least = lines_of(RAIL_MAX(sc->min_part / 8, (uint64_t)IB_ALIGN));
   stripe->shares = shares;
   for (unsigned int i = 0; i < IB_MAX_SENDS; i++) sc->sends[i].shares = &shares[i * most];
-  stripe->npaths = count_paths(&sc->base);
-  for (unsigned int i = 0; i < plan->nqps; i++) stripe->path_of[i] = (uint8_t)(i % stripe->npaths);
-  for (unsigned int i = 0; i < stripe->npaths; i++)
-    stripe->paths[i] =
-      (struct ib_stripe_path){.ends_at = NO_MEASUREMENT, .weight = IB_STRIPE_WEIGHTS / stripe->npaths};
+  stripe->nroutes = count_routes(&sc->base);
+  for (unsigned int i = 0; i < plan->nqps; i++) stripe->route_of[i] = (uint8_t)(i % stripe->nroutes);
+  for (unsigned int i = 0; i < stripe->nroutes; i++)
+    stripe->routes[i] =
+      (struct ib_stripe_route){.ends_at = NO_MEASUREMENT, .weight = IB_STRIPE_WEIGHTS / stripe->nroutes};
   for (unsigned int r = 0; r < sc->base.nrails; r++) {
     stripe->records[r] = ib_stats_rail_begin(&sc->base, r);
     stripe->stats[r] = stripe->records[r] ? stripe->records[r] : stripe->unseen;
@@ -105,29 +105,29 @@ bool ib_stripe_weights(const double *rates, unsigned int n, bool equal_before, u
   return equal;
 }
 
-/* Of the paths whose rate is known; 0: of none. */
+/* Of the routes whose rate is known; 0: of none. */
 static double mean_rate(const struct ib_stripe *stripe) {
   double sum = 0;
   unsigned int known = 0;
-  for (unsigned int i = 0; i < stripe->npaths; i++) {
-    sum += stripe->paths[i].rate;
-    known += stripe->paths[i].rate > 0;
+  for (unsigned int i = 0; i < stripe->nroutes; i++) {
+    sum += stripe->routes[i].rate;
+    known += stripe->routes[i].rate > 0;
   }
   return known ? sum / known : 0;
 }
 
-/* A path that has not done by now what is measured is at most so fast: one that stands still is found, too, also if it
+/* A route that has not done by now what is measured is at most so fast: one that stands still is found, too, also if it
  * has never been measured and is taken to be as fast as the mean. */
-static double rate_by_now(const struct ib_stripe_path *path, double mean, uint64_t now) {
-  if (path->ends_at == NO_MEASUREMENT || now <= path->began) return path->rate;
-  double at_most = (double)path->bytes / (double)(now - path->began), expected = path->rate > 0 ? path->rate : mean;
-  return at_most * OVERDUE < expected ? at_most : path->rate;
+static double rate_by_now(const struct ib_stripe_route *route, double mean, uint64_t now) {
+  if (route->ends_at == NO_MEASUREMENT || now <= route->began) return route->rate;
+  double at_most = (double)route->bytes / (double)(now - route->began), expected = route->rate > 0 ? route->rate : mean;
+  return at_most * OVERDUE < expected ? at_most : route->rate;
 }
 
-/* Of the paths that have a QP left. */
+/* Of the routes that have a QP left. */
 struct rates {
   unsigned int n;
-  uint8_t path[IB_MAX_QPS], rail[IB_MAX_QPS];
+  uint8_t route[IB_MAX_QPS], rail[IB_MAX_QPS];
   double rate[IB_MAX_QPS];
   uint32_t weight[IB_MAX_QPS];
 };
@@ -136,12 +136,12 @@ static void collect_rates(const struct ib_send_comm *sc, uint64_t now, struct ra
   const double mean = mean_rate(sc->stripe);
   bool seen[IB_MAX_QPS] = {false};
   for (unsigned int i = 0; i < sc->nlive; i++) {
-    const uint8_t path = sc->stripe->path_of[sc->live[i]->index];
-    if (seen[path]) continue;
-    seen[path] = true;
-    rates->path[rates->n] = path;
+    const uint8_t route = sc->stripe->route_of[sc->live[i]->index];
+    if (seen[route]) continue;
+    seen[route] = true;
+    rates->route[rates->n] = route;
     rates->rail[rates->n] = sc->live[i]->rail;
-    rates->rate[rates->n++] = rate_by_now(&sc->stripe->paths[path], mean, now);
+    rates->rate[rates->n++] = rate_by_now(&sc->stripe->routes[route], mean, now);
   }
 }
 
@@ -166,7 +166,7 @@ static void weigh(struct ib_send_comm *sc, uint64_t now) {
   collect_rates(sc, now, &rates);
   stripe->equal = ib_stripe_weights(rates.rate, rates.n, stripe->equal, rates.weight);
   for (unsigned int i = 0; i < rates.n; i++) {
-    stripe->paths[rates.path[i]].weight = rates.weight[i];
+    stripe->routes[rates.route[i]].weight = rates.weight[i];
     sum += rates.rate[i];
   }
   stripe->round_left = sum > 0 ? (int64_t)(sum * ROUND_NS) : FIRST_ROUND;
@@ -177,44 +177,44 @@ static void weigh(struct ib_send_comm *sc, uint64_t now) {
 static uint64_t begin_round(struct ib_send_comm *sc) {
   uint64_t now = rail_now_ns();
   weigh(sc, now);
-  for (unsigned int i = 0; i < sc->stripe->npaths; i++) sc->stripe->paths[i].left_out++;
+  for (unsigned int i = 0; i < sc->stripe->nroutes; i++) sc->stripe->routes[i].left_out++;
   return now;
 }
 
 static void measure(struct ib_send_comm *sc, const struct ib_send *send, uint64_t now) {
   for (unsigned int i = 0; i < send->nparts; i++) {
-    struct ib_stripe_path *path = path_of(sc->stripe, &sc->base.qps[send->shares[i].qp]);
-    path->left_out = 0;
-    path->used_at = now;
-    if (path->ends_at != NO_MEASUREMENT) continue;
-    path->began = now;
-    path->bytes = outstanding(path);
-    path->ends_at = path->assigned;
+    struct ib_stripe_route *route = route_of(sc->stripe, &sc->base.qps[send->shares[i].qp]);
+    route->left_out = 0;
+    route->used_at = now;
+    if (route->ends_at != NO_MEASUREMENT) continue;
+    route->began = now;
+    route->bytes = outstanding(route);
+    route->ends_at = route->assigned;
   }
 }
 
-static void end_measurement(struct ib_stripe_path *path) {
-  path->ends_at = NO_MEASUREMENT;
-  path->on_trial = false;
+static void end_measurement(struct ib_stripe_route *route) {
+  route->ends_at = NO_MEASUREMENT;
+  route->on_trial = false;
 }
 
 /* In the next round. */
-static void try_again(struct ib_stripe_path *path) {
-  path->left_out = TRIAL_ROUNDS;
-  path->used_at = 0;
+static void try_again(struct ib_stripe_route *route) {
+  route->left_out = TRIAL_ROUNDS;
+  route->used_at = 0;
 }
 
 /* One that is much too fast is no rate: this thread did not run for a while, and what was counted as outstanding had
  * been completed, and not polled. If it is one after all, the next ones say so again. */
-static void measured(struct ib_stripe_path *path) {
+static void measured(struct ib_stripe_route *route) {
   uint64_t now = rail_now_ns();
-  double rate = (double)path->bytes / (double)(now > path->began ? now - path->began : 1);
-  if (path->rate > 0 && rate > MOST_FASTER * path->rate) {
-    rate = MOST_FASTER * path->rate;
-    if (path->on_trial) try_again(path);
+  double rate = (double)route->bytes / (double)(now > route->began ? now - route->began : 1);
+  if (route->rate > 0 && rate > MOST_FASTER * route->rate) {
+    rate = MOST_FASTER * route->rate;
+    if (route->on_trial) try_again(route);
   }
-  path->rate = path->rate > 0 ? path->rate + GAIN * (rate - path->rate) : rate;
-  end_measurement(path);
+  route->rate = route->rate > 0 ? route->rate + GAIN * (rate - route->rate) : rate;
+  end_measurement(route);
 }
 
 /* ---- dividing: pure ---------------------------------------------------------------- */
@@ -289,18 +289,18 @@ static const struct ib_qp *in_turn(const struct ib_send_comm *sc, unsigned int i
 static void give(struct ib_send_comm *sc, struct ib_send *send, unsigned int part, const struct ib_qp *qp,
                  uint64_t offset, uint64_t size) {
   send->shares[part] = (struct ib_share){.offset = offset, .size = size, .qp = qp->index};
-  path_of(sc->stripe, qp)->assigned += size;
+  route_of(sc->stripe, qp)->assigned += size;
 }
 
 /* One part: to the QP that would be done with it first. One of each rail is looked at. */
 static void give_whole(struct ib_send_comm *sc, struct ib_send *send) {
   struct ib_stripe *stripe = sc->stripe;
   const struct ib_qp *best = in_turn(sc, 0);
-  const bool none_is_better = stripe->equal && !outstanding(path_of(stripe, best));
+  const bool none_is_better = stripe->equal && !outstanding(route_of(stripe, best));
   const unsigned int n = none_is_better ? 1 : RAIL_MIN(stripe->width, sc->nlive);
   for (unsigned int i = 1; i < n; i++) {
     const struct ib_qp *qp = in_turn(sc, i);
-    const struct ib_stripe_path *a = path_of(stripe, best), *b = path_of(stripe, qp);
+    const struct ib_stripe_route *a = route_of(stripe, best), *b = route_of(stripe, qp);
     if ((outstanding(b) + send->length) * a->weight < (outstanding(a) + send->length) * b->weight) best = qp;
   }
   give(sc, send, 0, best, 0, send->length);
@@ -318,9 +318,9 @@ static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
 
 static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
   for (unsigned int i = 0; i < n; i++) {
-    const struct ib_stripe_path *path = path_of(sc->stripe, in_turn(sc, i));
-    const bool idle = path->left_out > TRIAL_ROUNDS && path->ends_at == NO_MEASUREMENT;
-    if (idle && now - path->used_at > TRIAL_NS) return (int)i;
+    const struct ib_stripe_route *route = route_of(sc->stripe, in_turn(sc, i));
+    const bool idle = route->left_out > TRIAL_ROUNDS && route->ends_at == NO_MEASUREMENT;
+    if (idle && now - route->used_at > TRIAL_NS) return (int)i;
   }
   return -1;
 }
@@ -329,8 +329,8 @@ static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t no
 static void collect_claims(const struct ib_send_comm *sc, unsigned int n, struct ib_stripe_claim *claims) {
   unsigned int i = 0;
   do {
-    const struct ib_stripe_path *path = path_of(sc->stripe, in_turn(sc, i));
-    claims[i] = (struct ib_stripe_claim){.outstanding = lines_of(outstanding(path)), .weight = path->weight};
+    const struct ib_stripe_route *route = route_of(sc->stripe, in_turn(sc, i));
+    claims[i] = (struct ib_stripe_claim){.outstanding = lines_of(outstanding(route)), .weight = route->weight};
   } while (++i < n);
 }
 
@@ -346,7 +346,7 @@ static void divide_by_rate(struct ib_send_comm *sc, struct ib_send *send, uint64
   send->nparts = (uint16_t)ib_stripe_shares(claims, n, &limits, lines_of(send->length), shares);
   for (unsigned int part = 0, i = 0; i < n; i++) {
     if (!shares[i]) continue;
-    if ((int)i == limits.trial) path_of(sc->stripe, in_turn(sc, i))->on_trial = true;
+    if ((int)i == limits.trial) route_of(sc->stripe, in_turn(sc, i))->on_trial = true;
     uint64_t size = RAIL_MIN(shares[i] * IB_ALIGN, send->length - offset);
     give(sc, send, part++, in_turn(sc, i), offset, size);
     offset += size;
@@ -374,21 +374,21 @@ void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
 void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send, uint16_t entry) {
   if (!ib_posted_is_tail(entry)) return;
   const uint64_t size = send->shares[ib_posted_part(entry)].size;
-  struct ib_stripe_path *path = path_of(stripe, qp);
-  path->done += size;
+  struct ib_stripe_route *route = route_of(stripe, qp);
+  route->done += size;
   rail_stats_add(&stripe->stats[qp->rail][IB_RAIL_BYTES], size);
-  if (rail_unlikely(path->done >= path->ends_at)) measured(path);
+  if (rail_unlikely(route->done >= route->ends_at)) measured(route);
 }
 
 /* ---- the loss and the return of QPs ----------------------------------------------------- */
 
 void ib_stripe_move(struct ib_stripe *stripe, struct ib_send *send, unsigned int part, const struct ib_qp *to) {
   struct ib_share *share = &send->shares[part];
-  struct ib_stripe_path *from = &stripe->paths[stripe->path_of[share->qp]];
+  struct ib_stripe_route *from = &stripe->routes[stripe->route_of[share->qp]];
   from->assigned -= share->size;
   end_measurement(from); /* less is left of it than was counted on */
   share->qp = to->index;
-  path_of(stripe, to)->assigned += share->size;
+  route_of(stripe, to)->assigned += share->size;
 }
 
 void ib_stripe_use_live(struct ib_send_comm *sc) {
@@ -398,14 +398,14 @@ void ib_stripe_use_live(struct ib_send_comm *sc) {
   unsigned int to = 0;
   for (unsigned int i = 0; i < sc->nlive; i++) {
     live[sc->live[i]->index] = true;
-    open[stripe->path_of[sc->live[i]->index]] = true;
+    open[stripe->route_of[sc->live[i]->index]] = true;
   }
   STAILQ_FOREACH(send, &sc->unposted, link)
     for (unsigned int i = send->part; i < send->nparts; i++)
       if (!live[send->shares[i].qp]) ib_stripe_move(stripe, send, i, sc->live[to++ % sc->nlive]);
   for (unsigned int i = 0; i < sc->base.plan.nqps; i++)
-    if (!live[i]) end_measurement(path_of(stripe, &sc->base.qps[i])); /* it would measure the loss */
-  for (unsigned int i = 0; i < stripe->npaths; i++)
-    if (!open[i]) stripe->paths[i].rate = 0; /* when it returns it may be another's */
+    if (!live[i]) end_measurement(route_of(stripe, &sc->base.qps[i])); /* it would measure the loss */
+  for (unsigned int i = 0; i < stripe->nroutes; i++)
+    if (!open[i]) stripe->routes[i].rate = 0; /* when it returns it may be another's */
   weigh(sc, rail_now_ns());
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Striping by measured rate (RAIL_IB_STRIPING): how a sender with several rails divides each message. It knows of each
- * path what it has outstanding, and how fast it was while it had something. All parts of a message are to be done at
- * the same time, so that a slow path gets less and none is waited for. As long as the rates are about equal, so are
- * the parts. docs/design/ib.md has the whole.
+ * Striping by measured rate (RAIL_IB_STRIPING): how a sender divides each message where one of the sides has several
+ * rails. It knows of each route what it has outstanding, and how fast it was while it had something. All parts of a
+ * message are to be done at the same time, so that a slow route gets less and none is waited for. As long as the
+ * rates are about equal, so are the parts. docs/design/ib.md has the whole.
  *
  * The progress thread's, all of it. The receiver takes parts of any size (docs/protocol-ib.md, 5).
  */
@@ -15,11 +15,11 @@
 
 enum ib_striping { IB_STRIPING_EQUAL, IB_STRIPING_RATE }; /* RAIL_IB_STRIPING */
 
-/* Weights of all paths together: with bytes of all sends (2^48) times it 64 bits are not left. */
+/* Weights of all routes together: with bytes of all sends (2^48) times it 64 bits are not left. */
 #define IB_STRIPE_WEIGHTS 16384u
 
 /* The QPs that connect one pair of rails; they share its rate. Where each message goes over all QPs, one QP. */
-struct ib_stripe_path {
+struct ib_stripe_route {
   uint64_t assigned, done; /* bytes of parts that were given to it; of those, completed */
   uint64_t ends_at;        /* of a measurement: the value of `done` at which it ends; UINT64_MAX: none runs */
   uint64_t began, bytes;   /* of it: rail_now_ns(), and what was outstanding then */
@@ -35,13 +35,13 @@ struct ib_stripe {
   int64_t round_left; /* bytes of messages until rates are looked at, and measured, again */
   unsigned int width; /* rails of the side that has more */
   unsigned int all;   /* most parts of a message: the plan's */
-  uint64_t least;     /* lines: of several parts of a message none is smaller because of its path's rate */
+  uint64_t least;     /* lines: of several parts of a message none is smaller because of its route's rate */
   struct ib_share *shares;        /* of all sends: `all` each */
   uint64_t *stats[IB_MAX_RAILS];  /* of the group "rail"; never NULL */
   uint64_t *records[IB_MAX_RAILS], unseen[IB_RAIL_COUNTERS]; /* those in the shared page, and what the others are */
-  unsigned int npaths;
-  uint8_t path_of[IB_MAX_QPS];    /* by QP */
-  struct ib_stripe_path paths[IB_MAX_QPS];
+  unsigned int nroutes;
+  uint8_t route_of[IB_MAX_QPS];    /* by QP */
+  struct ib_stripe_route routes[IB_MAX_QPS];
 };
 
 /* For a comm whose QPs and rails are known, if it has several rails and RAIL_IB_STRIPING asks for it; else nothing.
@@ -62,7 +62,7 @@ void ib_stripe_move(struct ib_stripe *stripe, struct ib_send *send, unsigned int
 /* ---- pure ------------------------------------------------------------------------ */
 
 struct ib_stripe_claim { /* of one QP */
-  uint64_t outstanding; /* lines (IB_ALIGN), of its path */
+  uint64_t outstanding; /* lines (IB_ALIGN), of its route */
   uint32_t weight;      /* not 0; the sum of all is at most IB_STRIPE_WEIGHTS */
 };
 struct ib_stripe_limits {

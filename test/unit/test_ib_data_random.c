@@ -111,7 +111,7 @@ static void test_group(void) {
 /* Another QP is fast, or slow, from the next message on. */
 static void change_a_rate(void) {
   struct ib_stripe *stripe = ib_send_comm_of(w.pair.sc)->stripe;
-  stripe->paths[below(stripe->npaths)].rate = 1.0 / (double)(1 + below(10) * below(200));
+  stripe->routes[below(stripe->nroutes)].rate = 1.0 / (double)(1 + below(10) * below(200));
   stripe->round_left = 0;
 }
 

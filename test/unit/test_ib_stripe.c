@@ -178,17 +178,17 @@ static void finish(struct side *s, int i, size_t size) {
   CHECK(memcmp(in[i], out, size) == 0);
 }
 
-static uint64_t given(const struct side *s, unsigned int qp) { return s->sc->stripe->paths[qp].assigned; }
+static uint64_t given(const struct side *s, unsigned int qp) { return s->sc->stripe->routes[qp].assigned; }
 static void check_nothing_outstanding(const struct side *s) {
-  for (unsigned int i = 0; i < s->sc->stripe->npaths; i++)
-    CHECK_INT(s->sc->stripe->paths[i].assigned - s->sc->stripe->paths[i].done, 0);
+  for (unsigned int i = 0; i < s->sc->stripe->nroutes; i++)
+    CHECK_INT(s->sc->stripe->routes[i].assigned - s->sc->stripe->routes[i].done, 0);
 }
 
 /* From now on. */
 static void set_rates(struct side *s, double a, double b, double c) {
-  s->sc->stripe->paths[0].rate = a;
-  s->sc->stripe->paths[1].rate = b;
-  s->sc->stripe->paths[2].rate = c;
+  s->sc->stripe->routes[0].rate = a;
+  s->sc->stripe->routes[1].rate = b;
+  s->sc->stripe->routes[2].rate = c;
   s->sc->stripe->round_left = 0;
 }
 
@@ -225,8 +225,8 @@ TEST(a_rate_does_not_jump) {
   begin(&s, 0, MESSAGE);
   finish(&s, 0, MESSAGE);
   for (unsigned int i = 0; i < 3; i++) {
-    CHECK(s.sc->stripe->paths[i].rate > 1.2e-9 && s.sc->stripe->paths[i].rate < 1.3e-9);
-    CHECK(s.sc->stripe->paths[i].left_out == 0 && s.sc->stripe->paths[i].used_at != 0); /* none was on trial */
+    CHECK(s.sc->stripe->routes[i].rate > 1.2e-9 && s.sc->stripe->routes[i].rate < 1.3e-9);
+    CHECK(s.sc->stripe->routes[i].left_out == 0 && s.sc->stripe->routes[i].used_at != 0); /* none was on trial */
   }
   pair_close(&s.pair);
 }
@@ -235,7 +235,7 @@ TEST(a_rate_does_not_jump) {
 TEST(a_fast_trial_is_followed_by_another) {
   struct side s;
   open_side(&s, &three);
-  struct ib_stripe_path *slow = &s.sc->stripe->paths[0];
+  struct ib_stripe_route *slow = &s.sc->stripe->routes[0];
   for (int i = 0; i < 2; i++) {
     uint64_t before = given(&s, 0);
     set_rates(&s, 1e-9, 10, 10);
@@ -250,29 +250,29 @@ TEST(a_fast_trial_is_followed_by_another) {
 }
 
 /* From its first part on: it has no rate, and is found by that of the others. */
-TEST(a_path_that_stands_still_from_the_start) {
+TEST(a_route_that_stands_still_from_the_start) {
   struct side s;
   open_side(&s, &three);
   set_rates(&s, 0, 10, 10);
-  s.sc->stripe->paths[0].ends_at = UINT64_MAX - 1; /* as if a byte had been outstanding since 1970 */
-  s.sc->stripe->paths[0].began = 1;
-  s.sc->stripe->paths[0].bytes = 1;
+  s.sc->stripe->routes[0].ends_at = UINT64_MAX - 1; /* as if a byte had been outstanding since 1970 */
+  s.sc->stripe->routes[0].began = 1;
+  s.sc->stripe->routes[0].bytes = 1;
   begin(&s, 0, MESSAGE);
   CHECK_INT(given(&s, 0), 0);
   finish(&s, 0, MESSAGE);
   pair_close(&s.pair);
 }
 
-/* QPs that connect the same rails share a path, unless each message goes over all of them. */
-TEST(paths_are_pairs_of_rails) {
-  static const struct { unsigned int remote_rails, nqps, per_message, paths; } rows[] = {
+/* QPs that connect the same rails share a route, unless each message goes over all of them. */
+TEST(routes_are_pairs_of_rails) {
+  static const struct { unsigned int remote_rails, nqps, per_message, routes; } rows[] = {
     {3, 3, 3, 3}, {3, 12, 3, 3}, {3, 12, 12, 12}, {1, 6, 3, 3}, {2, 12, 3, 6}, {2, 3, 3, 3}};
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
     struct side s;
     open_side(&s, &(struct pair_shape){3, rows[i].nqps, rows[i].per_message, 20, 64, 0});
     s.sc->base.nremote_rails = rows[i].remote_rails;
     CHECK(ib_send_comm_start(&s.sc->base, ib_progress));
-    CHECK_INT(s.sc->stripe->npaths, rows[i].paths);
+    CHECK_INT(s.sc->stripe->nroutes, rows[i].routes);
     pair_close(&s.pair);
   }
 }
@@ -283,10 +283,10 @@ TEST(a_small_message_takes_what_is_free) {
   open_side(&s, &three);
   for (int i = 0; i < 3; i++) begin(&s, i, 4096);
   for (unsigned int i = 0; i < 3; i++) CHECK_INT(given(&s, i), 4096);
-  s.sc->stripe->paths[0].assigned += 100000; /* as if it had a large part */
+  s.sc->stripe->routes[0].assigned += 100000; /* as if it had a large part */
   for (int i = 3; i < 6; i++) begin(&s, i, 4096);
   CHECK_INT(given(&s, 0), 104096);
-  s.sc->stripe->paths[0].assigned -= 100000;
+  s.sc->stripe->routes[0].assigned -= 100000;
   for (int i = 0; i < 6; i++) finish(&s, i, 4096);
   check_nothing_outstanding(&s);
   pair_close(&s.pair);
@@ -311,7 +311,7 @@ TEST(what_waits_moves_to_the_queue_pairs_that_are_up) {
   send = STAILQ_FIRST(&s.sc->unposted);
   if (send->at.qp == 0) send->at.posted = 0; /* what was begun over the lost one begins anew */
   for (int i = 0; i < WINDOW; i++) finish(&s, i, MESSAGE);
-  CHECK(s.sc->stripe->paths[0].rate <= 0);
+  CHECK(s.sc->stripe->routes[0].rate <= 0);
   check_nothing_outstanding(&s);
   pair_close(&s.pair);
 }
@@ -323,13 +323,13 @@ TEST(a_loss_is_no_measurement) {
   CHECK_OK(ib_failover_init(&s.sc->base));
   set_rates(&s, 1, 1, 1);
   begin(&s, 0, MESSAGE);
-  CHECK(s.sc->stripe->paths[0].ends_at != UINT64_MAX);
+  CHECK(s.sc->stripe->routes[0].ends_at != UINT64_MAX);
   s.sc->base.failover->paths[0].state = IB_PATH_STOPPING;
   ib_send_use_paths(s.sc);
   struct ib_qp *lost = &s.sc->base.qps[0];
   CHECK_INT(ib_send_reconcile(s.sc, lost, atomic_load(&lost->tails)), 0);
   lost->ignore_completions = true;
-  CHECK(s.sc->stripe->paths[0].rate <= 0);
+  CHECK(s.sc->stripe->routes[0].rate <= 0);
   finish(&s, 0, MESSAGE);
   check_nothing_outstanding(&s);
   pair_close(&s.pair);
@@ -356,7 +356,7 @@ int main(int argc, char **argv) {
     TEST_CASE(the_largest_numbers), TEST_CASE(weights_are_equal_until_rates_differ),
     TEST_CASE(weights_are_in_proportion), TEST_CASE(weights_fit), TEST_CASE(a_message_is_divided_by_rate),
     TEST_CASE(a_rate_does_not_jump), TEST_CASE(a_fast_trial_is_followed_by_another),
-    TEST_CASE(a_path_that_stands_still_from_the_start), TEST_CASE(paths_are_pairs_of_rails),
+    TEST_CASE(a_route_that_stands_still_from_the_start), TEST_CASE(routes_are_pairs_of_rails),
     TEST_CASE(a_small_message_takes_what_is_free), TEST_CASE(what_waits_moves_to_the_queue_pairs_that_are_up),
     TEST_CASE(a_loss_is_no_measurement), TEST_CASE(not_without_rails_and_not_unasked)};
   ib_emu_use("device emu0 ports=3");
