@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What the shared objects show to the process that loads them: a plugin its
-# seven vtables and nothing else, the runtime NCCL's names and our documented
-# additions. Anything more could collide with a symbol of the host program, and
-# anything less of NCCL's keep a program from starting.
+# What the shared objects show to the process that loads them: a plugin its seven vtables and the function that prints
+# its parameters, the runtime NCCL's names and our documented additions. Anything more could collide with a symbol of
+# the host program, and anything less of NCCL's keep a program from starting.
 set -u
 export LC_ALL=C
 number=0 failed=0
@@ -20,10 +19,10 @@ verdict() { # NAME EXPECTED GOT
 }
 exports() { nm -D --defined-only "$1" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | sort; }
 
-vtables=$(printf 'ncclNetPlugin_v%s\n' 6 7 8 9 10 11 12 | sort)
+vtables=$(printf 'ncclNetPlugin_v%s\n' 6 7 8 9 10 11 12 | sort; echo railPluginParams)
 plugins=("$RAIL_BUILD"/lib/libnccl-net-*.so)
 for lib in "${plugins[@]}"; do
-  verdict "${lib##*/} exports its vtables only" "$vtables" "$(exports "$lib")"
+  verdict "${lib##*/} exports its vtables and parameters only" "$vtables" "$(exports "$lib")"
   verdict "${lib##*/}: the vtables are data" 7 "$(nm -D --defined-only "$lib" | grep -c ' [BDRV] ncclNetPlugin_v')"
 done
 
