@@ -6,8 +6,8 @@
 
 #include "emu/emu.h"
 
-/* A port with bandwidth= makes up for the time in which this process did not run, or did something else, and a card would
- * have sent: for so much of it at most. */
+/* A port with bandwidth= makes up for the time in which this process did not run, or did something else, and a card
+ * would have sent: for so much of it at most. */
 #define CATCH_UP_NS 200000000u
 
 void emu_engine_wake(void) {

@@ -12,6 +12,7 @@
 #include "common/base/compiler.h"
 #include "loader/install_dirs.h"
 #include "test/harness/emu.h"
+#include "test/harness/ib_rails.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
 #include "tools/rail-stat/stats_read.h"
@@ -121,27 +122,10 @@ static void finish(const struct scenario *s, struct flow *f) {
   f->sent += (unsigned int)done;
 }
 
-/* The records of this sender's rails: the values of a counter. Returns how many. */
-static int look(const char *counter, uint64_t values[RAILS]) {
-  char file[64], why[256];
-  int n = 0;
-  snprintf(file, sizeof file, RAIL_STATS_PREFIX "%d.RailIB", (int)getpid());
-  struct rail_stats_view *v = rail_stats_read(RAIL_STATS_DIR, file, why, sizeof why);
-  ENSURE(v, "%s", why);
-  for (uint32_t g = 0; g < v->ngroups; g++)
-    for (uint32_t r = 0; strcmp(v->groups[g].name, "rail") == 0 && r < v->groups[g].nrecords; r++, n++) {
-      ENSURE(n < RAILS, "%u records of rails", v->groups[g].nrecords);
-      for (uint32_t c = 0; c < v->groups[g].ncounters; c++)
-        if (strcmp(v->groups[g].counters[c].name, counter) == 0) values[n] = v->groups[g].records[r].values[c];
-    }
-  rail_stats_view_free(v);
-  return n;
-}
-
 static void look_at_share(struct scenario *s, uint64_t ms) {
   uint64_t shares[RAILS];
   size_t i = ms / LOOK_MS;
-  if (i < LOOKS && s->share[i] < 0 && look("share_permille", shares) == RAILS) s->share[i] = (int)shares[0];
+  if (i < LOOKS && s->share[i] < 0 && rails_look("share_permille", shares, RAILS) == RAILS) s->share[i] = (int)shares[0];
 }
 
 static void set_bandwidth(int device, int mb_s) {
@@ -186,7 +170,7 @@ static void child(struct pipes *io, void *arg) {
   f.send_mh = kit_mr_reg(&net, pair.send, out, sizeof out);
   f.recv_mh = kit_mr_reg(&net, pair.recv, in, sizeof in);
   transfer(s, &f);
-  for (int i = look("bytes", bytes) - 1; i >= 0; i--) s->rail_bytes += bytes[i];
+  for (int i = rails_look("bytes", bytes, RAILS) - 1; i >= 0; i--) s->rail_bytes += bytes[i];
   kit_mr_dereg(&net, pair.send, f.send_mh);
   kit_mr_dereg(&net, pair.recv, f.recv_mh);
   kit_pair_close(&pair);
