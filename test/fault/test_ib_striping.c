@@ -125,7 +125,8 @@ static void finish(const struct scenario *s, struct flow *f) {
 static void look_at_share(struct scenario *s, uint64_t ms) {
   uint64_t shares[RAILS];
   size_t i = ms / LOOK_MS;
-  if (i < LOOKS && s->share[i] < 0 && rails_look("share_permille", shares, RAILS) == RAILS) s->share[i] = (int)shares[0];
+  if (i >= LOOKS || s->share[i] >= 0) return;
+  if (rails_look("share_permille", shares, RAILS) == RAILS) s->share[i] = (int)shares[0];
 }
 
 static void set_bandwidth(int device, int mb_s) {

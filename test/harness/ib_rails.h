@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the ib plugin's sender in this process counts of each of its rails. The program links tools/rail-stat/stats_read.
+ * What the ib plugin's sender in this process counts of each of its rails. The program links
+ * tools/rail-stat/stats_read.
  */
 #ifndef RAIL_TEST_IB_RAILS_H
 #define RAIL_TEST_IB_RAILS_H
