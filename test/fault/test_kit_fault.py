@@ -191,6 +191,12 @@ def links_that_are_there():
         check_fine(report)
         assert "--side-env" in report["link.mtu"][0]["again"], report
         pauses = figures(report["link.down_short"][0], "pause")
+        for _ in range(3):  # on a busy machine the messages may be through before the link is down
+            if max(pauses) > 0.3:
+                break
+            _, again, _ = fault(SOCKET, "--only", "link.down_short", *named, NCCL_SOCKET_IFNAME="=rkfnowhere")
+            check_fine(again)
+            pauses = figures(again["link.down_short"][0], "pause")
         assert max(pauses) > 0.3, f"the link was not down: {pauses}"
         for i, space in enumerate(spaces):
             assert "mtu 3000" in ip("-n", space, "link", "show", f"rkf{i}").stdout
