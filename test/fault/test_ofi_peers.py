@@ -33,7 +33,11 @@ PROVIDERS = {"rma": {"FI_PROVIDER": "tcp", "RAIL_OFI_PROTOCOL": "rma"},
              "shm": {"FI_PROVIDER": "shm", "RAIL_OFI_PROVIDER": "shm"}}
 
 
-def fault(provider, only, *options, **changes):
+# Providers' libraries call exit where a call of theirs is made to fail; with shm 1 of some 26 runs ends so, by chance.
+ENDED_BY_A_LIBRARY = "exit status 1 in finalize"
+
+
+def fault(provider, only, *options, first=True, **changes):
     """{name: result}, all of which are good."""
     if not PLUGIN.exists():
         raise Skip("built without libfabric's headers")
@@ -44,6 +48,9 @@ def fault(provider, only, *options, **changes):
     assert done.returncode in (0, 1), f"{done.args} ended with {done.returncode}\n{done.stdout}{done.stderr}"
     results = json.loads(done.stdout)["results"]
     assert results, f"no scenario is named {only}"
+    if provider == "shm" and first and any(ENDED_BY_A_LIBRARY in r["seen"] for r in results):
+        print("# again:", *(r["again"] for r in results if ENDED_BY_A_LIBRARY in r["seen"]), flush=True)
+        return fault(provider, only, *options, first=False, **changes)
     for r in results:
         assert r["status"] == "pass" or r["status"] == "skip" and r["seen"].startswith(MAY_BE_SKIPPED), \
             f"{r['name']} {r['status']}: {r['seen']}\n{r['again']}\n{r['notes']}\n{r['log']}"
