@@ -15,7 +15,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
-#include "loader/install_dirs.h"
 #include "test/harness/emu.h"
 #include "test/harness/ib_rails.h"
 #include "test/harness/proc.h"
@@ -81,27 +80,15 @@ static void count_info(const char *text) {
   atomic_fetch_add(&returned, 1);
 }
 
-static int fused(int first) {
-  struct rail_net_vprops_v12 props = {.ndevs = RAILS};
-  int dev = -1;
-  for (int i = 0; i < RAILS; i++) props.devs[i] = first + i;
-  ENSURE_INT(net.vt->make_vdevice(&dev, &props), 0);
-  return dev;
-}
-
 static void open_connection(const struct scenario *s) {
-  static char plugin[4096];
   char qps[16], devices[256];
   size_t used = 0;
-  ENSURE(rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so"), "no path");
   snprintf(qps, sizeof qps, "%d", s->qps_per_rail);
   /* With short send queues a part is posted piece by piece, and losses come between the pieces. */
   for (int i = 0; i < 2 * RAILS; i++)
     used += (size_t)snprintf(devices + used, sizeof devices - used, "device emu%d %s;", i,
                              i < RAILS && s->qps_per_rail == 1 ? "max_qp_wr=6" : "");
   emu_use(devices);
-  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-  setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
   setenv("NCCL_IB_TIMEOUT", s->patient ? "18" : "8", 1); /* a second, or a millisecond */
   setenv("NCCL_IB_RETRY_CNT", s->patient ? "7" : "2", 1);
   setenv("NCCL_IB_QPS_PER_CONNECTION", qps, 1);
@@ -111,17 +98,7 @@ static void open_connection(const struct scenario *s) {
   setenv("RAIL_IB_MIN_PART", "1024", 1);
   kit_net_on_warning(count_warning);
   kit_net_on_info(count_info);
-  kit_net_target(plugin, 12, 0);
-  kit_net_open(&net);
-  memset(&pair, 0, sizeof pair);
-  pair.net = &net;
-  int sender = fused(0);
-  net.dev = fused(RAILS);
-  pair.listen = kit_net_listen(&net, pair.handle);
-  net.dev = sender;
-  kit_pair_connect(&pair);
-  ENSURE_INT(net.vt->close_listen(pair.listen), 0);
-  pair.listen = NULL;
+  rails_connect(&net, &pair, RAILS);
 }
 
 /* ---- the run ------------------------------------------------------------------- */
@@ -358,7 +335,9 @@ TEST(a_port_comes_back_in_time) {
   }
 }
 
-/* All that is lost is used again, milliseconds after its port has come up; but a machine may stand still meanwhile. */
+static int late; /* runs of a case that took more than two seconds to use again what was lost */
+
+/* All that is lost is used again, within two seconds of its port's coming up unless the machine stands still. */
 static void comes_back(struct scenario *s, long requests, int least) {
   printf("# %s; %s; %s\n", s->faults, s->follows[0].faults, s->follows[1].faults);
   const bool ports = s->follows[0].lost > 0;
@@ -368,11 +347,13 @@ static void comes_back(struct scenario *s, long requests, int least) {
   printf("# %d lost, %d in use again, after %.1f ms\n", s->lost, s->returned, (double)s->slowest_ns / 1e6);
   CHECK_MSG(s->returned >= least && s->returned == s->lost, "%d lost, %d in use again", s->lost, s->returned);
   CHECK_MSG(s->slowest_ns < kit_patience_ms(20000) * 1000000ull, "%.1f ms", (double)s->slowest_ns / 1e6);
+  late += s->slowest_ns >= kit_patience_ms(2000) * 1000000ull;
   if (ports) CHECK_MSG(s->slowest_ns > 0, "no port was seen to come up");
 }
 
 TEST(a_lost_port_returns) {
-  int turn = 0;
+  int turn = 0, runs = 0;
+  late = 0;
   for (long i = 1; i <= requests_of_a_run(1); i += step_of(43), turn++)
     for (int first = 0; first <= RAILS; first += RAILS) {
       struct scenario s = {.qps_per_rail = 1, .follows = {{.lost = 1}}};
@@ -381,7 +362,9 @@ TEST(a_lost_port_returns) {
       snprintf(s.follows[0].faults, sizeof s.follows[0].faults, "at %d port emu%d 1 state=active", 1 + 3 * turn,
                device);
       comes_back(&s, 500, 2);
+      runs++;
     }
+  CHECK_MSG(late <= runs / 4, "%d of %d returns took more than two seconds", late, runs);
 }
 
 /* In the middle of its return: the port is up again for some requests only. */

@@ -10,7 +10,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
-#include "loader/install_dirs.h"
 #include "test/harness/emu.h"
 #include "test/harness/ib_rails.h"
 #include "test/harness/proc.h"
@@ -45,40 +44,18 @@ static uint8_t out[MOST + 128 * SHIFTS], in[WINDOW][MOST];
 
 /* ---- a connection ------------------------------------------------------------- */
 
-static int fused(int first) {
-  struct rail_net_vprops_v12 props = {.ndevs = RAILS};
-  int dev = -1;
-  for (int i = 0; i < RAILS; i++) props.devs[i] = first + i;
-  ENSURE_INT(net.vt->make_vdevice(&dev, &props), 0);
-  return dev;
-}
-
 static void open_connection(const struct scenario *s) {
-  static char plugin[4096];
   char devices[512], qps[16];
   size_t used = 0;
-  ENSURE(rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so"), "no path");
   for (int i = 0; i < 2 * RAILS; i++)
     used += (size_t)snprintf(devices + used, sizeof devices - used, "device emu%d bandwidth=%d;", i,
                              i < RAILS ? s->mb_s[i] : 0);
   emu_use(devices);
-  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-  setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
   snprintf(qps, sizeof qps, "%d", RAIL_MAX(s->qps, 1));
   setenv("NCCL_IB_QPS_PER_CONNECTION", qps, 1);
   setenv("NCCL_IB_SPLIT_DATA_ON_QPS", s->split ? "1" : "0", 1);
   setenv("RAIL_IB_STRIPING", s->striping, 1);
-  kit_net_target(plugin, 12, 0);
-  kit_net_open(&net);
-  memset(&pair, 0, sizeof pair);
-  pair.net = &net;
-  int sender = fused(0);
-  net.dev = fused(RAILS);
-  pair.listen = kit_net_listen(&net, pair.handle);
-  net.dev = sender;
-  kit_pair_connect(&pair);
-  ENSURE_INT(net.vt->close_listen(pair.listen), 0);
-  pair.listen = NULL;
+  rails_connect(&net, &pair, RAILS);
 }
 
 /* ---- the run ------------------------------------------------------------------- */
