@@ -213,46 +213,52 @@ static void drop_connector(struct hs *h) {
   rail_net_setup_drop_attempt(attempt);
 }
 
-/* The connector makes no more calls: in the steps of the RDMA CM, too, the acceptor drops that peer alone. */
+/* The connector makes no more calls after the n-th, for every n: in the steps of the RDMA CM, too, the acceptor drops
+ * that peer alone. True: some n was met in which the acceptor waits for the peer by the RDMA CM. */
+static bool silent_after_any_call(bool rnic, bool no_last) { /* no_last: its last message is lost */
+  const int dev = rnic ? RNIC2 : B;
+  bool over = false, waited = false;
+  for (int n = 1; !over; n++) {
+    struct hs h;
+    begin(&h);
+    hs_listen(&h, rnic ? RNIC1 : A1);
+    if (no_last) emu_do("cm lost event=established times=ever");
+    struct hs first = h;
+    ib_params.connect_ms = 30;
+    for (int i = 0; i < n && first.connect == RAIL_IN_PROGRESS && first.accept == RAIL_IN_PROGRESS; i++) {
+      hs_connect_once(&first, dev);
+      hs_accept_once(&first);
+    }
+    over = first.connect != RAIL_IN_PROGRESS || first.accept != RAIL_IN_PROGRESS;
+    uint64_t deadline = rail_deadline_in_ms(100);
+    while (first.accept == RAIL_IN_PROGRESS && !hs_logged("RAIL_IB_CONNECT_TIMEOUT") &&
+           !rail_deadline_passed(deadline))
+      hs_accept_once(&first);
+    ib_params.connect_ms = 30000;
+    emu_do("reset; cm answer ms=68000");
+    waited |= hs_logged(no_last ? "waiting for: the peer's last message" : "waiting for: the peer's request");
+    over |= no_last && waited;
+    if (hs_logged("RDMA CM, queue pair ")) {
+      CHECK_MSG(first.accept == RAIL_IN_PROGRESS, "after %d calls: %s", n, hs_lines);
+      if (first.connect == RAIL_IN_PROGRESS) drop_connector(&first);
+      hs_run(&h, dev);
+      CHECK_MSG(h.connect == RAIL_OK && h.accept == RAIL_OK, "after %d calls: %s", n, hs_lines);
+    } else if (first.connect == RAIL_IN_PROGRESS) {
+      drop_connector(&first);
+    }
+    if (first.connect == RAIL_OK) CHECK_OK(ib_close_send(first.sent));
+    if (first.accept == RAIL_OK) CHECK_OK(ib_close_recv(first.received));
+    end(&h);
+    CHECK(n < 500);
+  }
+  return waited;
+}
+
+/* On a machine that is slow the 30 ms may be over in an earlier step for the n that would wait. */
 TEST(a_peer_that_is_silent) {
   for (int row = 0; row < 4; row++) {
-    const bool rnic = row & 1, no_last = row & 2; /* its last message is lost */
-    const int dev = rnic ? RNIC2 : B;
-    bool over = false, waited = false;
-    for (int n = 1; !over; n++) {
-      struct hs h;
-      begin(&h);
-      hs_listen(&h, rnic ? RNIC1 : A1);
-      if (no_last) emu_do("cm lost event=established times=ever");
-      struct hs first = h;
-      ib_params.connect_ms = 30;
-      for (int i = 0; i < n && first.connect == RAIL_IN_PROGRESS && first.accept == RAIL_IN_PROGRESS; i++) {
-        hs_connect_once(&first, dev);
-        hs_accept_once(&first);
-      }
-      over = first.connect != RAIL_IN_PROGRESS || first.accept != RAIL_IN_PROGRESS;
-      uint64_t deadline = rail_deadline_in_ms(100);
-      while (first.accept == RAIL_IN_PROGRESS && !hs_logged("RAIL_IB_CONNECT_TIMEOUT") &&
-             !rail_deadline_passed(deadline))
-        hs_accept_once(&first);
-      ib_params.connect_ms = 30000;
-      emu_do("reset; cm answer ms=68000");
-      waited |= hs_logged(no_last ? "waiting for: the peer's last message" : "waiting for: the peer's request");
-      over |= no_last && waited;
-      if (hs_logged("RDMA CM, queue pair ")) {
-        CHECK_MSG(first.accept == RAIL_IN_PROGRESS, "after %d calls: %s", n, hs_lines);
-        if (first.connect == RAIL_IN_PROGRESS) drop_connector(&first);
-        hs_run(&h, dev);
-        CHECK_MSG(h.connect == RAIL_OK && h.accept == RAIL_OK, "after %d calls: %s", n, hs_lines);
-      } else if (first.connect == RAIL_IN_PROGRESS) {
-        drop_connector(&first);
-      }
-      if (first.connect == RAIL_OK) CHECK_OK(ib_close_send(first.sent));
-      if (first.accept == RAIL_OK) CHECK_OK(ib_close_recv(first.received));
-      end(&h);
-      CHECK(n < 500);
-    }
-    CHECK_MSG(waited, "row %d never waited for the peer", row);
+    int tries = 0;
+    while (!silent_after_any_call(row & 1, row & 2)) CHECK_MSG(++tries < 10, "row %d never waits for the peer", row);
   }
 }
 

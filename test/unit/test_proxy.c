@@ -31,7 +31,7 @@ struct numbered {
   int number;
 };
 
-static atomic_bool entered, broken, strict;
+static atomic_bool entered, broken, strict, network_failed;
 static char fault[128];
 
 static void complain(const char *text) {
@@ -49,6 +49,7 @@ static rail_result_t progress(struct ncclComm *comm, struct rt_connector *c, str
   rail_result_t r = RAIL_IN_PROGRESS;
   if (f->fail_after && f->calls >= f->fail_after) {
     r = RAIL_REMOTE_ERROR;
+    atomic_store(&network_failed, true);
   } else if (f->calls % f->every == 0) {
     f->current = op;
     if (!op->started) op->started = true;
@@ -85,6 +86,7 @@ static struct world *world_open(bool threaded) {
   }
   atomic_store(&broken, false);
   atomic_store(&strict, false);
+  atomic_store(&network_failed, false);
   fault[0] = 0;
   ENSURE_INT(rt_proxy_init(&w->comm->proxy, w->comm, threaded), 0);
   return w;
@@ -230,9 +232,10 @@ static void failure(bool threaded) {
 }
 TEST(an_error_ends_everything) { both(failure); }
 
-/* A connection often breaks because a rank died: what the bootstrap says a little later is the better reason. */
+/* A connection often breaks because a rank died: what the bootstrap says a little later is the better reason. The proxy
+ * waits 200 ms for it, so it is said when the connection has broken. */
 static void *tell_later(void *arg) {
-  usleep(50000);
+  while (!atomic_load(&network_failed)) usleep(1000);
   rt_comm_fail(arg, RAIL_BAD_USAGE, "rank 3 died");
   return NULL;
 }
@@ -251,6 +254,7 @@ static void reason(bool threaded) {
     else
       rt_proxy_pass(&w->comm->proxy);
   }
+  atomic_store(&network_failed, true);
   pthread_join(teller, NULL);
   rt_proxy_quiesce(&w->comm->proxy);
   rail_log_set_sink(NULL);
