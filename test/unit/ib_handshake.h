@@ -157,6 +157,28 @@ __attribute__((unused)) static void hs_pair(struct hs *h, int listen_dev, int co
   ENSURE(h->connect == RAIL_OK && h->accept == RAIL_OK, "connect %d, accept %d: %s", h->connect, h->accept, hs_lines);
 }
 
+__attribute__((unused)) static struct rail_accepting *hs_accepting(const struct hs *h) {
+  return &((struct rail_net_listen *)h->listen)->accepting;
+}
+
+/* What connect has under way; NULL: nothing. */
+__attribute__((unused)) static struct rail_setup *hs_attempt(const struct hs *h) {
+  struct rail_handle handle;
+  struct ib_hints hints;
+  const char *why;
+  ENSURE(ib_handle_decode(h->handle, &handle, &hints, &why), "%s", why);
+  struct rail_net_attempt *attempt = handle.attempt ? rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt) : NULL;
+  return attempt ? attempt->setup : NULL;
+}
+
+/* Of what is under way, too: connect's attempt, and the connections that accept sets up. */
+__attribute__((unused)) static void hs_set_connect_ms(const struct hs *h, int64_t ms) {
+  struct rail_setup *accepting, *attempt = hs_attempt(h);
+  ib_params.connect_ms = ms;
+  if (attempt) attempt->limits.connect_ms = ms;
+  TAILQ_FOREACH(accepting, &hs_accepting(h)->list, link) accepting->limits.connect_ms = ms;
+}
+
 __attribute__((unused)) static void hs_close_listen(struct hs *h) {
   ENSURE_INT(ib_close_listen(h->listen), RAIL_OK);
   h->listen = NULL;

@@ -213,6 +213,15 @@ static void drop_connector(struct hs *h) {
   rail_net_setup_drop_attempt(attempt);
 }
 
+/* Until accept has accepted or dropped the peers that have said HELLO to it. */
+static void accept_what_is_there(struct hs *h) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  while (h->accept == RAIL_IN_PROGRESS && !TAILQ_EMPTY(&hs_accepting(h)->list)) {
+    hs_accept_once(h);
+    CHECK_MSG(!rail_deadline_passed(deadline), "accept holds on to a peer that is gone or silent: %s", hs_lines);
+  }
+}
+
 /* The connector makes no more calls after the n-th, for every n: in the steps of the RDMA CM, too, the acceptor drops
  * that peer alone. True: some n was met in which the acceptor waits for the peer by the RDMA CM. */
 static bool silent_after_any_call(bool rnic, bool no_last) { /* no_last: its last message is lost */
@@ -224,21 +233,19 @@ static bool silent_after_any_call(bool rnic, bool no_last) { /* no_last: its las
     hs_listen(&h, rnic ? RNIC1 : A1);
     if (no_last) emu_do("cm lost event=established times=ever");
     struct hs first = h;
-    ib_params.connect_ms = 30;
     for (int i = 0; i < n && first.connect == RAIL_IN_PROGRESS && first.accept == RAIL_IN_PROGRESS; i++) {
       hs_connect_once(&first, dev);
       hs_accept_once(&first);
     }
     over = first.connect != RAIL_IN_PROGRESS || first.accept != RAIL_IN_PROGRESS;
-    uint64_t deadline = rail_deadline_in_ms(100);
-    while (first.accept == RAIL_IN_PROGRESS && !hs_logged("RAIL_IB_CONNECT_TIMEOUT") &&
-           !rail_deadline_passed(deadline))
-      hs_accept_once(&first);
-    ib_params.connect_ms = 30000;
+    struct rail_setup *accepting;
+    TAILQ_FOREACH(accepting, &hs_accepting(&h)->list, link) accepting->limits.connect_ms = 30;
+    accept_what_is_there(&first);
     emu_do("reset; cm answer ms=68000");
+    bool slow = hs_logged("waiting for: the driver"); /* the machine is: the driver answers at once */
     waited |= hs_logged(no_last ? "waiting for: the peer's last message" : "waiting for: the peer's request");
     over |= no_last && waited;
-    if (hs_logged("RDMA CM, queue pair ")) {
+    if (hs_logged("RDMA CM, queue pair ") && !slow) {
       CHECK_MSG(first.accept == RAIL_IN_PROGRESS, "after %d calls: %s", n, hs_lines);
       if (first.connect == RAIL_IN_PROGRESS) drop_connector(&first);
       hs_run(&h, dev);
@@ -254,7 +261,7 @@ static bool silent_after_any_call(bool rnic, bool no_last) { /* no_last: its las
   return waited;
 }
 
-/* On a machine that is slow the 30 ms may be over in an earlier step for the n that would wait. */
+/* On a slow machine the acceptor's 30 ms may be over in an earlier step for the n that would wait. */
 TEST(a_peer_that_is_silent) {
   for (int row = 0; row < 4; row++) {
     int tries = 0;
@@ -280,6 +287,7 @@ TEST(a_peer_that_ends_at_any_time) {
       over = first.connect == RAIL_OK || first.accept != RAIL_IN_PROGRESS;
       if (first.connect == RAIL_OK) CHECK_OK(ib_close_send(first.sent));
       if (first.connect == RAIL_IN_PROGRESS) drop_connector(&first);
+      accept_what_is_there(&first); /* it may have sent all that accept needs */
       if (first.accept == RAIL_OK) CHECK_OK(ib_close_recv(first.received));
       if (!over) {
         hs_run(&h, dev);

@@ -18,28 +18,6 @@ static void accept_for(struct hs *h, uint64_t ms) {
   }
 }
 
-static struct rail_accepting *hs_accepting(const struct hs *h) {
-  return &((struct rail_net_listen *)h->listen)->accepting;
-}
-
-/* What connect has under way; NULL: nothing. */
-static struct rail_setup *hs_attempt(const struct hs *h) {
-  struct rail_handle handle;
-  struct ib_hints hints;
-  const char *why;
-  ENSURE(ib_handle_decode(h->handle, &handle, &hints, &why), "%s", why);
-  struct rail_net_attempt *attempt = handle.attempt ? rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt) : NULL;
-  return attempt ? attempt->setup : NULL;
-}
-
-/* Of what is under way, too: connect's attempt, and the connections that accept sets up. */
-static void set_connect_ms(const struct hs *h, int64_t ms) {
-  struct rail_setup *accepting, *attempt = hs_attempt(h);
-  ib_params.connect_ms = ms;
-  if (attempt) attempt->limits.connect_ms = ms;
-  TAILQ_FOREACH(accepting, &hs_accepting(h)->list, link) accepting->limits.connect_ms = ms;
-}
-
 /* ---- before HELLO -------------------------------------------------------- */
 
 TEST(silent_clients_delay_no_accept) {
@@ -191,7 +169,7 @@ TEST(silent_peers) {
   accept_for(&h, 100);
   struct hs other = h;
   others_come_through(&other);
-  set_connect_ms(&h, 1000); /* only now: on a busy machine the others take their time */
+  hs_set_connect_ms(&h, 1000); /* only now: on a busy machine the others take their time */
   for (int i = 0; i < 3; i++) CHECK_INT(raw_verdict(&r[i], &h), RAIL_REASON_TIMEOUT);
   CHECK(hs_logged("waited for the peer's offer") && hs_logged("waited for the peer's queue pairs"));
   for (int i = 0; i < 3; i++) raw_end(&r[i]);
@@ -339,7 +317,7 @@ TEST(accept_may_take_any_time) {
     CHECK_MSG(!rail_deadline_passed(deadline), "%s", hs_lines);
   } while (!hs_logged("over emuB: not accepted for ") || hs_attempt(&h)->handshake.waited < 300000000);
   CHECK(hs_logged("connect to 127.0.0.1:"));
-  set_connect_ms(&h, 30000); /* the rest may take its time on a busy machine */
+  hs_set_connect_ms(&h, 30000); /* the rest may take its time on a busy machine */
   hs_run(&h, DEV_B);
   CHECK(h.connect == RAIL_OK && h.accept == RAIL_OK);
   hs_end(&h);
@@ -355,11 +333,11 @@ TEST(stopped_in_the_middle) {
     hs_accept_once(&h);
   }
   CHECK(h.connect == RAIL_IN_PROGRESS && h.accept == RAIL_IN_PROGRESS);
-  set_connect_ms(&h, 1200);
+  hs_set_connect_ms(&h, 1200);
   usleep(1300000);
   hs_connect_once(&h, DEV_B);
   hs_accept_once(&h);
-  set_connect_ms(&h, 30000);
+  hs_set_connect_ms(&h, 30000);
   hs_run(&h, DEV_B);
   CHECK_MSG(h.connect == RAIL_OK && h.accept == RAIL_OK, "%s", hs_lines);
   hs_end(&h);

@@ -6,6 +6,7 @@ Each case writes small scripts into a tree of its own and runs test/run.py on
 it. A runner that lets a fault pass would hide every other test's failures.
 """
 # TEST-SAN: none
+# TEST-LIMIT: 400
 # TEST-READS: test/*.py
 import os
 import pathlib
