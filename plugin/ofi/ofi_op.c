@@ -326,7 +326,8 @@ static void complete(struct ofi_endpoint *endpoint, void *context, const struct 
   endpoint->ops->completed(op, completion);
 }
 
-/* An error that belongs to no operation: completions were lost, or the queue does not work any more. */
+/* An error that belongs to no operation: of an injected message, whose peer is gone, which its connection notices by
+ * itself; else completions were lost, or the queue does not work any more. */
 static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic) {
   char text[256];
   struct fi_cq_err_entry entry = {0};
@@ -340,7 +341,7 @@ static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_
   const struct ofi_completion failed = {.err = entry.err ? entry.err : FI_EOTHER, .prov_errno = entry.prov_errno,
                                         .text = words ? words : ""};
   if (entry.op_context) complete(endpoint, entry.op_context, &failed);
-  else ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(failed.err));
+  else if (!(entry.flags & FI_SEND)) ofi_endpoint_shut(endpoint, ofi_endpoint_strerror(failed.err));
 }
 
 static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {

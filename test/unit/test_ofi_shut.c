@@ -84,4 +84,27 @@ TEST(a_receive_of_control_messages_that_is_refused) {
   close_pair();
 }
 
-RIG_MAIN(TEST_CASE(a_completion_queue_that_overruns), TEST_CASE(a_receive_of_control_messages_that_is_refused))
+/* What is injected has no operation that an error could be reported for: a peer that is gone ends its own connection
+ * alone. */
+TEST(a_peer_that_is_gone_while_a_message_is_injected) {
+  rig_start("nic=fake0 prov=shm inject=4096");
+  ofi_params.provider = "shm";
+  rig_open(&r, 1, 1);
+  struct rig other = {.ctx = {rig_ctx(), r.ctx[1]}};
+  rig_connect(&other, 0, 0);
+  CHECK(rig_comm(other.rc)->endpoint == rig_comm(r.rc)->endpoint && rig_comm(r.rc)->endpoint->nics[0].inject_most);
+  CHECK_OK(net->close_send(other.sc));
+  CHECK_OK(net->finalize(other.ctx[0])); /* its endpoint is closed */
+  CHECK_INT(RIG_LOCKED(other.rc, ofi_comm_ping(rig_comm(other.rc), 0)), RAIL_OK);
+  for (int i = 0; i < 50; i++) rig_poll(r.rc);
+  CHECK_OK(net->close_recv(other.rc));
+  mh_out = rig_reg(r.sc, out, sizeof out);
+  mh_in = rig_reg(r.rc, in, sizeof in);
+  void *recv = rig_recv(&r, in, SIZE, 1, mh_in);
+  CHECK_INT(rig_finish(&r, rig_send(&r, out, SIZE, 1, mh_out), recv), SIZE);
+  CHECK_MSG(!log_said("the endpoint of fake0 is closed"), "%s", log_lines);
+  close_pair();
+}
+
+RIG_MAIN(TEST_CASE(a_completion_queue_that_overruns), TEST_CASE(a_receive_of_control_messages_that_is_refused),
+         TEST_CASE(a_peer_that_is_gone_while_a_message_is_injected))
