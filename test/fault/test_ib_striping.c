@@ -168,7 +168,7 @@ static double run(struct scenario *s) {
 
 /* Other programs take the processors for half a second now and then. A case that asks for speed counts the best of
  * several runs; a sanitizer's speed says little, so less is asked of it. */
-static int tries(void) { return kit_sanitized() ? 2 : 6; }
+static int tries(void) { return 6; }
 static double asked(double part) { return kit_sanitized() ? part / 2 : part; }
 static int patience(int ms) { return kit_sanitized() ? 2 * ms : ms; }
 
