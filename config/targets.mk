@@ -19,7 +19,8 @@ all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib) \
 	@bash config/left-out.sh $(BUILD)/config.mk \
 	  $(foreach p,$(left_out_plugins),'$(p): $(or $(without_$(p)),needs $(call missing_for,$(p)))')
 
-test_needs := $(test_bins) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/gen-params
+bench_emu_needs := $(if $(emu_lib),$(BUILD)/bench/emu_rate) $(if $(emu_cm_lib),$(BUILD)/bench/emu_peers)
+test_needs := $(test_bins) $(bench_emu_needs) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/gen-params
 
 # Under a sanitizer: the programs that run there, the scripts' helpers, and no program that only documents or GPUs need.
 san_needs = $(shell $(runner) --build '$(BUILD)' --needs) $(helper_bins) $(preload_libs) $(broken_libs)
@@ -174,7 +175,7 @@ bench-tls:  ## the socket plugin with RAIL_SOCKET_TLS beside itself without, and
 
 bench-emu:  ## the emulated verbs device: messages and bytes per second between two processes, what connections cost
 	$(setup) build
-	$(build_with) BUILD='$(BUILD)' $(BUILD)/bench/emu_rate $(if $(emu_cm_lib),$(BUILD)/bench/emu_peers)
+	$(build_with) BUILD='$(BUILD)' $(bench_emu_needs)
 	@$(BUILD)/bench/emu_rate
 	@$(if $(emu_cm_lib),$(BUILD)/bench/emu_peers,:)
 

@@ -174,6 +174,38 @@ def libfabric():
     assert status == 0 and " 0 failed" in said, said
 
 
+def bench(name, *options):
+    """What make bench-emu prints; a busy machine's figures are no verdict."""
+    program = BUILD / "bench" / name
+    if not program.exists():
+        raise Skip(f"{program} is not built: no infiniband/verbs.h or rdma/rdma_cma.h")
+    status, said = run([program, *options])
+    assert status == 0, said
+    print("".join(f"# {line}\n" for line in said.splitlines()), end="")
+    return said
+
+
+def rates_and_connections():
+    said = bench("emu_rate")
+    assert "8 B, write with immediate" in said and "4,096 connections of a process" in said, said
+
+
+def a_thousand_peers():
+    said = bench("emu_peers", "1000")
+    assert "1000 processes connect to one at once" in said and "all are closed" in said, said
+
+
+def net_ib():
+    """NCCL's own transport, in two processes."""
+    plugin = os.environ.get("RAIL_TEST_NET_IB")
+    if not plugin:
+        raise Skip("RAIL_TEST_NET_IB names no libnccl-net-netib.so; docs/net-ib.md has how to build one")
+    chosen = "order.any_order,sizes.around_powers*,flood.from_another_process,peer_death.*kill*"
+    status, said = run([KIT, "conform", "--verbs", "emu", plugin, "--only", chosen, "--level", "must"],
+                       NCCL_IB_GID_INDEX="3", NCCL_SOCKET_IFNAME="lo")
+    assert status == 0 and " 0 failed" in said, said
+
+
 def perftest(name, *options):
     return lambda: pair(name, "-x", "3", "-F", *options)
 
@@ -197,4 +229,7 @@ if __name__ == "__main__":
         ("udaddy", udaddy),
         ("ib_write_bw -R", perftest_over_cm),
         ("our ofi plugin over libfabric's verbs provider", libfabric),
+        ("NCCL's net_ib", net_ib),
+        ("rates, and 4,096 connections of a process", rates_and_connections),
+        ("1,000 processes that connect at once", a_thousand_peers),
     ]))
