@@ -50,7 +50,7 @@ ONCE = (f"{MEASURES},wakeups,peer_death.*stop*,peer_death.no_busy_wait,leaks.idl
         "connect.one_process_at_a_time,connect.set_up_rate,close.many_come_and_go")
 # … and what an older version of the vtable has no part in: foreign connections, processes, threads, leaks.
 NEWEST_ONLY = f"{ONCE},leaks,listen,peer_death,processes,threads"
-PARTS = 4  # of a brief pass, side by side: most of its checks wait
+PARTS = 4  # of a brief or sanitized pass, side by side: most of its checks wait
 USUAL = {"env": "", "versions": VERSIONS, "processes": "", "only": "", "level": "", "skip": "",
          "skip_sanitized": MEASURES, "skip_brief": ONCE, "skip_older": NEWEST_ONLY}
 
@@ -134,10 +134,10 @@ def lines(label, status, results, errors):
 
 
 def passes(name):
-    """(settings, version, options) of each; a brief one is cut into parts."""
+    """(settings, version, options) of each; a brief or sanitized one is cut into parts."""
     for settings in settings_of(name):
         for version, options in settings.runs():
-            if not BRIEF:
+            if not BRIEF and not SANITIZED:
                 yield settings, version, options
                 continue
             names = [c["name"] for c in checks(*options)]
@@ -146,8 +146,7 @@ def passes(name):
 
 
 def cases(name):
-    """Two passes at a time; a sanitizer keeps both cores busy by itself."""
-    plugin, at_a_time = BUILD / f"lib/libnccl-net-{name}.so", PARTS if BRIEF else 1 if SANITIZED else 2
+    plugin, at_a_time = BUILD / f"lib/libnccl-net-{name}.so", PARTS if BRIEF or SANITIZED else 2
     if not plugin.exists():
         yield f"the {name} plugin # SKIP it is not built: what plugin/{name}/build.mk needs is missing", ""
         return
