@@ -12,7 +12,7 @@
 #include "core/gpu/rt_graph.h"
 #include "core/plan/rt_plan.h"
 #include "core/gpu/rt_module.h"
-#include "core/gpu/rt_run.h"
+#include "core/gpu/rt_launch.h"
 #include "core/plan/rt_p2p_blocks.h"
 
 #define DEVICE_ADVICE "an earlier error on the device, or the program's use of the stream, may be the reason"
@@ -131,25 +131,25 @@ rail_result_t rt_device_plan_prepare(struct ncclComm *comm, struct rt_plan *plan
   return RAIL_OK;
 }
 
-/* ---- one run ------------------------------------------------------------------------- */
+/* ---- one launch ------------------------------------------------------------------------- */
 
-/* Before the kernel of each run, by the thread that launches it or by the driver's in a graph: no call of the driver is
- * allowed here, and none waits. False: the communicator has failed; a kernel that follows ends by itself. */
+/* Before the kernel of each launch, by the thread that launches it or by the driver's in a graph: no call of the driver
+ * is allowed here, and none waits. False: the communicator has failed; a kernel that follows ends by itself. */
 static bool begin(struct rt_plan *plan) {
   struct ncclComm *comm = plan->comm;
   pthread_mutex_lock(&comm->gpu.lock);
   for (int j = 0; j < plan->njobs && plan->launch->run; j++)
-    rt_run_check_job(plan, j); /* of the last run, before this one overwrites it */
+    rt_launch_check_job(plan, j); /* of the last launch, before this one overwrites it */
   plan->launch->run++;
   pthread_mutex_unlock(&comm->gpu.lock);
   if (rt_comm_failed(comm)) return false;
-  struct rt_run *run = rt_run_new(plan);
-  if (!run) {
+  struct rt_launch *launch = rt_launch_new(plan);
+  if (!launch) {
     rt_comm_fail(comm, RAIL_SYSTEM_ERROR, "out of memory for %d operations", plan->njobs);
     return false;
   }
-  rt_run_begin(run);
-  rt_queue_add_run(&comm->queue, run);
+  rt_launch_begin(launch);
+  rt_queue_add_launch(&comm->queue, launch);
   return true;
 }
 
@@ -162,7 +162,7 @@ static void begin_in_graph(void *arg) {
 static void drop_graphs(struct ncclComm *comm) {
   for (struct rt_plan **at = &comm->gpu.graphs; *at;) {
     struct rt_plan *plan = *at;
-    if (rt_graph_destroyed(plan->graph) && atomic_load(&plan->runs) == 0) {
+    if (rt_graph_destroyed(plan->graph) && atomic_load(&plan->launches) == 0) {
       *at = plan->next_graph;
       rt_plan_free(comm, plan);
     } else {
@@ -192,7 +192,7 @@ struct launching {
   struct rt_plan *plan;
   void **streams;
   int nstreams;
-  bool taken; /* the plan belongs to a run, or to the communicator */
+  bool taken; /* the plan belongs to a launch, or to the communicator */
 };
 
 static rail_result_t launch_kernel(const struct launching *l) {
@@ -204,7 +204,7 @@ static rail_result_t launch_kernel(const struct launching *l) {
                        "cuLaunchKernel", DEVICE_ADVICE);
 }
 
-/* Not launched after all: the thread that waits for the run sees it aborted. */
+/* Not launched after all: the thread that waits for the launch sees it aborted. */
 static void never_runs(struct rt_plan *plan) {
   for (int j = 0; j < plan->njobs; j++) {
     plan->launch->job[j].state = RT_DEVICE_ABORTED;

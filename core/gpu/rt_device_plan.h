@@ -2,7 +2,7 @@
  *
  * Device plans: all jobs of a plan are one kernel on the user's stream (core/host/rt_device.h). Each job has a block of
  * its own; where these would be too many, blocks share the sends and receives (core/plan/rt_p2p_blocks.h). The plan is
- * filled in once; each time it is run there is a struct rt_run.
+ * filled in once; each time it runs there is a struct rt_launch.
  *
  * Runs of a communicator follow each other on the device. Outside of captures an event from stream to stream sees to
  * that; a program that launches graphs orders them itself.

@@ -56,7 +56,8 @@ struct rt_gpu {
   bool called_driver; /* to make something for the plan that is being built: rt_gate.h */
   void *own_stream; /* of the runtime; NULL until one is made */
   uint64_t capture; /* 0: none */
-  pthread_mutex_t lock; /* guards slabs, memory; the beginning of a captured plan's run; connectors' runs, planned */
+  /* Guards slabs, memory; the beginning of a captured plan's launch; connectors' launches, planned. */
+  pthread_mutex_t lock;
   struct rt_launch_slab *slabs;
   struct rt_launch_memory *memory;
   struct rt_plan *graphs; /* captured plans */

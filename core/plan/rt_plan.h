@@ -56,7 +56,7 @@ struct rt_plan {
   bool waits_at_gate;   /* before it is launched: rt_gate.h */
   bool captured;        /* in a graph: kept until that is gone, or the communicator ends */
   struct rt_graph_ref *graph; /* captured: has the graph been destroyed? */
-  atomic_int runs;      /* that are not over */
+  atomic_int launches;  /* that are not over */
   bool dead;            /* the graph has it without its kernel: nothing to begin */
   int njobs, nblocks; /* blocks of a device plan */
   struct rt_job jobs[];

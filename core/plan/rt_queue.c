@@ -22,7 +22,7 @@
 #define DEPARTED_CHECK_POLLS 4096
 /* A peer that departed because of a failure has reported it: that error, which names the cause, may take this long. */
 #define DEPARTED_GRACE_NS 500000000ull
-/* A run on a device makes progress without this thread: yields before it sleeps, and the time between two checks. */
+/* A launch on a device makes progress without this thread: yields before it sleeps, and the time between two checks. */
 #define RUN_YIELD_POLLS 200
 #define RUN_CHECK_NS 20000000ull
 /* Kernels see a failure at once, but may be queued behind the program's own kernels. */
@@ -75,12 +75,12 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
   return false;
 }
 
-/* ---- watching one run on a device ------------------------------------------------ */
+/* ---- watching one launch on a device ------------------------------------------------ */
 
-/* Until the run is over, or it did not end in time after the communicator failed. */
-static void watch_run(struct ncclComm *comm, struct rt_run *run) {
+/* Until the launch is over, or it did not end in time after the communicator failed. */
+static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
   uint64_t departed_ns = 0, next_check = rail_now_ns() + RUN_CHECK_NS, give_up = 0;
-  for (int idle = 1; !rt_run_over(run) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * YIELD_POLLS)) {
+  for (int idle = 1; !rt_launch_over(launch) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * YIELD_POLLS)) {
     /* Where no other thread drives the proxy, this one does; else the device needs no help. */
     bool drives = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
     if (drives && rt_proxy_pass(&comm->proxy)) idle = 0;
@@ -91,7 +91,7 @@ static void watch_run(struct ncclComm *comm, struct rt_run *run) {
     uint64_t now = rail_now_ns();
     if (now < next_check) continue;
     next_check = now + RUN_CHECK_NS;
-    if (!rt_gpu_lost(comm)) check_departed(comm, rt_run_departed_peer(run), &departed_ns);
+    if (!rt_gpu_lost(comm)) check_departed(comm, rt_launch_departed_peer(launch), &departed_ns);
     if (!rt_comm_failed(comm)) continue;
     if (!give_up) give_up = now + RUN_END_NS;
     if (now < give_up) continue;
@@ -103,7 +103,7 @@ static void watch_run(struct ncclComm *comm, struct rt_run *run) {
 
 /* ---- the queue --------------------------------------------------------------- */
 
-static bool has_work(const struct rt_queue *q) { return !STAILQ_EMPTY(&q->plans) || !STAILQ_EMPTY(&q->runs); }
+static bool has_work(const struct rt_queue *q) { return !STAILQ_EMPTY(&q->plans) || !STAILQ_EMPTY(&q->launches); }
 
 static void count_finished(struct rt_queue *q) {
   q->pending--;
@@ -125,30 +125,30 @@ static void run_first_plan(struct rt_queue *q) {
   count_finished(q);
 }
 
-/* Watches the first run on a device until it is over. Lock as for run_queue. */
-static void finish_first_run(struct rt_queue *q) {
-  struct rt_run *run = STAILQ_FIRST(&q->runs);
+/* Watches the first launch on a device until it is over. Lock as for run_queue. */
+static void finish_first_launch(struct rt_queue *q) {
+  struct rt_launch *launch = STAILQ_FIRST(&q->launches);
   pthread_mutex_unlock(&q->lock);
-  watch_run(q->comm, run);
-  rt_run_retire(run);
+  watch_launch(q->comm, launch);
+  rt_launch_retire(launch);
   bool ok = !rt_comm_failed(q->comm);
   if (!ok) rt_proxy_quiesce(&q->comm->proxy);
   pthread_mutex_lock(&q->lock);
-  STAILQ_REMOVE_HEAD(&q->runs, link);
-  if (!ok) STAILQ_INSERT_TAIL(&q->failed_runs, run, link);
+  STAILQ_REMOVE_HEAD(&q->launches, link);
+  if (!ok) STAILQ_INSERT_TAIL(&q->failed_launches, launch, link);
   count_finished(q);
   pthread_mutex_unlock(&q->lock);
-  if (ok) rt_run_free(run);
+  if (ok) rt_launch_free(launch);
   pthread_mutex_lock(&q->lock);
 }
 
-/* Runs queued plans, and watches runs, until there are none. The lock is held on entry and exit; `running` keeps other
- * threads out meanwhile. */
+/* Runs queued plans, and watches launches, until there are none. The lock is held on entry and exit; `running` keeps
+ * other threads out meanwhile. */
 static void run_queue(struct rt_queue *q) {
   q->running = true;
   while (has_work(q) && !q->stop) {
-    if (!STAILQ_EMPTY(&q->runs))
-      finish_first_run(q);
+    if (!STAILQ_EMPTY(&q->launches))
+      finish_first_launch(q);
     else
       run_first_plan(q);
   }
@@ -177,8 +177,8 @@ static void *executor(void *arg) {
   pthread_mutex_lock(&q->lock);
   while (!q->stop) {
     struct rt_plan *first = q->running ? NULL : STAILQ_FIRST(&q->plans);
-    bool runs = !q->running && !STAILQ_EMPTY(&q->runs);
-    if (runs || (first && (q->urgent || first == waiting))) {
+    bool launched = !q->running && !STAILQ_EMPTY(&q->launches);
+    if (launched || (first && (q->urgent || first == waiting))) {
       run_queue(q);
       naps = 0;
     } else if (q->pending > 0 || naps < EXECUTOR_NAPS) {
@@ -197,9 +197,9 @@ static void *executor(void *arg) {
 rail_result_t rt_queue_init(struct rt_queue *q, struct ncclComm *comm) {
   q->comm = comm;
   STAILQ_INIT(&q->plans);
-  STAILQ_INIT(&q->runs);
+  STAILQ_INIT(&q->launches);
   STAILQ_INIT(&q->failed_plans);
-  STAILQ_INIT(&q->failed_runs);
+  STAILQ_INIT(&q->failed_launches);
   pthread_mutex_init(&q->lock, NULL);
   pthread_condattr_t monotonic;
   pthread_condattr_init(&monotonic);
@@ -225,7 +225,7 @@ void rt_queue_stop(struct rt_queue *q) {
   pthread_join(q->thread, NULL);
   q->thread_started = false;
   pthread_mutex_lock(&q->lock);
-  while (!STAILQ_EMPTY(&q->runs)) finish_first_run(q);
+  while (!STAILQ_EMPTY(&q->launches)) finish_first_launch(q);
   pthread_mutex_unlock(&q->lock);
 }
 
@@ -240,9 +240,9 @@ void rt_queue_destroy(struct rt_queue *q) {
     STAILQ_REMOVE_HEAD(&q->failed_plans, link);
     free(plan);
   }
-  for (struct rt_run *run; (run = STAILQ_FIRST(&q->failed_runs));) {
-    STAILQ_REMOVE_HEAD(&q->failed_runs, link);
-    rt_run_free(run);
+  for (struct rt_launch *launch; (launch = STAILQ_FIRST(&q->failed_launches));) {
+    STAILQ_REMOVE_HEAD(&q->failed_launches, link);
+    rt_launch_free(launch);
   }
   pthread_cond_destroy(&q->idle);
   pthread_cond_destroy(&q->work);
@@ -260,9 +260,9 @@ void rt_queue_enqueue(struct rt_queue *q, struct rt_plan *plan, bool urgent) {
   pthread_mutex_unlock(&q->lock);
 }
 
-void rt_queue_add_run(struct rt_queue *q, struct rt_run *run) {
+void rt_queue_add_launch(struct rt_queue *q, struct rt_launch *launch) {
   pthread_mutex_lock(&q->lock);
-  STAILQ_INSERT_TAIL(&q->runs, run, link);
+  STAILQ_INSERT_TAIL(&q->launches, launch, link);
   q->pending++;
   atomic_store_explicit(&q->pending_hint, q->pending, memory_order_release);
   pthread_cond_signal(&q->work);

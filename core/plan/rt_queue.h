@@ -7,8 +7,8 @@
  * finds it not yet begun, which saves a switch of threads. So the executor leaves a new plan to
  * waiters for EXECUTOR_GRACE_NS before it begins. Only one thread runs plans at a time.
  *
- * A communicator on device memory runs its plans there (rt_device_plan.h). The same threads watch each run until it is
- * over. Only calls without data, before the first buffer, have plans for the host there.
+ * A communicator on device memory runs its plans there (rt_device_plan.h). The same threads watch each launch until it
+ * is over. Only calls without data, before the first buffer, have plans for the host there.
  */
 #ifndef RT_QUEUE_H
 #define RT_QUEUE_H
@@ -17,7 +17,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "core/gpu/rt_run.h"
+#include "core/gpu/rt_launch.h"
 #include "core/plan/rt_plan.h"
 
 struct ncclComm;
@@ -28,14 +28,14 @@ struct rt_queue {
   pthread_cond_t work;   /* for the executor */
   pthread_cond_t idle;   /* for threads that wait */
   struct rt_plans plans; /* enqueued, not begun */
-  struct rt_runs runs;   /* begun on a device, not over */
+  struct rt_launches launches;   /* begun on a device, not over */
   /* Kept until the communicator is freed: the proxy may have their operations. */
   struct rt_plans failed_plans;
-  struct rt_runs failed_runs;
+  struct rt_launches failed_launches;
   bool running, stop, thread_started;
   bool urgent;  /* begin at once: a waiter may wait for another communicator first */
   bool napping; /* the executor will wake by itself: no signal needed */
-  int pending;  /* plans and runs that are not finished */
+  int pending;  /* plans and launches that are not finished */
   pthread_t thread;
   atomic_int pending_hint; /* `pending`, to be read without the lock */
 };
@@ -47,10 +47,10 @@ void rt_queue_destroy(struct rt_queue *q);
 
 /* Takes ownership of the plan. urgent: the executor shall begin at once. */
 void rt_queue_enqueue(struct rt_queue *q, struct rt_plan *plan, bool urgent);
-/* Until all plans and runs are finished or the communicator has failed. */
+/* Until all plans and launches are finished or the communicator has failed. */
 void rt_queue_wait(struct rt_queue *q);
 /* Before a kernel is launched. Callable from the driver's threads: it makes no call of the driver. */
-void rt_queue_add_run(struct rt_queue *q, struct rt_run *run);
+void rt_queue_add_launch(struct rt_queue *q, struct rt_launch *launch);
 /* Is there nothing to run or to wait for? Then what other threads have run is visible to this one. */
 static inline bool rt_queue_empty(struct rt_queue *q) {
   return atomic_load_explicit(&q->pending_hint, memory_order_acquire) == 0;

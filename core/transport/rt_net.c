@@ -250,7 +250,7 @@ static rail_result_t post(struct ncclComm *comm, struct rt_connector *c, struct 
 }
 
 /* Tests the oldest send, as NCCL does, and returns its slot to the producer when the plugin has finished it. */
-static rail_result_t sent(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+static rail_result_t test_send(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   int done = 0, bytes = 0;
   RAIL_TRY(rail_net_test(comm->net.plugin, op->requests[op->done % RT_STEPS], &done, &bytes));
@@ -270,7 +270,7 @@ static rail_result_t flushed(struct ncclComm *comm, const struct rt_connector *c
 }
 
 /* Tests the oldest receive that has not finished. When it has, the request of its flush replaces its own. */
-static rail_result_t received(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
+static rail_result_t test_recv(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   struct net_res *res = c->res;
   void **request = &op->requests[op->received % RT_STEPS];
   int done = 0, bytes = 0;
@@ -300,10 +300,10 @@ static rail_result_t publish_step(struct ncclComm *comm, struct rt_connector *c,
 static rail_result_t complete(struct ncclComm *comm, struct rt_connector *c, struct rt_proxy_op *op) {
   rail_result_t r = RAIL_OK, moved = RAIL_IN_PROGRESS;
   if (c->is_send) {
-    while (op->done < op->posted && (r = sent(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
+    while (op->done < op->posted && (r = test_send(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
     return r == RAIL_OK || r == RAIL_IN_PROGRESS ? moved : r;
   }
-  while (op->received < op->posted && (r = received(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
+  while (op->received < op->posted && (r = test_recv(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
   if (r != RAIL_OK && r != RAIL_IN_PROGRESS) return r;
   while (op->done < op->received && (r = publish_step(comm, c, op)) == RAIL_OK) moved = RAIL_OK;
   return r == RAIL_OK || r == RAIL_IN_PROGRESS ? moved : r;

@@ -79,7 +79,7 @@ struct rt_connector {
   /* What is registered with CUDA. */
   struct rt_range mapped[RT_MAX_RANGES];
   int nmapped;
-  int runs;         /* jobs of runs on a device that are not over; under the lock of struct rt_gpu, as the next */
+  int launches;     /* jobs of launches on a device that are not over; under the lock of struct rt_gpu, as the next */
   uint64_t planned; /* then: steps, once they are */
 };
 

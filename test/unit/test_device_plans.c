@@ -80,8 +80,8 @@ static struct under_way look(struct ncclComm *comm, int peer) {
   for (const struct rt_launch_memory *m = comm->gpu.memory; m; m = m->next, w.memory++) w.launches += m->used;
   for (int lane = 0; lane < rt_comm_all_channels(comm); lane++) {
     const struct rt_connector *send = comm->channels[lane].send[peer], *recv = comm->channels[lane].recv[peer];
-    w.sends += send ? (int)send->runs : 0;
-    w.recvs += recv ? (int)recv->runs : 0;
+    w.sends += send ? (int)send->launches : 0;
+    w.recvs += recv ? (int)recv->launches : 0;
   }
   pthread_mutex_unlock(&comm->gpu.lock);
   return w;

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/gpu/rt_launch.h"
+
+#include <stdlib.h>
+
+#include "core/comm/rt_comm.h"
+#include "core/gpu/rt_gate.h"
+#include "core/host/rt_device.h"
+#include "core/plan/rt_plan.h"
+
+/* ---- beginning ------------------------------------------------------------------------ */
+
+static bool has_op(const struct rt_job_end *e) { return rt_job_proxied(e) && e->steps; }
+
+struct rt_launch *rt_launch_new(struct rt_plan *plan) {
+  size_t nops = 0;
+  for (int j = 0; j < plan->njobs; j++) {
+    const struct rt_job *job = &plan->jobs[j];
+    for (int p = 0; p < RT_PEERS; p++) nops += (size_t)has_op(&job->recv[p]) + (size_t)has_op(&job->send[p]);
+  }
+  struct rt_launch *launch =
+      calloc(1, sizeof *launch + nops * sizeof launch->ops[0] + (size_t)plan->njobs * sizeof launch->targets[0]);
+  if (!launch) return NULL;
+  launch->plan = plan;
+  launch->owns_plan = !plan->captured;
+  launch->number = plan->launch->run;
+  launch->targets = (struct rt_target *)(void *)&launch->ops[nops];
+  return launch;
+}
+
+static uint64_t next_target(const struct rt_job_end *e) {
+  struct rt_connector *c = e->connector;
+  if (!c) return 0;
+  /* While a kernel may use the connection, its count of steps is the kernel's. */
+  if (c->launches++ == 0) c->planned = c->conn.step;
+  return c->planned += e->steps;
+}
+
+/* A graph may begin a launch while the program makes a call: which of them counts first does not matter. */
+static void set_targets(struct rt_launch *launch) {
+  pthread_mutex_lock(&launch->plan->comm->gpu.lock);
+  for (int j = 0; j < launch->plan->njobs; j++) {
+    const struct rt_job *job = &launch->plan->jobs[j];
+    for (int p = 0; p < RT_PEERS; p++) {
+      launch->targets[j].recv[p] = next_target(&job->recv[p]);
+      launch->targets[j].send[p] = next_target(&job->send[p]);
+    }
+  }
+  atomic_fetch_add(&launch->plan->launches, 1);
+  pthread_mutex_unlock(&launch->plan->comm->gpu.lock);
+}
+
+static void submit_op(struct rt_launch *launch, const struct rt_job *job, const struct rt_job_end *e) {
+  if (!has_op(e)) return;
+  struct rt_proxy_op *op = &launch->ops[launch->nops++];
+  op->connector = e->connector;
+  op->proto = job->program.proto;
+  op->nsteps = e->steps;
+  rt_proxy_submit(&launch->plan->comm->proxy, op);
+}
+
+void rt_launch_begin(struct rt_launch *launch) {
+  const struct rt_plan *plan = launch->plan;
+  set_targets(launch);
+  if (plan->comm->shares_process) rt_gate_kernel_begin();
+  /* Receives first: a rank that posts early is never what others wait for. */
+  for (int j = 0; j < plan->njobs; j++)
+    for (int p = 0; p < RT_PEERS; p++) submit_op(launch, &plan->jobs[j], &plan->jobs[j].recv[p]);
+  for (int j = 0; j < plan->njobs; j++)
+    for (int p = 0; p < RT_PEERS; p++) submit_op(launch, &plan->jobs[j], &plan->jobs[j].send[p]);
+}
+
+/* ---- until it is over ----------------------------------------------------------------- */
+
+void rt_launch_check_job(const struct rt_plan *plan, int j) {
+  const struct rt_device_job *d = &plan->launch->job[j];
+  if (d->state != RT_DEVICE_MISMATCH) return;
+  rt_comm_fail_mismatch(plan->comm, plan->jobs[j].recv[d->from].connector->peer, d->got, d->expected);
+}
+
+static bool job_over(const struct rt_launch *launch, int j) {
+  return rt_observe(&launch->plan->launch->job[j].ran) >= launch->number;
+}
+
+/* Only the plan's latest launch is checked: a newer one has already checked this one's results, and its kernel may be
+ * writing. */
+static void check_jobs(const struct rt_launch *launch) {
+  struct rt_plan *plan = launch->plan;
+  pthread_mutex_lock(&plan->comm->gpu.lock);
+  for (int j = 0; j < plan->njobs && plan->launch->run == launch->number; j++)
+    if (job_over(launch, j)) rt_launch_check_job(plan, j);
+  pthread_mutex_unlock(&plan->comm->gpu.lock);
+}
+
+bool rt_launch_over(const struct rt_launch *launch) {
+  struct ncclComm *comm = launch->plan->comm;
+  int njobs = launch->plan->njobs, over = 0;
+  bool ops_over = true;
+  for (int j = 0; j < njobs; j++) over += job_over(launch, j);
+  if (over > 0) check_jobs(launch);
+  for (int i = 0; i < launch->nops; i++)
+    ops_over &= atomic_load_explicit(&launch->ops[i].finished, memory_order_acquire);
+  return (over == njobs && (ops_over || rt_comm_failed(comm))) || comm->gpu.lost;
+}
+
+static bool has_departed(const struct rt_connector *c) { return c && c->end->peer_left && c->end->peer_left(c); }
+
+int rt_launch_departed_peer(const struct rt_launch *launch) {
+  for (int j = 0; j < launch->plan->njobs; j++) {
+    const struct rt_job *job = &launch->plan->jobs[j];
+    const struct rt_target *target = &launch->targets[j];
+    if (job_over(launch, j)) continue;
+    /* A kernel that has not begun may still find all that it needs. */
+    for (int p = 0; p < RT_PEERS; p++) {
+      const struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
+      if (has_departed(recv) && rt_observe(recv->conn.tail) < target->recv[p]) return recv->peer;
+      if (has_departed(send) && rt_observe(send->conn.credit) < target->send[p]) return send->peer;
+    }
+  }
+  return -1;
+}
+
+/* A plan of a graph that is gone may be freed by another thread as soon as it has no launches. */
+void rt_launch_retire(const struct rt_launch *launch) {
+  struct ncclComm *comm = launch->plan->comm;
+  pthread_mutex_lock(&comm->gpu.lock);
+  for (int j = 0; j < launch->plan->njobs; j++) {
+    const struct rt_job *job = &launch->plan->jobs[j];
+    for (int p = 0; p < RT_PEERS; p++) {
+      if (job->recv[p].connector) job->recv[p].connector->launches--;
+      if (job->send[p].connector) job->send[p].connector->launches--;
+    }
+  }
+  atomic_fetch_sub(&launch->plan->launches, 1);
+  pthread_mutex_unlock(&comm->gpu.lock);
+  if (comm->shares_process) rt_gate_kernel_end();
+}
+
+void rt_launch_free(struct rt_launch *launch) {
+  if (launch->owns_plan) rt_plan_free(launch->plan->comm, launch->plan);
+  free(launch);
+}
