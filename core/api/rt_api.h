@@ -11,14 +11,18 @@
 #define RT_PNAME(name) \
   extern __typeof__(nccl##name) pnccl##name __attribute__((alias("nccl" #name), visibility("default")))
 
-/* Is comm a communicator that can take a call: not failed, not finalized, not still being made? An error is logged with
- * the call's name. */
+/* Is comm a communicator that can take a call: not failed, suspended, finalized or still being made? An error is logged
+ * with the call's name. */
 ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call);
 /* Is comm a communicator in any state? For queries, and for ending it. */
 ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call);
+/* The same for queries of what is known once it is made. */
+ncclResult_t rt_check_made(const struct ncclComm *comm, const char *call);
 
-/* The caller's configuration, checked, or NCCL's defaults for NULL. */
+/* rt_config.c. The caller's configuration, checked, or NCCL's defaults for NULL. */
 ncclResult_t rt_config_take(const ncclConfig_t *config, ncclConfig_t *out);
+/* RAIL_SIMD takes effect. Before the first lookup of a reduction, so where a communicator is made from an id. */
+void rt_apply_simd(void);
 /* Makes a communicator of any kind: now, at the group's end, or in a thread if the configuration is non-blocking. */
 ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out);
 
@@ -32,6 +36,8 @@ ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out);
 ncclResult_t rt_group_note(ncclResult_t result);
 /* Adds n tasks of one communicator. */
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n);
+/* Has this thread's group calls of the communicator that are not launched yet? */
+bool rt_group_has(const struct ncclComm *comm);
 /* Adds the making of a communicator, stored in *out when done. */
 ncclResult_t rt_group_add_init(const struct rt_init_args *args, ncclComm_t *out);
 

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Public calls that make communicators from others: split and shrink; and revoke, which prepares a parent for them. */
+ * Public calls that make communicators from others: split, shrink and grow; and revoke, which prepares a parent for the
+ * first two. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/api/rt_api.h"
+#include "core/comm/rt_param.h"
 
 /* Others can be made from a usable communicator, or from a revoked one without unfinished operations. */
 static ncclResult_t check_parent(struct ncclComm *comm, const char *call) {
@@ -105,15 +108,82 @@ RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, 
   return r;
 }
 
+/* ---- grow -------------------------------------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId) {
+  const char *call = "ncclCommGetUniqueId";
+  ncclResult_t r = rt_check_comm(comm, call);
+  if (r != ncclSuccess) return r;
+  if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "%s: uniqueId is NULL", call);
+  if (comm->has_grow_id)
+    return rt_error(RAIL_BAD_USAGE, "%s: this communicator's last id waits for its ncclCommGrow; it has one at a time",
+                    call);
+  if (rt_params()->comm_id)
+    return rt_error(RAIL_BAD_USAGE, "%s: NCCL_COMM_ID=%s is one address for all communicators; unset it to grow", call,
+                    rt_params()->comm_id);
+  r = (ncclResult_t)rt_unique_id_create(uniqueId->internal);
+  if (r != ncclSuccess) return r;
+  comm->has_grow_id = true;
+  memcpy(comm->grow_id, uniqueId->internal, sizeof comm->grow_id);
+  return ncclSuccess;
+}
+
+/* A rank of the parent. It may leave the id away where it made it: only ranks of the parent know each other. */
+static ncclResult_t grow_from(struct ncclComm *comm, int nranks, const ncclUniqueId *id, int rank,
+                              struct rt_init_args *args) {
+  ncclResult_t r = rt_check_comm(comm, "ncclCommGrow");
+  if (r != ncclSuccess) return r;
+  if (nranks <= comm->nranks)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGrow: nRanks is %d; more than the communicator's %d are allowed",
+                    nranks, comm->nranks);
+  if (rank != -1)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGrow: rank is %d; a rank of comm keeps its number and passes -1", rank);
+  if (id && (!comm->has_grow_id || memcmp(id->internal, comm->grow_id, sizeof comm->grow_id) != 0))
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGrow: uniqueId is not this rank's from ncclCommGetUniqueId; the other "
+                    "ranks of comm pass NULL");
+  args->rank = comm->rank;
+  args->has_id = comm->has_grow_id;
+  memcpy(args->id, comm->grow_id, sizeof args->id);
+  return ncclSuccess;
+}
+
+static ncclResult_t grow_into(int nranks, const ncclUniqueId *id, int rank, struct rt_init_args *args) {
+  if (!id) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGrow: uniqueId is NULL; a new rank needs it");
+  if (rank < 1 || rank >= nranks)
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGrow: rank is %d; a new rank is one from the old size to %d", rank,
+                    nranks - 1);
+  args->rank = rank;
+  args->device = -1;
+  memcpy(args->id, id->internal, sizeof args->id);
+  return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank,
+                                      ncclComm_t *newcomm, ncclConfig_t *config) {
+  struct rt_init_args args = {.nranks = nRanks};
+  ncclResult_t r = check_new_comm("ncclCommGrow", newcomm, config, &args);
+  if (r != ncclSuccess) return r;
+  r = comm ? grow_from(comm, nRanks, uniqueId, rank, &args) : grow_into(nRanks, uniqueId, rank, &args);
+  if (r != ncclSuccess) return r;
+  if (!comm) {
+    rt_apply_simd();
+    return rt_make_comm(&args, newcomm);
+  }
+  inherit(comm, config, &args);
+  args.grow = true;
+  comm->has_grow_id = false;
+  return rt_make_comm(&args, newcomm);
+}
+
 /* ---- revoke ------------------------------------------------------------------------------ */
 
 /* Returns when no operation is unfinished. May be called again. */
 static ncclResult_t revoke(struct ncclComm *comm, const char *call) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
-  if (atomic_load(&comm->init_state) != ncclSuccess || comm->finalized)
+  if (atomic_load(&comm->init_state) != ncclSuccess || comm->state == RT_COMM_FINALIZED)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: the communicator %s; nothing can be revoked", call,
-                    comm->finalized ? "was finalized" : "is not made");
+                    comm->state == RT_COMM_FINALIZED ? "was finalized" : "is not made");
   atomic_fetch_add(&comm->users, 1);
   rt_comm_revoke(comm);
   rt_queue_wait(&comm->queue);
@@ -136,3 +206,5 @@ RAIL_EXPORT ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags) {
 RT_PNAME(CommSplit);
 RT_PNAME(CommShrink);
 RT_PNAME(CommRevoke);
+RT_PNAME(CommGetUniqueId);
+RT_PNAME(CommGrow);

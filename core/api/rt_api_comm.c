@@ -19,6 +19,19 @@ ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call) {
   return ncclSuccess;
 }
 
+static ncclResult_t still_being_made(const char *call) {
+  return rt_error(RAIL_BAD_USAGE, "%s: the communicator is still being made; poll ncclCommGetAsyncError first", call);
+}
+
+ncclResult_t rt_check_made(const struct ncclComm *comm, const char *call) {
+  ncclResult_t r = rt_check_handle(comm, call);
+  if (r != ncclSuccess) return r;
+  r = (ncclResult_t)atomic_load(&((struct ncclComm *)(uintptr_t)comm)->init_state);
+  if (r == ncclInProgress) return still_being_made(call);
+  if (r != ncclSuccess) rt_error_keep(comm->error);
+  return r;
+}
+
 ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
@@ -29,10 +42,11 @@ ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
     rt_error_keep(comm->error);
     return (ncclResult_t)failed;
   }
-  if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->init_state) == ncclInProgress)
-    return rt_error(RAIL_BAD_USAGE, "%s: the communicator is still being made; poll ncclCommGetAsyncError first", call);
-  if (comm->finalized) return rt_error(RAIL_BAD_USAGE, "%s: ncclCommFinalize was called on this communicator", call);
-  return ncclSuccess;
+  if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->init_state) == ncclInProgress) return still_being_made(call);
+  if (comm->state == RT_COMM_OPEN) return ncclSuccess;
+  if (comm->state == RT_COMM_SUSPENDED)
+    return rt_error(RAIL_BAD_USAGE, "%s: the communicator is suspended; call ncclCommResume first", call);
+  return rt_error(RAIL_BAD_USAGE, "%s: ncclCommFinalize was called on this communicator", call);
 }
 
 /* ---- library ------------------------------------------------------------------------ */
@@ -53,6 +67,7 @@ RAIL_EXPORT const char *ncclGetErrorString(ncclResult_t result) {
     case ncclInvalidUsage: return "invalid usage (run with NCCL_DEBUG=WARN for details)";
     case ncclRemoteError: return "remote process exited or there was a network error";
     case ncclInProgress: return "operation in progress";
+    case ncclTimeout: return "operation timed out";
     default: return "unknown result code";
   }
 }
@@ -72,32 +87,11 @@ RAIL_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
   return (ncclResult_t)r;
 }
 
-/* RAIL_SIMD takes effect before the first lookup of a reduction. */
-static void apply_simd(void) {
+void rt_apply_simd(void) {
   static const char *const words[] = {"auto", "base", "avx2", "avx512"}; /* of RAIL_SIMD's row */
   int64_t simd = rt_params()->simd;
   if (simd > 0 && !rt_reduce_force_simd(rt_simd_from_name(words[simd])))
     RAIL_WARN("RAIL_SIMD=%s: this processor or build lacks it; using %s", words[simd], rt_simd_name(rt_reduce_simd()));
-}
-
-ncclResult_t rt_config_take(const ncclConfig_t *config, ncclConfig_t *out) {
-  const ncclConfig_t defaults = NCCL_CONFIG_INITIALIZER;
-  *out = defaults;
-  if (!config) return ncclSuccess;
-  if (config->magic != NCCL_CONFIG_MAGIC)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has magic %#x; start from NCCL_CONFIG_INITIALIZER", config->magic);
-  /* An older caller's struct is shorter: take what it has. */
-  size_t header = offsetof(ncclConfig_t, blocking);
-  if (config->size < header)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclConfig_t has size %zu, at least %zu is needed", config->size, header);
-  memcpy((char *)out + header, (const char *)config + header, RAIL_MIN(config->size, sizeof *out) - header);
-  if (out->blocking != NCCL_CONFIG_UNDEF_INT && out->blocking != 0 && out->blocking != 1)
-    return rt_error(RAIL_BAD_ARGUMENT, "config.blocking is %d; allowed are 0 and 1", out->blocking);
-  if (out->minCTAs != NCCL_CONFIG_UNDEF_INT && out->minCTAs < 1)
-    return rt_error(RAIL_BAD_ARGUMENT, "config.minCTAs is %d; at least 1 is allowed", out->minCTAs);
-  if (out->maxCTAs != NCCL_CONFIG_UNDEF_INT && out->maxCTAs < 1)
-    return rt_error(RAIL_BAD_ARGUMENT, "config.maxCTAs is %d; at least 1 is allowed", out->maxCTAs);
-  return ncclSuccess;
 }
 
 static ncclResult_t check_ranks(const char *call, ncclComm_t *comm, int nranks, int rank) {
@@ -165,7 +159,7 @@ static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, co
   struct rt_init_args args = {.rank = rank, .nranks = nranks, .device = device, .has_spare = spare != NULL};
   if (r == ncclSuccess) r = rt_config_take(config, &args.config);
   if (r != ncclSuccess) return r;
-  apply_simd();
+  rt_apply_simd();
   memcpy(args.id, id->internal, sizeof args.id);
   if (spare) memcpy(args.spare, spare->internal, sizeof args.spare);
   return rt_make_comm(&args, comm);
@@ -219,14 +213,14 @@ static void join_init(struct ncclComm *comm) {
 
 static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
   join_init(comm);
-  if (!comm->finalized && comm->queue.comm) {
+  if (comm->state != RT_COMM_FINALIZED && comm->queue.comm) {
     rt_queue_wait(&comm->queue);
     if (all_ranks && !rt_comm_failed(comm)) {
       rail_result_t r = rt_bootstrap_barrier(comm->bootstrap);
       if (r != RAIL_OK) rt_comm_fail(comm, r, "another rank did not finalize");
     }
   }
-  comm->finalized = true;
+  comm->state = RT_COMM_FINALIZED;
   return (ncclResult_t)atomic_load(&comm->failed);
 }
 
@@ -252,7 +246,7 @@ RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
   if (r != ncclSuccess) return r;
-  if (comm->finalized && comm->queue.comm && rt_queue_idle(&comm->queue)) {
+  if (comm->state == RT_COMM_FINALIZED && comm->queue.comm && rt_queue_idle(&comm->queue)) {
     rt_comm_free(comm);
     return ncclSuccess;
   }

@@ -1,7 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
- * NCCL's device API, for user kernels that access other ranks' memory: Railyard has none. The functions that create
- * something return an error; those that only describe ranks work. */
+ * NCCL's device API, for user kernels that access other ranks' memory, and its one-sided calls: Railyard has neither.
+ * The functions that create or move something return an error; those that only describe ranks work. */
+#include <string.h>
+
+#include "common/base/log.h"
 #include "core/api/rt_api.h"
+
+/* ---- properties ---------------------------------------------------------------------------- */
+
+RAIL_EXPORT ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *props) {
+  ncclResult_t r = rt_check_made(comm, "ncclCommQueryProperties");
+  if (r != ncclSuccess) return r;
+  const size_t header = offsetof(ncclCommProperties_t, rank);
+  if (!props || props->magic != NCCL_API_MAGIC || props->size < header)
+    return rt_error(RAIL_BAD_ARGUMENT,
+                    "ncclCommQueryProperties: props is %p%s; start from NCCL_COMM_PROPERTIES_INITIALIZER",
+                    (void *)props, props ? ", with a wrong magic or size" : "");
+  const ncclCommProperties_t all = {.rank = comm->rank,
+                                    .nRanks = comm->nranks,
+                                    .cudaDev = comm->device,
+                                    .nvmlDev = comm->device,
+                                    .ginType = NCCL_GIN_TYPE_NONE,
+                                    .nLsaTeams = comm->nranks,
+                                    .railedGinType = NCCL_GIN_TYPE_NONE};
+  memcpy((char *)props + header, (const char *)&all + header, RAIL_MIN(props->size, sizeof all) - header);
+  return ncclSuccess;
+}
 
 /* ---- teams ------------------------------------------------------------------------------- */
 
@@ -77,6 +101,71 @@ RAIL_EXPORT int ncclLLA2ACalcSlots(int maxElts, int maxEltSize) {
   return 0;
 }
 
+RAIL_EXPORT ncclResult_t ncclGinOutboxCreateRequirement(int nBlocks, int size_log2,
+                                                        struct ncclGinOutboxHandle *outHandle,
+                                                        ncclDevResourceRequirements_t *outReq) {
+  (void)nBlocks, (void)size_log2, (void)outHandle, (void)outReq;
+  return refuse("ncclGinOutboxCreateRequirement");
+}
+
+RAIL_EXPORT ncclResult_t ncclGinInboxA2ACreateRequirement(ncclTeam_t peers, int nBlocks, int size_log2,
+                                                          struct ncclGinInboxA2AHandle *outHandle,
+                                                          ncclDevResourceRequirements_t *outReq) {
+  (void)peers, (void)nBlocks, (void)size_log2, (void)outHandle, (void)outReq;
+  return refuse("ncclGinInboxA2ACreateRequirement");
+}
+
+RAIL_EXPORT ncclResult_t ncclGetLsaDevicePointer(ncclWindow_t window, size_t offset, int lsaRank, void **outPtr) {
+  (void)window, (void)offset, (void)lsaRank, (void)outPtr;
+  return refuse("ncclGetLsaDevicePointer");
+}
+
+RAIL_EXPORT ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void **outPtr) {
+  (void)window, (void)offset, (void)peer, (void)outPtr;
+  return refuse("ncclGetPeerDevicePointer");
+}
+
+RAIL_EXPORT ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void **outPtr) {
+  (void)window, (void)offset, (void)outPtr;
+  return refuse("ncclGetLsaMultimemDevicePointer");
+}
+
+RAIL_EXPORT ncclResult_t ncclGetMultimemDevicePointer(ncclWindow_t window, size_t offset, ncclMultimemHandle_t multimem,
+                                                      void **outPtr) {
+  (void)window, (void)offset, (void)multimem, (void)outPtr;
+  return refuse("ncclGetMultimemDevicePointer");
+}
+
+/* ---- one-sided calls: refused ---------------------------------------------------------------- */
+
+static ncclResult_t refuse_one_sided(const char *call) {
+  return rt_group_note(rt_error(RAIL_BAD_USAGE,
+                                "%s: Railyard has no one-sided calls (ncclCommQueryProperties says hostRmaSupport 0); "
+                                "use ncclSend and ncclRecv",
+                                call));
+}
+
+RAIL_EXPORT ncclResult_t ncclPutSignal(const void *localbuff, size_t count, ncclDataType_t datatype, int peer,
+                                       ncclWindow_t peerWin, size_t peerWinOffset, int sigIdx, int ctx,
+                                       unsigned int flags, ncclComm_t comm, cudaStream_t stream) {
+  (void)localbuff, (void)count, (void)datatype, (void)peer, (void)peerWin, (void)peerWinOffset, (void)sigIdx;
+  (void)ctx, (void)flags, (void)comm, (void)stream;
+  return refuse_one_sided("ncclPutSignal");
+}
+
+RAIL_EXPORT ncclResult_t ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm,
+                                    cudaStream_t stream) {
+  (void)peer, (void)sigIdx, (void)ctx, (void)flags, (void)comm, (void)stream;
+  return refuse_one_sided("ncclSignal");
+}
+
+RAIL_EXPORT ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t *signalDescs, ncclComm_t comm,
+                                        cudaStream_t stream) {
+  (void)nDesc, (void)signalDescs, (void)comm, (void)stream;
+  return refuse_one_sided("ncclWaitSignal");
+}
+
+RT_PNAME(CommQueryProperties);
 RT_PNAME(TeamWorld);
 RT_PNAME(TeamLsa);
 RT_PNAME(TeamRail);
@@ -88,3 +177,12 @@ RT_PNAME(LsaBarrierCreateRequirement);
 RT_PNAME(GinBarrierCreateRequirement);
 RT_PNAME(LLA2ACreateRequirement);
 RT_PNAME(LLA2ACalcSlots);
+RT_PNAME(GinOutboxCreateRequirement);
+RT_PNAME(GinInboxA2ACreateRequirement);
+RT_PNAME(GetLsaDevicePointer);
+RT_PNAME(GetPeerDevicePointer);
+RT_PNAME(GetLsaMultimemDevicePointer);
+RT_PNAME(GetMultimemDevicePointer);
+RT_PNAME(PutSignal);
+RT_PNAME(Signal);
+RT_PNAME(WaitSignal);

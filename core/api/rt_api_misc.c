@@ -8,15 +8,18 @@
 #include "core/host/rt_types.h"
 #include "core/api/rt_api.h"
 #include "core/comm/rt_reg.h"
+#include "core/plan/rt_buffer.h"
 
 /* ---- registrations ------------------------------------------------------------------------ */
 
-static ncclResult_t add_buffer(const char *call, ncclComm_t comm, void *buff, size_t size, void **handle) {
+static ncclResult_t check_buffer(const char *call, ncclComm_t comm, const void *buff, size_t size, void **handle) {
   ncclResult_t r = rt_check_comm(comm, call);
-  if (r != ncclSuccess) return r;
-  if (!buff || size == 0 || !handle)
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: buff %p, size %zu, handle %p; none may be 0", call, buff, size,
-                    (void *)handle);
+  if (r != ncclSuccess || (buff && size > 0 && handle)) return r;
+  return rt_error(RAIL_BAD_ARGUMENT, "%s: buff %p, size %zu, handle %p; none may be 0", call, buff, size,
+                  (void *)handle);
+}
+
+static ncclResult_t add_buffer(const char *call, ncclComm_t comm, void *buff, size_t size, void **handle) {
   struct rt_reg_buffer *b = NULL;
   if (rt_reg_add(comm, buff, size, &b) != RAIL_OK) return rt_error(RAIL_SYSTEM_ERROR, "%s: out of memory", call);
   *handle = b;
@@ -34,7 +37,8 @@ static ncclResult_t remove_buffer(const char *call, ncclComm_t comm, void *handl
 }
 
 RAIL_EXPORT ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle) {
-  return add_buffer("ncclCommRegister", comm, buff, size, handle);
+  ncclResult_t r = check_buffer("ncclCommRegister", comm, buff, size, handle);
+  return r == ncclSuccess ? add_buffer("ncclCommRegister", comm, buff, size, handle) : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
@@ -44,10 +48,25 @@ RAIL_EXPORT ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
 RAIL_EXPORT ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win,
                                                 int winFlags) {
   if (win) *win = NULL;
-  if (winFlags & ~NCCL_WIN_COLL_SYMMETRIC)
-    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommWindowRegister: winFlags is %#x; allowed are %#x and %#x",
-                    (unsigned)winFlags, NCCL_WIN_DEFAULT, NCCL_WIN_COLL_SYMMETRIC);
-  return add_buffer("ncclCommWindowRegister", comm, buff, size, (void **)win);
+  const char *call = "ncclCommWindowRegister";
+  const int known = NCCL_WIN_COLL_SYMMETRIC | NCCL_WIN_STRICT_ORDERING;
+  if (winFlags & ~known)
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: winFlags is %#x; allowed are bits of %#x", call, (unsigned)winFlags,
+                    (unsigned)known);
+  ncclResult_t r = check_buffer(call, comm, buff, size, (void **)win);
+  bool is_device = false;
+  if (r == ncclSuccess) r = rt_buffer_is_device(comm, buff, &is_device);
+  if (r != ncclSuccess || is_device) return r; /* a kernel may take a window for an address: there is none */
+  return add_buffer(call, comm, buff, size, (void **)win);
+}
+
+RAIL_EXPORT ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr) {
+  ncclResult_t r = rt_check_handle(comm, "ncclWinGetUserPtr");
+  if (r != ncclSuccess) return r;
+  if (!outUserPtr) return rt_error(RAIL_BAD_ARGUMENT, "ncclWinGetUserPtr: outUserPtr is NULL");
+  *outUserPtr = win ? rt_reg_base(comm, (const struct rt_reg_buffer *)(const void *)win) : NULL;
+  if (!win || *outUserPtr) return ncclSuccess;
+  return rt_error(RAIL_BAD_ARGUMENT, "ncclWinGetUserPtr: %p is not a window of this communicator", (void *)win);
 }
 
 RAIL_EXPORT ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
@@ -149,6 +168,7 @@ RT_PNAME(CommRegister);
 RT_PNAME(CommDeregister);
 RT_PNAME(CommWindowRegister);
 RT_PNAME(CommWindowDeregister);
+RT_PNAME(WinGetUserPtr);
 RT_PNAME(ResetDebugInit);
 RT_PNAME(RedOpCreatePreMulSum);
 RT_PNAME(RedOpDestroy);

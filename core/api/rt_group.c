@@ -170,7 +170,11 @@ static ncclResult_t launch_tasks(void) {
 }
 
 static void drop_inits(void) {
-  for (int i = 0; i < group.ninits; i++) rt_comm_free(group.inits[i].comm);
+  for (int i = 0; i < group.ninits; i++) {
+    const struct rt_init_args *init = &group.inits[i].init;
+    if (init->grow && init->has_id) rt_unique_id_cancel(init->id, init->rank, init->nranks);
+    rt_comm_free(group.inits[i].comm);
+  }
 }
 
 static ncclResult_t run_group(void) {
@@ -202,6 +206,12 @@ ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
   memcpy(&group.tasks[group.ntasks], tasks, (size_t)n * sizeof *tasks);
   group.ntasks += n;
   return group.depth ? ncclSuccess : run_group();
+}
+
+bool rt_group_has(const struct ncclComm *comm) {
+  int i = 0;
+  while (i < group.ntasks && group.tasks[i].comm != comm) i++;
+  return i < group.ntasks;
 }
 
 ncclResult_t rt_group_add_init(const struct rt_init_args *args, ncclComm_t *out) {

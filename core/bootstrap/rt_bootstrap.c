@@ -309,6 +309,15 @@ void rt_unique_id_drop(const char id[RT_UNIQUE_ID_BYTES]) {
   end_rendezvous(&me, END_MS);
 }
 
+void rt_unique_id_cancel(const char id[RT_UNIQUE_ID_BYTES], int rank, int nranks) {
+  struct rt_boot_id parsed;
+  struct rt_rendezvous_rank me = {.rank = rank, .nranks = nranks, .timeout_ms = END_MS};
+  if (id_unpack(id, &parsed, &me.root) != RAIL_OK || parsed.well_known) return;
+  me.secret = parsed.secret;
+  me.own = me.root; /* nobody will connect to it */
+  rt_rendezvous_leave(&me);
+}
+
 /* ---- split, shrink ---- */
 
 /* A new group among a parent's ranks: their ranks there, and how they exchange messages there. */

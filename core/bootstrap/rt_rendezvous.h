@@ -33,6 +33,9 @@ rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail
  * ends the wait of the other ranks. Best effort, nothing is logged. */
 void rt_rendezvous_decline(const struct rt_rendezvous_rank *me);
 
+/* Joins and leaves, which ends the rendezvous for all ranks that wait there. Best effort, nothing is logged here. */
+void rt_rendezvous_leave(const struct rt_rendezvous_rank *me);
+
 /* "2, 5, 7 and 12 more": the ranks whose here[] is 0. */
 void rt_rendezvous_missing(const uint8_t *here, int nranks, char *text, size_t cap);
 

@@ -47,6 +47,17 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   return comm;
 }
 
+/* ---- what the ranks of a parent tell each other ---- */
+
+/* As rt_bootstrap_allgather; an error names what ended the parent. */
+static rail_result_t gather_in_parent(const struct ncclComm *parent, void *all, size_t each) {
+  rail_result_t r = rt_bootstrap_allgather(parent->bootstrap, all, each);
+  char why[sizeof parent->error];
+  if (r != RAIL_OK && rt_bootstrap_failure(parent->bootstrap, why, sizeof why) != RAIL_OK)
+    rt_error(r, "the communicator from which this one was to be made has failed: %s", why);
+  return r;
+}
+
 /* ---- splitting: which ranks belong to the new communicator ---- */
 
 struct color_key {
@@ -69,7 +80,7 @@ static rail_result_t exchange_colors(const struct rt_init_args *args, int **rank
   rail_result_t r = all && *ranks ? RAIL_OK : RAIL_SYSTEM_ERROR;
   if (r == RAIL_OK) {
     all[parent->rank] = (struct color_key){.color = args->color, .key = args->key, .rank = parent->rank};
-    r = rt_bootstrap_allgather(parent->bootstrap, all, sizeof *all);
+    r = gather_in_parent(parent, all, sizeof *all);
   }
   if (r == RAIL_OK && args->color != NCCL_SPLIT_NOCOLOR) {
     int n = 0;
@@ -86,16 +97,71 @@ static rail_result_t exchange_colors(const struct rt_init_args *args, int **rank
   return r;
 }
 
+/* ---- growing: the ranks of the parent learn the id ---- */
+
+/* Of each rank of the parent. */
+struct grow_record {
+  int32_t nranks, has_id;
+  char id[RT_UNIQUE_ID_BYTES];
+};
+
+static rail_result_t choose_grow_id(const struct rt_init_args *args, const struct grow_record *all, char *id) {
+  const struct ncclComm *parent = args->parent;
+  int made_by = -1;
+  for (int r = 0; r < parent->nranks; r++) {
+    if (all[r].nranks != args->nranks) {
+      rt_error(RAIL_BAD_USAGE,
+               "ncclCommGrow: nRanks is %d on rank %d and %d on rank %d; it must be the same on all ranks",
+               args->nranks, parent->rank, all[r].nranks, r);
+      return RAIL_BAD_USAGE;
+    }
+    if (!all[r].has_id) continue;
+    if (made_by >= 0) {
+      rt_error(RAIL_BAD_USAGE,
+               "ncclCommGrow: ranks %d and %d have both made an id (ncclCommGetUniqueId); one rank does", made_by, r);
+      return RAIL_BAD_USAGE;
+    }
+    made_by = r;
+  }
+  if (made_by < 0) {
+    rt_error(RAIL_BAD_USAGE, "ncclCommGrow: no rank of the communicator has made an id; one calls ncclCommGetUniqueId "
+                             "first");
+    return RAIL_BAD_USAGE;
+  }
+  memcpy(id, all[made_by].id, RT_UNIQUE_ID_BYTES);
+  return RAIL_OK;
+}
+
+/* Collective over args->parent. `id` is the one that a rank of it has made. */
+static rail_result_t exchange_grow_id(const struct rt_init_args *args, char id[RT_UNIQUE_ID_BYTES]) {
+  const struct ncclComm *parent = args->parent;
+  struct grow_record *all = calloc((size_t)parent->nranks, sizeof *all), *mine = all + parent->rank;
+  if (!all) return RAIL_SYSTEM_ERROR;
+  mine->nranks = args->nranks;
+  mine->has_id = args->has_id;
+  if (args->has_id) memcpy(mine->id, args->id, sizeof mine->id);
+  rail_result_t r = gather_in_parent(parent, all, sizeof *all);
+  if (r == RAIL_OK) r = choose_grow_id(args, all, id);
+  if (r != RAIL_OK && args->has_id) rt_unique_id_cancel(args->id, args->rank, args->nranks);
+  free(all);
+  return r;
+}
+
 /* ---- meeting the other ranks ---- */
 
-/* A new bootstrap, from the unique id or among ranks of the parent: those with the same color, or the survivors. */
+/* A new bootstrap, from a unique id or among ranks of the parent: those with the same color, or the survivors. */
 static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_args *args) {
   const struct rt_params *p = rt_params();
   int *ranks = comm->survivors;
   bool shrink = ranks != NULL;
   rail_result_t r = RAIL_OK;
   comm->survivors = NULL;
-  if (args->parent && !shrink) r = exchange_colors(args, &ranks, &comm->rank, &comm->nranks);
+  char id[RT_UNIQUE_ID_BYTES];
+  memcpy(id, args->id, sizeof id);
+  if (args->grow)
+    r = exchange_grow_id(args, id);
+  else if (args->parent && !shrink)
+    r = exchange_colors(args, &ranks, &comm->rank, &comm->nranks);
   if (r != RAIL_OK || comm->nranks == 0) {
     free(ranks);
     return r;
@@ -111,12 +177,12 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
       .arg = comm,
   };
   struct rt_bootstrap *bootstrap = NULL;
-  if (args->parent && shrink)
+  if (shrink)
     r = rt_bootstrap_shrink(args->parent->bootstrap, ranks, &b, &bootstrap);
-  else if (args->parent)
+  else if (args->parent && !args->grow)
     r = rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &bootstrap);
   else
-    r = rt_bootstrap_open(args->id, &b, &bootstrap);
+    r = rt_bootstrap_open(id, &b, &bootstrap);
   if (r == RAIL_OK && args->has_spare) rt_unique_id_drop(args->spare);
   /* ncclCommAbort may read it in another thread while this one makes the communicator. */
   __atomic_store_n(&comm->bootstrap, bootstrap, __ATOMIC_RELEASE);
@@ -260,6 +326,24 @@ struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int p
   return *at = c;
 }
 
+/* ---- its memory ------------------------------------------------------------------- */
+
+struct rt_comm_memory rt_comm_count_memory(const struct ncclComm *comm) {
+  const bool on_device = comm->memory == RT_DEVICE_MEMORY;
+  struct rt_comm_memory m = {0, 0};
+  for (int c = 0; c < rt_comm_all_channels(comm); c++)
+    for (int r = 0; r < comm->nranks; r++) {
+      const struct rt_connector *ends[2] = {comm->channels[c].send[r], comm->channels[c].recv[r]};
+      for (int e = 0; e < 2; e++)
+        if (ends[e]) m.connections += on_device ? ends[e]->gpu_bytes : ends[e]->host_bytes + sizeof *ends[e];
+    }
+  if (on_device) return m;
+  if (comm->small.segment && comm->rank == 0) m.connections += comm->small.size;
+  m.rest = sizeof *comm + comm->ring.size + (size_t)comm->nranks * sizeof *comm->peers;
+  m.rest += (size_t)rt_comm_all_channels(comm) * (size_t)comm->nranks * 2 * sizeof(struct rt_connector *);
+  return m;
+}
+
 /* ---- freeing, in reverse order ----------------------------------------------------- */
 
 static void free_connectors(struct ncclComm *comm) {
@@ -268,10 +352,23 @@ static void free_connectors(struct ncclComm *comm) {
     for (int r = 0; r < comm->nranks; r++) {
       if (ch->send) rt_connector_free(comm, ch->send[r]);
       if (ch->recv) rt_connector_free(comm, ch->recv[r]);
+      if (ch->send) ch->send[r] = NULL;
+      if (ch->recv) ch->recv[r] = NULL;
     }
-    free(ch->send);
-    free(ch->recv);
   }
+}
+
+bool rt_comm_drop_connections(struct ncclComm *comm) {
+  const bool on_device = comm->gpu.open;
+  if (on_device && !rt_gate_free_try_begin()) return false;
+  rt_proxy_quiesce(&comm->proxy); /* it may still be in the pass that finished its last operation */
+  rt_reg_drop_connectors(comm);
+  rt_small_close(&comm->small);
+  memset(&comm->small, 0, sizeof comm->small);
+  free_connectors(comm);
+  rt_export_wait();
+  if (on_device) rt_gate_free_end();
+  return true;
 }
 
 static void free_parts(struct ncclComm *comm) {
@@ -283,9 +380,14 @@ static void free_parts(struct ncclComm *comm) {
   rt_device_plan_close(comm);
   rt_gpu_close(comm);
   rt_fd_receiver_close(&comm->fd_receiver);
+  for (int c = 0; c < rt_comm_all_channels(comm); c++) {
+    free(comm->channels[c].send);
+    free(comm->channels[c].recv);
+  }
   close_ring(&comm->ring);
   rt_net_close(comm);
   rt_bootstrap_close(comm->bootstrap);
+  if (comm->has_grow_id) rt_unique_id_cancel(comm->grow_id, comm->rank, comm->nranks + 1);
   free(comm->premuls);
   free(comm->peers);
   free(comm->survivors);

@@ -61,6 +61,9 @@ struct rt_ring {
   int index;   /* this rank's */
 };
 
+/* OPEN: it takes calls. SUSPENDED: its connections are taken down until ncclCommResume. */
+enum rt_comm_state { RT_COMM_OPEN, RT_COMM_SUSPENDED, RT_COMM_FINALIZED };
+
 /* In pages of its own: a device's kernels read `failed`. */
 struct ncclComm {
   uint64_t magic;
@@ -87,6 +90,8 @@ struct ncclComm {
   ncclConfig_t config;
   char requested_net[64], name[64];
   uint32_t splits; /* ncclCommSplit calls so far */
+  bool has_grow_id; /* of ncclCommGetUniqueId, for the next ncclCommGrow */
+  char grow_id[RT_UNIQUE_ID_BYTES];
   struct rt_premul *premuls;
   int npremuls;
   LIST_HEAD(rt_reg_buffers, rt_reg_buffer) reg_buffers; /* of ncclCommRegister: rt_reg.h */
@@ -102,7 +107,8 @@ struct ncclComm {
   atomic_int users;      /* calls in other threads that use it: abort waits for them */
   atomic_int init_state; /* ncclInProgress while a non-blocking init runs */
   pthread_t init_thread;
-  bool init_thread_running, finalized;
+  bool init_thread_running;
+  enum rt_comm_state state;
   char transports_text[96];
   struct ncclComm *next_abandoned;
 };
@@ -115,6 +121,8 @@ struct rt_init_args {
   struct ncclComm *parent;
   int color, key;
   uint32_t serial; /* which split of parent this is */
+  /* A grow instead: nranks is the new size, rank the parent's; id is the one that this rank has made, if has_id. */
+  bool grow, has_id;
   /* A shrink instead: nranks ranks of parent, in their order; rt_comm_alloc keeps a copy. */
   const int *survivors;
   /* An id whose rendezvous this rank started and ends, because the ranks use another one. */
@@ -144,6 +152,15 @@ static inline bool rt_comm_failed(struct ncclComm *comm) {
 
 /* How many of `channels` are in use. */
 static inline int rt_comm_all_channels(const struct ncclComm *comm) { return comm->nchannels * RT_TREES; }
+/* What this rank has allocated, of the kind of memory that the communicator works on: for its connections, and else. */
+struct rt_comm_memory {
+  uint64_t connections, rest;
+};
+struct rt_comm_memory rt_comm_count_memory(const struct ncclComm *comm);
+/* Takes down all connections; the next operations make new ones. Nothing is enqueued, and no graph has a plan. False:
+ * not now, see rt_gate.h. */
+bool rt_comm_drop_connections(struct ncclComm *comm);
+
 /* The connector, allocated on first use; NULL without memory. */
 struct rt_connector *rt_comm_connector(struct ncclComm *comm, int channel, int peer, bool is_send);
 

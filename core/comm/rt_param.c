@@ -128,17 +128,26 @@ static const struct rail_param rows[] = {
 
 static const struct rail_param_table table = {.module = "core", .rows = rows, .count = RAIL_COUNT_OF(rows)};
 static struct rt_params params;
+static const char *names[RAIL_COUNT_OF(rows)];
 static pthread_once_t params_once = PTHREAD_ONCE_INIT;
 
 static void load(void) {
   const struct rail_param_table *const tables[] = {&table};
   rail_param_load(&table, &params);
+  for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) names[i] = rows[i].name;
   rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
 }
 
 const struct rt_params *rt_params(void) {
   pthread_once(&params_once, load);
   return &params;
+}
+
+const struct rail_param_table *rt_param_table(void) { return &table; }
+
+const char **rt_param_names(void) {
+  rt_params();
+  return names;
 }
 
 RAIL_EXPORT void railParamPrint(int markdown) { rail_param_print(stdout, &table, markdown); }

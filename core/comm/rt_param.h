@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+struct rail_param_table;
+
 enum { RT_PROXY_AUTO, RT_PROXY_THREAD, RT_PROXY_INLINE }; /* order of RAIL_PROXY's words */
 
 struct rt_params {
@@ -69,5 +71,9 @@ static inline uint64_t rt_ll128_slot_size(int64_t buffsize) { return (uint64_t)b
 
 /* Reads the environment at the first call; all calls return the same struct. Any thread. */
 const struct rt_params *rt_params(void);
+/* The table of rt_param.c; a row's value is in rt_params() at its offset. */
+const struct rail_param_table *rt_param_table(void);
+/* The names of its rows, in their order. */
+const char **rt_param_names(void);
 
 #endif

@@ -32,13 +32,17 @@ rail_result_t rt_reg_add(struct ncclComm *comm, void *base, size_t size, struct 
   return RAIL_OK;
 }
 
-static void buffer_free(struct ncclComm *comm, struct rt_reg_buffer *b) {
+static void deregister(struct ncclComm *comm, struct rt_reg_buffer *b) {
   struct connector_reg *reg;
   while ((reg = LIST_FIRST(&b->regs)) != NULL) {
     LIST_REMOVE(reg, link);
     reg->connector->end->dereg(comm, reg->connector, reg->mhandle);
     free(reg);
   }
+}
+
+static void buffer_free(struct ncclComm *comm, struct rt_reg_buffer *b) {
+  deregister(comm, b);
   free(b);
 }
 
@@ -59,6 +63,20 @@ void rt_reg_free_all(struct ncclComm *comm) {
     LIST_REMOVE(b, link);
     buffer_free(comm, b);
   }
+}
+
+void rt_reg_drop_connectors(struct ncclComm *comm) {
+  struct rt_reg_buffer *b;
+  LIST_FOREACH(b, &comm->reg_buffers, link) deregister(comm, b);
+}
+
+void *rt_reg_base(struct ncclComm *comm, const struct rt_reg_buffer *handle) {
+  pthread_mutex_lock(&comm->reg_lock);
+  struct rt_reg_buffer *b = LIST_FIRST(&comm->reg_buffers);
+  while (b && b != handle) b = LIST_NEXT(b, link);
+  void *base = b ? b->base : NULL;
+  pthread_mutex_unlock(&comm->reg_lock);
+  return base;
 }
 
 /* The handle of [base, base+size) with c, if a registered buffer contains it: made at first use. NULL when there is

@@ -157,6 +157,15 @@ ncclResult_t rt_buffer_check(struct ncclComm *comm, const char *call, const void
   return check(comm, call, cu, only_recv ? &r : &s, only_send ? &s : &r, stream);
 }
 
+ncclResult_t rt_buffer_is_device(const struct ncclComm *comm, const void *p, bool *is_device) {
+  const struct rt_cuda *cu = rt_cuda();
+  struct memory m = {.kind = HOST};
+  if (cu && find_memory(cu, comm, p, &m) != RAIL_OK) return lookup_failed();
+  *is_device = m.kind == DEVICE || comm->memory == RT_DEVICE_MEMORY ||
+               (m.kind == REGISTERED && comm->memory != RT_HOST_MEMORY);
+  return ncclSuccess;
+}
+
 ncclResult_t rt_buffer_check_scalar(const struct ncclComm *comm, const char *call, const void *scalar) {
   const struct rt_cuda *cu = rt_cuda();
   const bool on_device = comm->memory == RT_DEVICE_MEMORY;

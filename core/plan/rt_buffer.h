@@ -15,6 +15,9 @@
  * `memory`, and with device memory its device and context. A refusal is logged with the call's name. */
 ncclResult_t rt_buffer_check(struct ncclComm *comm, const char *call, const void *send, const void *recv, void *stream);
 
+/* May the memory be, or come to be, the device's to this communicator? */
+ncclResult_t rt_buffer_is_device(const struct ncclComm *comm, const void *p, bool *is_device);
+
 /* Can the communicator's kernels read the factor of an operator when they run? */
 ncclResult_t rt_buffer_check_scalar(const struct ncclComm *comm, const char *call, const void *scalar);
 

@@ -23,6 +23,7 @@ struct builder {
   struct rt_connector **connectors;
   int nconnectors;
   int ncollectives; /* among the tasks */
+  uint64_t calls_before; /* the communicator's collectives with data before these */
 };
 
 static bool is_reduction(enum rt_coll coll) {
@@ -191,7 +192,7 @@ static rail_result_t add_small_job(struct builder *b, const struct rt_task *t, u
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_job_end from, to; /* only to be connected */
   const struct rt_premul *m = &t->premul;
-  if (number == 0) RAIL_TRY(add_connectors(b, t, 0, &from, &to));
+  if (number == b->calls_before && !b->comm->small.opened) RAIL_TRY(add_connectors(b, t, 0, &from, &to));
   if (!describe_small(&job->small.call, t)) return RAIL_BAD_ARGUMENT;
   job->is_small = true;
   job->type = (int)t->type;
@@ -348,7 +349,7 @@ static rail_result_t make_ready(struct builder *b) {
     RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
   }
   RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
-  if (comm->calls > 0 && !comm->small.opened && rt_tune_small_max(&comm->tuning, comm->nranks) > 0)
+  if (comm->calls > b->calls_before && !comm->small.opened && rt_tune_small_max(&comm->tuning, comm->nranks) > 0)
     RAIL_TRY(rt_small_open(comm));
   return bind_plan(comm, b->plan);
 }
@@ -370,7 +371,7 @@ static rail_result_t make_ready_with_others(struct builder *b, bool collective) 
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   const bool collective = has_collective(tasks, ntasks);
   const int jobs = RAIL_MAX(count_jobs(tasks, ntasks), 1);
-  struct builder b = {.comm = comm};
+  struct builder b = {.comm = comm, .calls_before = comm->calls};
   *plan = NULL;
   comm->collectives += collective;
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));

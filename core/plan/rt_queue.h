@@ -28,7 +28,7 @@ struct rt_queue {
   pthread_cond_t work;   /* for the executor */
   pthread_cond_t idle;   /* for threads that wait */
   struct rt_plans plans; /* enqueued, not begun */
-  struct rt_launches launches;   /* begun on a device, not over */
+  struct rt_launches launches; /* begun on a device, not over */
   /* Kept until the communicator is freed: the proxy may have their operations. */
   struct rt_plans failed_plans;
   struct rt_launches failed_launches;

@@ -111,6 +111,7 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
               res->size, c->peer);
     return RAIL_SYSTEM_ERROR;
   }
+  c->host_bytes = res->size;
   struct rt_conn *conn = &c->conn;
   conn->buff[RT_SIMPLE] = res->memory;
   conn->slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
@@ -136,8 +137,10 @@ static rail_result_t register_buffers(struct ncclComm *comm, struct rt_connector
                              &res->mhandle[proto]));
   if (c->is_send) comm->net.cheap_reg = registering_is_cheap(res, comm->net.plugin);
   if (comm->memory != RT_DEVICE_MEMORY) return RAIL_OK;
-  rt_gdr_open(comm, res->dev, res->comm, c->is_send, RT_STEPS * (size_t)c->conn.slot_size[RT_SIMPLE], &res->gdr);
+  const size_t slots = RT_STEPS * (size_t)c->conn.slot_size[RT_SIMPLE];
+  rt_gdr_open(comm, res->dev, res->comm, c->is_send, slots, &res->gdr);
   if (res->gdr.slots) c->conn.buff[RT_SIMPLE] = res->gdr.slots;
+  if (res->gdr.slots) c->gpu_bytes = slots;
   return RAIL_OK;
 }
 

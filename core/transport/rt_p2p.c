@@ -90,6 +90,7 @@ static void export_own(struct ncclComm *comm, struct rt_connector *c, struct rt_
   res->own = rt_export_make(comm, c->peer, size, &record.memory, why);
   res->own_type = record.memory.type;
   if (!res->own) log_refusal(comm, c, why);
+  if (res->own) c->gpu_bytes = size;
   memcpy(mine->body, &record, sizeof record);
 }
 

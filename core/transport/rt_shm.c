@@ -70,6 +70,7 @@ rail_result_t rt_shm_recv_setup(struct ncclComm *comm, struct rt_connector *c, s
   if (res->fd < 0 || ftruncate(res->fd, (off_t)res->size) < 0) goto fail;
   res->segment = map_segment(res->fd, res->size);
   if (!res->segment) goto fail;
+  c->host_bytes = res->size;
   res->segment->size = res->size;
   res->segment->credit = RT_STEPS;
   __atomic_store_n(&res->segment->magic, SHM_MAGIC, __ATOMIC_RELEASE);

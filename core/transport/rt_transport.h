@@ -73,6 +73,7 @@ struct rt_connector {
   int peer, channel;
   bool is_send, connected;
   bool in_gpu; /* P2P: slots lie in a GPU's memory */
+  size_t host_bytes, gpu_bytes; /* that this end has allocated for slots */
   /* Proxy: operations in order, the first one active; next in the circle of active connectors. */
   struct rt_proxy_op *ops, *ops_last;
   struct rt_connector *next_active;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Railyard's collective runtime: NCCL's API (names, values and binary layout
- * of libnccl.so.2, checked against 2.28.9) in a header that needs neither
+ * of libnccl.so.2, checked against 2.30.7) in a header that needs neither
  * CUDA nor NCCL. A program built against NCCL's own nccl.h links or preloads
  * librailyard.so unchanged; a program without CUDA includes this header.
  *
@@ -21,7 +21,8 @@
  * ncclCommGetAsyncError, which may be called from any thread at any time. Different
  * communicators are independent.
  *
- * All that libnccl.so.2 exports is here; docs/standin.md says what of it is honoured, ignored or refused.
+ * All that libnccl.so.2 of that release exports is here; docs/standin.md says what of it is honoured, ignored or
+ * refused.
  *
  * Every call returns an ncclResult_t; the text of the last error of the
  * calling thread or of a communicator is ncclGetLastError.
@@ -30,7 +31,9 @@
 #define RAIL_RAILYARD_H
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -42,10 +45,10 @@ typedef struct CUstream_st *cudaStream_t;
 
 /* The NCCL release whose API and ABI this library follows. */
 #define NCCL_MAJOR 2
-#define NCCL_MINOR 28
-#define NCCL_PATCH 9
+#define NCCL_MINOR 30
+#define NCCL_PATCH 7
 #define NCCL_SUFFIX ""
-#define NCCL_VERSION_CODE 22809
+#define NCCL_VERSION_CODE 23007
 #define NCCL_VERSION(X, Y, Z) (((X) <= 2 && (Y) <= 8) ? (X)*1000 + (Y)*100 + (Z) : (X)*10000 + (Y)*100 + (Z))
 
 typedef struct ncclComm *ncclComm_t;
@@ -65,7 +68,8 @@ typedef enum {
   ncclInvalidUsage = 5,
   ncclRemoteError = 6,
   ncclInProgress = 7,
-  ncclNumResults = 8
+  ncclTimeout = 8, /* of NCCL's device barriers; no call here returns it */
+  ncclNumResults = 9
 } ncclResult_t;
 
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
@@ -76,6 +80,7 @@ typedef enum {
 /* Flags of ncclCommWindowRegister. */
 #define NCCL_WIN_DEFAULT 0x00
 #define NCCL_WIN_COLL_SYMMETRIC 0x01
+#define NCCL_WIN_STRICT_ORDERING 0x02
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
 
 /* ncclConfig_t.CTAPolicy */
@@ -88,9 +93,16 @@ typedef enum {
 #define NCCL_SHRINK_ABORT 0x01 /* ends the parent's operations first, and works after a failure */
 #define NCCL_REVOKE_DEFAULT 0x00
 
-/* Start from NCCL_CONFIG_INITIALIZER; the first three fields belong to the library.
- * Railyard honours blocking, minCTAs/maxCTAs (bounds on channels), netName and trafficClass; it
- * accepts and ignores the rest. */
+/* Flag of ncclCommSuspend. */
+#define NCCL_SUSPEND_MEM 0x01
+
+/* In the structs that a caller makes by an initializer. */
+#define NCCL_API_MAGIC 0xcafebeefu
+
+/* Start from NCCL_CONFIG_INITIALIZER; the first three fields belong to the library. A struct of an older release is
+ * taken as far as its size and version go. A value that NCCL does not allow is ncclInvalidArgument, with a line that
+ * names the field, the value and what is allowed. Railyard honours blocking, minCTAs/maxCTAs (bounds on channels),
+ * netName and trafficClass, keeps commName, and ignores the rest: hints about hardware that it does not use. */
 typedef struct {
   size_t size;
   unsigned int magic;
@@ -109,14 +121,18 @@ typedef struct {
   int nvlsCTAs;
   int nChannelsPerNetPeer;
   int nvlinkCentricSched;
+  int graphUsageMode;
+  int numRmaCtx;
+  int maxP2pPeers;
+  int graphStreamOrdering;
 } ncclConfig_t;
 
-#define NCCL_CONFIG_MAGIC 0xcafebeefu
 #define NCCL_CONFIG_INITIALIZER                                                                              \
   {                                                                                                          \
-    sizeof(ncclConfig_t), NCCL_CONFIG_MAGIC, NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH),               \
+    sizeof(ncclConfig_t), NCCL_API_MAGIC, NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH),                  \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,          \
         NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR,          \
+        NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,          \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,          \
         NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT                                                         \
   }
@@ -243,6 +259,43 @@ ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeR
 ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
                              ncclConfig_t *config, int shrinkFlags);
 
+/* A new communicator of comm's ranks and new ones. One rank of comm gets an id, which starts a rendezvous in its
+ * process, and copies it to the new ranks; then all ranks of comm and all new ranks call ncclCommGrow:
+ *   ranks of comm   comm, uniqueId NULL or, where the id was made, that id; rank -1: each keeps its number
+ *   new ranks       comm NULL, the id, a rank between comm's size and nRanks - 1
+ * nRanks is the new size, the same everywhere. Collective, as ncclCommInitRankConfig; comm stays as it is. Without a
+ * config ranks of comm take comm's, new ranks the defaults.
+ * An id is for one grow, whether that succeeds or not: a second one before is ncclInvalidUsage, as it is with
+ * NCCL_COMM_ID, one address for all. */
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
+ncclResult_t pncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
+ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank, ncclComm_t *newcomm,
+                          ncclConfig_t *config);
+ncclResult_t pncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank, ncclComm_t *newcomm,
+                           ncclConfig_t *config);
+
+/* Gives back the memory of comm's connections, once nothing is enqueued any more (it waits for that); until
+ * ncclCommResume all calls but queries, abort and destroy are ncclInvalidUsage. Each rank does it for itself, and all
+ * must, between the same two operations: one that works on meets closed connections, and its communicator fails.
+ * The first operation after a resume makes the connections again. Registrations and windows stay.
+ * `flags` is NCCL_SUSPEND_MEM. ncclInvalidUsage: calls of comm wait for this group's end, a captured graph still has
+ * the connections, or, on a device, kernels of other communicators of the process run. */
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
+ncclResult_t pncclCommSuspend(ncclComm_t comm, int flags);
+ncclResult_t ncclCommResume(ncclComm_t comm);
+ncclResult_t pncclCommResume(ncclComm_t comm);
+
+/* Bytes that this rank has allocated for comm, of the kind of memory that comm works on: a GPU's, or the host's if its
+ * first call had host buffers or none was made. What ranks share counts where it was allocated. */
+typedef enum {
+  ncclStatGpuMemSuspend = 0,   /* of its connections: ncclCommSuspend gives them back */
+  ncclStatGpuMemSuspended = 1, /* 1: comm is suspended; else 0 */
+  ncclStatGpuMemPersist = 2,   /* what stays */
+  ncclStatGpuMemTotal = 3      /* both */
+} ncclCommMemStat_t;
+ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value);
+ncclResult_t pncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value);
+
 /* ncclInProgress while initialising without blocking; ncclSuccess; or the error that ended the communicator. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
@@ -276,13 +329,67 @@ ncclResult_t pncclCommRegister(const ncclComm_t comm, void *buff, size_t size, v
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle);
 ncclResult_t pncclCommDeregister(const ncclComm_t comm, void *handle);
 
-/* As ncclCommRegister; local, not collective. The window is opaque, also to kernels: there is no device API. */
+/* Host memory: as ncclCommRegister; local, not collective; the window is opaque. Memory of a GPU: success and a NULL
+ * window, as NCCL where it has no symmetric memory, since a kernel may use a window as an address; then nothing is
+ * registered: ncclCommRegister does that. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags);
 ncclResult_t pncclCommWindowRegister(ncclComm_t comm, void *buff, size_t size, ncclWindow_t *win, int winFlags);
 
 /* NULL is fine. */
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
 ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+
+/* The buffer that a window was made of. For a NULL window NULL. */
+ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
+ncclResult_t pncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
+
+/* ---- parameters: those of docs/parameters.md that the runtime reads, as they are in effect ----
+ *
+ * Any thread, at any time; the first call reads the environment. A name that is not the runtime's, or a value that
+ * does not fit, is ncclInvalidArgument with a line. Sizes are in bytes, times in milliseconds, of words the number is
+ * the place in the list of what is allowed. Plugins have parameters of their own, which these calls do not know. */
+
+typedef struct ncclParamHandle *ncclParamHandle_t;
+
+/* *out belongs to the library and stays valid. */
+ncclResult_t ncclParamBind(ncclParamHandle_t *out, const char *key);
+ncclResult_t pncclParamBind(ncclParamHandle_t *out, const char *key);
+
+/* A number, if it fits the type. */
+ncclResult_t ncclParamGetI8(ncclParamHandle_t h, int8_t *out);
+ncclResult_t pncclParamGetI8(ncclParamHandle_t h, int8_t *out);
+ncclResult_t ncclParamGetI16(ncclParamHandle_t h, int16_t *out);
+ncclResult_t pncclParamGetI16(ncclParamHandle_t h, int16_t *out);
+ncclResult_t ncclParamGetI32(ncclParamHandle_t h, int32_t *out);
+ncclResult_t pncclParamGetI32(ncclParamHandle_t h, int32_t *out);
+ncclResult_t ncclParamGetI64(ncclParamHandle_t h, int64_t *out);
+ncclResult_t pncclParamGetI64(ncclParamHandle_t h, int64_t *out);
+ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
+ncclResult_t pncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
+ncclResult_t ncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
+ncclResult_t pncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
+ncclResult_t ncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
+ncclResult_t pncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
+ncclResult_t ncclParamGetU64(ncclParamHandle_t h, uint64_t *out);
+ncclResult_t pncclParamGetU64(ncclParamHandle_t h, uint64_t *out);
+
+/* Any parameter as text that the environment variable would take; "" is unset. Valid until this thread's next call. */
+ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char **out);
+ncclResult_t pncclParamGetStr(ncclParamHandle_t h, const char **out);
+ncclResult_t ncclParamGetParameter(const char *key, const char **value, int *valueLen);
+ncclResult_t pncclParamGetParameter(const char *key, const char **value, int *valueLen);
+
+/* The bytes of an int64_t, or of the text with its NUL: *len of at most maxLen. */
+ncclResult_t ncclParamGet(ncclParamHandle_t h, void *out, int maxLen, int *len);
+ncclResult_t pncclParamGet(ncclParamHandle_t h, void *out, int maxLen, int *len);
+
+/* All names. The table belongs to the library and stays valid. */
+ncclResult_t ncclParamGetAllParameterKeys(const char ***table, int *tableLen);
+ncclResult_t pncclParamGetAllParameterKeys(const char ***table, int *tableLen);
+
+/* All names and values, a line each, on the standard output, as NCCL. */
+void ncclParamDumpAll(void);
+void pncclParamDumpAll(void);
 
 /* ---- groups ---- */
 
@@ -373,14 +480,74 @@ ncclResult_t pncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataTy
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 
-/* ---- NCCL's device API (its nccl_device.h): teams are described, the rest is refused ---- */
+/* ---- one-sided calls: refused ----
+ *
+ * ncclInvalidUsage with a line, as NCCL where its properties say hostRmaSupport false: the ncclNet ABI has two-sided
+ * operations only. Use ncclSend and ncclRecv. */
+
+typedef struct {
+  int opCnt;
+  int peer;
+  int sigIdx;
+  int ctx;
+} ncclWaitSignalDesc_t;
+
+ncclResult_t ncclPutSignal(const void *localbuff, size_t count, ncclDataType_t datatype, int peer,
+                           ncclWindow_t peerWin, size_t peerWinOffset, int sigIdx, int ctx, unsigned int flags,
+                           ncclComm_t comm, cudaStream_t stream);
+ncclResult_t pncclPutSignal(const void *localbuff, size_t count, ncclDataType_t datatype, int peer,
+                            ncclWindow_t peerWin, size_t peerWinOffset, int sigIdx, int ctx, unsigned int flags,
+                            ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t pncclSignal(int peer, int sigIdx, int ctx, unsigned int flags, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclWaitSignal(int nDesc, ncclWaitSignalDesc_t *signalDescs, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t pncclWaitSignal(int nDesc, ncclWaitSignalDesc_t *signalDescs, ncclComm_t comm, cudaStream_t stream);
+
+/* ---- NCCL's device API (its nccl_device.h): ranks and teams are described, the rest is refused ---- */
+
+typedef enum {
+  NCCL_GIN_TYPE_NONE = 0,
+  NCCL_GIN_TYPE_PROXY = 2,
+  NCCL_GIN_TYPE_GDAKI = 3,
+  NCCL_GIN_TYPE_GPI = 4
+} ncclGinType_t;
+
+/* Start from NCCL_COMM_PROPERTIES_INITIALIZER. */
+typedef struct ncclCommProperties {
+  size_t size;
+  unsigned int magic;
+  unsigned int version;
+  int rank;
+  int nRanks;
+  int cudaDev; /* as ncclCommCuDevice */
+  int nvmlDev; /* the same: Railyard does not translate CUDA_VISIBLE_DEVICES */
+  bool deviceApiSupport; /* false */
+  bool multimemSupport;  /* false */
+  ncclGinType_t ginType; /* none */
+  int nLsaTeams;         /* one a rank: no kernel reaches another rank's memory through this API */
+  bool hostRmaSupport;   /* false: ncclPutSignal is refused */
+  ncclGinType_t railedGinType; /* none */
+} ncclCommProperties_t;
+
+#define NCCL_COMM_PROPERTIES_INITIALIZER \
+  { sizeof(ncclCommProperties_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, 0, 0, 0, 0, false, false, NCCL_GIN_TYPE_NONE, \
+    0, false, NCCL_GIN_TYPE_NONE }
+
+/* A struct of an older release is filled as far as its size goes. */
+ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *props);
+ncclResult_t pncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *props);
 
 typedef struct ncclDevComm ncclDevComm_t;
 typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
 typedef struct ncclDevResourceRequirements ncclDevResourceRequirements_t;
 typedef struct ncclLsaBarrierHandle ncclLsaBarrierHandle_t;
 typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
+struct ncclGinOutboxHandle;
+struct ncclGinInboxA2AHandle;
 typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
+typedef struct ncclMultimemHandle {
+  void *mcBasePtr;
+} ncclMultimemHandle_t;
 typedef struct ncclTeam {
   int nRanks, rank, stride;
 } ncclTeam_t;
@@ -418,6 +585,26 @@ ncclResult_t ncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle
                                         ncclDevResourceRequirements_t *outReq);
 ncclResult_t pncclLLA2ACreateRequirement(int nBlocks, int nSlots, ncclLLA2AHandle_t *outHandle,
                                          ncclDevResourceRequirements_t *outReq);
+ncclResult_t ncclGinOutboxCreateRequirement(int nBlocks, int size_log2, struct ncclGinOutboxHandle *outHandle,
+                                            ncclDevResourceRequirements_t *outReq);
+ncclResult_t pncclGinOutboxCreateRequirement(int nBlocks, int size_log2, struct ncclGinOutboxHandle *outHandle,
+                                             ncclDevResourceRequirements_t *outReq);
+ncclResult_t ncclGinInboxA2ACreateRequirement(ncclTeam_t peers, int nBlocks, int size_log2,
+                                              struct ncclGinInboxA2AHandle *outHandle,
+                                              ncclDevResourceRequirements_t *outReq);
+ncclResult_t pncclGinInboxA2ACreateRequirement(ncclTeam_t peers, int nBlocks, int size_log2,
+                                               struct ncclGinInboxA2AHandle *outHandle,
+                                               ncclDevResourceRequirements_t *outReq);
+ncclResult_t ncclGetLsaDevicePointer(ncclWindow_t window, size_t offset, int lsaRank, void **outPtr);
+ncclResult_t pncclGetLsaDevicePointer(ncclWindow_t window, size_t offset, int lsaRank, void **outPtr);
+ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void **outPtr);
+ncclResult_t pncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void **outPtr);
+ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void **outPtr);
+ncclResult_t pncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void **outPtr);
+ncclResult_t ncclGetMultimemDevicePointer(ncclWindow_t window, size_t offset, ncclMultimemHandle_t multimem,
+                                          void **outPtr);
+ncclResult_t pncclGetMultimemDevicePointer(ncclWindow_t window, size_t offset, ncclMultimemHandle_t multimem,
+                                           void **outPtr);
 /* 0, for the same reason. */
 int ncclLLA2ACalcSlots(int maxElts, int maxEltSize);
 int pncclLLA2ACalcSlots(int maxElts, int maxEltSize);

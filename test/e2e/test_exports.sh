@@ -32,9 +32,14 @@ verdict "librailyard.so exports nccl* and rail* only" "" "$(exports "$runtime" |
 declared=$(grep -ohE '\b(p?nccl|rail)[A-Z][A-Za-z0-9]* *\(' include/rail/railyard.h | tr -d ' (' | sort -u)
 verdict "each function of railyard.h is exported" "" "$(comm -23 <(echo "$declared") <(exports "$runtime"))"
 verdict "each exported function is in railyard.h" "" "$(comm -13 <(echo "$declared") <(exports "$runtime"))"
-theirs=$(grep -v '^#' test/e2e/nccl-2.28.9-exports.txt)
-verdict "librailyard.so has each name of NCCL 2.28.9's libnccl.so.2, and no other of that kind" "$theirs" \
+theirs=$(grep -v '^#' test/e2e/nccl-2.30.7-exports.txt)
+verdict "librailyard.so has each name of NCCL 2.30.7's libnccl.so.2, and no other of that kind" "$theirs" \
   "$(exports "$runtime" | grep -E '^p?nccl')"
+for program in vllm torchcomms; do
+  wanted=$(sed -n "s/^$program //p" test/e2e/nccl-callers.txt | tr ' ' '\n' | sort -u)
+  verdict "$program names at least 20 calls" yes "$([[ $(wc -l <<< "$wanted") -ge 20 ]] && echo yes)"
+  verdict "librailyard.so has each name that $program looks up" "" "$(comm -23 <(echo "$wanted") <(exports "$runtime"))"
+done
 versions() { readelf -V "$1" | grep -i 'version definition'; }
 verdict "no symbol has a version: libnccl.so.2 has none either" "" "$(versions "$runtime")"
 file=librailyard.so.$(<VERSION)
@@ -43,13 +48,18 @@ verdict "the names that loader and linker look for lead to the file" "$file $fil
   "$(for f in "$runtime" "${runtime%/*}/${file%.*.*}"; do basename "$(readlink -f "$f")"; done | xargs)"
 verdict "a folder has it under libnccl's names" "$file $file" \
   "$(for f in "$RAIL_BUILD"/lib/nccl/libnccl.so{,.2}; do basename "$(readlink -f "$f")"; done | xargs)"
+real=${RAIL_TEST_NCCL-}
 for dir in /usr/local/cuda/lib64 /usr/local/cuda/lib /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu; do
-  [[ -f $dir/libnccl.so.2 ]] && real=$dir/libnccl.so.2 && break
+  [[ -z $real && -f $dir/libnccl.so.2 ]] && real=$dir/libnccl.so.2
 done
-if [[ -z ${real-} ]] || ! grep -qa 'NCCL version 2\.28\.9' "$real"; then
-  echo "ok $((number += 1)) - the list of names is the real library's # SKIP no libnccl.so.2 of NCCL 2.28.9"
+release=$([[ -n $real ]] && grep -aom1 'NCCL version 2\.[0-9]*\.[0-9]*' "$real")
+if [[ ! $release =~ 2\.(28\.9|30\.7)$ ]]; then
+  echo "ok $((number += 1)) - the names of the real library # SKIP no libnccl.so.2 of NCCL 2.30.7 or 2.28.9 \
+(RAIL_TEST_NCCL)"
 else
-  verdict "the list of names is the real library's" "$theirs" "$(exports "$real" | grep -E '^p?nccl')"
+  names=$(exports "$real" | grep -E '^p?nccl')
+  verdict "librailyard.so has all that $release exports" "" "$(comm -23 <(echo "$names") <(echo "$theirs"))"
+  [[ $release != *2.30.7 ]] || verdict "the list of names is the real library's" "$theirs" "$names"
   verdict "the real library has no versions" "" "$(versions "$real")"
 fi
 verdict "no library leaves a text relocation" "" "$(readelf -d "${plugins[@]}" "$runtime" | grep TEXTREL)"

@@ -192,7 +192,7 @@ def json_file_holds_what_is_needed():
             os.unlink(path)
     assert found["config"]["collective"] == "all_gather" and found["config"]["iters"] == 3
     assert found["environment"]["NCCL_DEBUG"] == "ERROR"
-    assert found["version"]["nccl_headers"] == 22809
+    assert found["version"]["nccl_headers"] == 23007
     (row,) = found["rows"]
     assert row["size"] == 4096 and row["count"] == 256
     side = row["out_of_place"]

@@ -49,8 +49,8 @@ C
 printf 'int use_nccl(void);\nint main(void) { return use_nccl(); }\n' > "$work/main.c"
 
 mkdir "$work/stub" "$work/real"
-grep -v '^#' "$here/test/e2e/nccl-2.28.9-exports.txt" | sed 's/.*/int &(void) { return 3; }/' > "$work/stub.c"
-printf 'int %s(void);\n' $(grep -v '^#' "$here/test/e2e/nccl-2.28.9-exports.txt") > "$work/stub.h"
+grep -v '^#' "$here/test/e2e/nccl-2.30.7-exports.txt" | sed 's/.*/int &(void) { return 3; }/' > "$work/stub.c"
+printf 'int %s(void);\n' $(grep -v '^#' "$here/test/e2e/nccl-2.30.7-exports.txt") > "$work/stub.h"
 $cc -include "$work/stub.h" -shared -fPIC -Wl,-soname,libnccl.so.2 "$work/stub.c" -o "$work/stub/libnccl.so.2" &&
   ln -s libnccl.so.2 "$work/stub/libnccl.so"
 for dir in /usr/local/cuda/lib64 /usr/local/cuda/lib; do
@@ -86,18 +86,18 @@ for kind in stub real; do
   readelf -d "$work/program" | grep -q 'NEEDED.*libnccl\.so\.2'
   report $? "${kind}_is_what_the_program_asks_for"
   [ $kind = real ] || expect "${kind}_is_what_it_gets_otherwise" "1 " "LD_LIBRARY_PATH=$dir"
-  expect "${kind}_by_library_path" "0 22809 alone" "$by_path"
+  expect "${kind}_by_library_path" "0 23007 alone" "$by_path"
   link "$dir" -Wl,-rpath,"$dir" -Wl,--enable-new-dtags # RUNPATH goes behind LD_LIBRARY_PATH
-  expect "${kind}_by_library_path_before_a_runpath" "0 22809 alone" "$by_path"
+  expect "${kind}_by_library_path_before_a_runpath" "0 23007 alone" "$by_path"
   link_library "$dir"
-  expect "${kind}_by_preload_before_a_library_with_rpath" "0 22809 alone" "$by_path" LD_PRELOAD=libnccl.so.2
+  expect "${kind}_by_preload_before_a_library_with_rpath" "0 23007 alone" "$by_path" LD_PRELOAD=libnccl.so.2
   link "$dir" -Wl,-rpath,"$dir" -Wl,--disable-new-dtags
-  expect "${kind}_by_preload_beside_it" "0 22809 beside another" "LD_PRELOAD=$build/lib/librailyard.so"
+  expect "${kind}_by_preload_beside_it" "0 23007 beside another" "LD_PRELOAD=$build/lib/librailyard.so"
 done
 
 # Linked with ours in its place, by the names that a build system looks for.
 link "$build/lib/nccl"
 report $? linked_by_the_name_of_libnccl
-expect it_runs_where_librailyard_is_found "0 22809 alone" "LD_LIBRARY_PATH=$build/lib"
+expect it_runs_where_librailyard_is_found "0 23007 alone" "LD_LIBRARY_PATH=$build/lib"
 echo "1..$n"
 exit $failed
