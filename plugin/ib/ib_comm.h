@@ -228,7 +228,7 @@ struct ib_send_comm {
   struct ib_cursor resend;               /* of the part that is being resent */
   uint16_t resend_of;                     /* the lost QP whose it was */
   struct ib_ring_wait tag_wait;     /* receives are posted, none of the send's tag */
-  struct ib_ring_wait partial_wait; /* the next receive is there in part */
+  struct ib_ring_wait torn_wait;    /* the next receive is torn */
   uint64_t closed_deadline; /* after GOODBYE: the peer acknowledges retransmissions until then; 0: no GOODBYE */
   bool peer_gone;           /* IB_COMM_PEER_GONE is in closed_deadline */
   struct ib_cts_match match;

@@ -59,7 +59,7 @@ static inline enum ib_cts_entry_state decode(const struct ib_cts_wire *wire, uin
   uint64_t last = le64toh(__atomic_load_n(&from[WORDS - 1], __ATOMIC_ACQUIRE));
   if ((uint32_t)last != seq) return IB_CTS_NOT_YET;
   RAIL_UNROLL for (unsigned int i = 0; i < WORDS - 1; i++) cts->words[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
-  if (last >> 32 != checksum_of(cts->words, seq)) return IB_CTS_PARTIAL;
+  if (last >> 32 != checksum_of(cts->words, seq)) return IB_CTS_TORN;
   const uint32_t rest = (uint32_t)(le64toh(cts->words[WORDS - 2]) >> 32);
   swap(cts);
   if (rail_unlikely(!is_sane(cts, rest, index))) return IB_CTS_BAD;
@@ -89,7 +89,7 @@ static inline enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
   unsigned int i = 0;
   do {
     enum ib_cts_entry_state seen = decode(&wire[i], seq, i, &row[i]);
-    if (seen != IB_CTS_GOOD) return i && seen == IB_CTS_NOT_YET ? IB_CTS_PARTIAL : seen;
+    if (seen != IB_CTS_GOOD) return i && seen == IB_CTS_NOT_YET ? IB_CTS_TORN : seen;
     if (row[i].count != row[0].count) return IB_CTS_BAD;
     m->tags[slot][i] = row[i].tag;
   } while (++i < row[0].count);
@@ -115,7 +115,7 @@ enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct
     if ((*buffer = take_from(m, slot_of(seq), tag))) return IB_CTS_TAKEN;
   while (m->head - m->tail != IB_MAX_RECVS) { /* the receiver cannot have posted more */
     enum ib_cts_entry_state seen = read_head(m);
-    if (rail_unlikely(seen >= IB_CTS_PARTIAL)) return seen == IB_CTS_BAD ? IB_CTS_INVALID : IB_CTS_INCOMPLETE;
+    if (rail_unlikely(seen >= IB_CTS_TORN)) return seen == IB_CTS_BAD ? IB_CTS_INVALID : IB_CTS_NEXT_TORN;
     if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
     if ((*buffer = take_from(m, slot_of(m->head - 1), tag))) return IB_CTS_TAKEN;
   }

@@ -6,10 +6,10 @@
  * there is no other flow control.
  *
  * An entry's last word holds the number of the receive and a checksum of the other seven. With the right number and a
- * wrong checksum the entry is still being written, and the reader tries again later. So nothing depends on the order in
- * which the HCA's writes within an entry become visible. A slot that is written in part and never whole ends the
- * connection when the peer's HCA must have finished all retransmissions (ib_send.c). An entry without the right number
- * looks like a receive that is not posted yet.
+ * wrong checksum the entry is torn: it is still being written, and the reader tries again later. So nothing depends on
+ * the order in which the HCA's writes within an entry become visible. A receive is torn while one of its entries is, or
+ * is not there yet beside others that are. A receive that stays torn ends the connection when the peer's HCA must have
+ * finished all retransmissions (ib_send.c). One of which no entry has the right number is not posted yet.
  *
  * The immediates, by which the sender's writes are reported to the receiver, are inline below. All of it is pure: no
  * verbs. The ring has one reader, and one writer (the HCA).
@@ -60,7 +60,7 @@ void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *w
 enum ib_cts_entry_state {
   IB_CTS_NOT_YET,
   IB_CTS_GOOD,
-  IB_CTS_PARTIAL, /* the number is there, the checksum is wrong: it is still being written */
+  IB_CTS_TORN, /* the number is there, the checksum is wrong */
   IB_CTS_BAD,     /* the checksum is right, the values are invalid */
 };
 enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index,
@@ -86,7 +86,7 @@ enum ib_cts_found {
   IB_CTS_TAKEN,      /* *buffer, in the table, is the caller's */
   IB_CTS_EMPTY,      /* the receiver has posted nothing more */
   IB_CTS_OTHER_TAGS, /* there are buffers, of other tags */
-  IB_CTS_INCOMPLETE, /* the oldest receive that was not read yet is there in part; there may be buffers of other tags */
+  IB_CTS_NEXT_TORN,  /* the oldest receive that was not read yet is torn; there may be buffers of other tags */
   IB_CTS_INVALID,    /* an entry with a right checksum and invalid values */
 };
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct ib_cts **buffer);

@@ -89,9 +89,9 @@ RAIL_COLD static rail_result_t tag_timed_out(struct ib_send_comm *sc, uint32_t t
   return ib_comm_fail(&sc->base, RAIL_BAD_USAGE);
 }
 
-RAIL_COLD static rail_result_t partial_cts(struct ib_send_comm *sc, uint64_t ms) {
-  RAIL_WARN("RailIB: isend to %s over %s: the announcement of receive %u has been there in part for %llu ms, longer "
-            "than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
+RAIL_COLD static rail_result_t torn_for_too_long(struct ib_send_comm *sc, uint64_t ms) {
+  RAIL_WARN("RailIB: isend to %s over %s: the CTS of receive %u has been torn (only a part of it is there) for %llu ms, "
+            "longer than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
             sc->base.peer_text, sc->base.device->name, sc->match.head, (unsigned long long)ms);
   return ib_comm_fail(&sc->base, RAIL_SYSTEM_ERROR);
 }
@@ -119,13 +119,13 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
   return ms && wait_is_over(sc, &sc->tag_wait, tag, ms) ? tag_timed_out(sc, tag) : RAIL_OK;
 }
 
-/* A receive is announced by one write of up to 512 bytes. In part it is seen for some nanoseconds, or until the peer's
- * HCA has retransmitted a packet; both sides' QPs of a network have timeouts of the same order. */
-static rail_result_t check_partial(struct ib_send_comm *sc) {
+/* A receive is announced by one write of up to 512 bytes. It is seen torn for some nanoseconds, or until the peer's HCA
+ * has retransmitted a packet; both sides' QPs of a network have timeouts of the same order. */
+static rail_result_t check_torn(struct ib_send_comm *sc) {
   const struct ib_qp_attr *attr = &sc->base.qps[0].attr;
   double budget = ib_error_budget(attr->timeout, attr->retry_cnt);
   uint64_t ms = (uint64_t)(IB_ACK_TOLERANCE * budget * 1000) + IB_GRACE_MS;
-  return wait_is_over(sc, &sc->partial_wait, 0, ms) ? partial_cts(sc, ms) : RAIL_OK;
+  return wait_is_over(sc, &sc->torn_wait, 0, ms) ? torn_for_too_long(sc, ms) : RAIL_OK;
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
@@ -138,7 +138,7 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   faults &= ~IB_COMM_PATHS;
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
   if (rail_likely(found == IB_CTS_EMPTY)) return RAIL_OK;
-  return found == IB_CTS_INCOMPLETE ? check_partial(sc) : check_tag_wait(sc, tag);
+  return found == IB_CTS_NEXT_TORN ? check_torn(sc) : check_tag_wait(sc, tag);
 }
 
 /* ---- split: a message into parts. Pure ------------------------------------

@@ -55,7 +55,7 @@ TEST(zeros) {
   struct ib_cts_wire wire = {0};
   struct ib_cts cts;
   for (uint32_t seq = 1; seq < 100000; seq++) CHECK_INT(ib_cts_decode(&wire, seq, 0, &cts), IB_CTS_NOT_YET);
-  CHECK_INT(ib_cts_decode(&wire, 0, 0, &cts), IB_CTS_PARTIAL); /* its number is there, for what that is worth */
+  CHECK_INT(ib_cts_decode(&wire, 0, 0, &cts), IB_CTS_TORN); /* its number is there, for what that is worth */
 }
 
 TEST(values_that_cannot_be) {
@@ -72,7 +72,7 @@ TEST(values_that_cannot_be) {
   /* The checksum covers the zeros, too. */
   ib_cts_encode(&(struct ib_cts){.count = 1}, 7, &wire);
   wire.zero[1] = 1;
-  CHECK_INT(ib_cts_decode(&wire, 7, 0, &cts), IB_CTS_PARTIAL);
+  CHECK_INT(ib_cts_decode(&wire, 7, 0, &cts), IB_CTS_TORN);
 }
 
 /* A checksum has 32 bits, so one mixture in 2^32 is taken by chance: a run looks at some millions, and may meet one
@@ -203,7 +203,7 @@ static void write_words(struct model *m) {
   if (memcmp(m->ring.slots[(m->next - 1) % IB_MAX_RECVS], m->out, m->nwords * 8) == 0) m->whole = m->next;
 }
 
-/* The oldest buffer of a tag among receives that are there whole; else whether the next one is there in part, its first
+/* The oldest buffer of a tag among receives that are there whole; else whether the next one is torn, its first
  * entry's number at least. (Fresh memory has number 0: a ring meets that in this test only, where it begins just before
  * the wrap.) */
 static enum ib_cts_found expect(struct model *m, uint32_t tag, uint32_t *seq, unsigned int *index) {
@@ -216,7 +216,7 @@ static enum ib_cts_found expect(struct model *m, uint32_t tag, uint32_t *seq, un
       others = true;
     }
   }
-  if (le32toh(m->ring.slots[m->whole % IB_MAX_RECVS][0].seq) == m->whole) return IB_CTS_INCOMPLETE;
+  if (le32toh(m->ring.slots[m->whole % IB_MAX_RECVS][0].seq) == m->whole) return IB_CTS_NEXT_TORN;
   return others ? IB_CTS_OTHER_TAGS : IB_CTS_EMPTY;
 }
 
@@ -305,7 +305,7 @@ TEST(groups_that_cannot_be) {
   const struct ib_cts *buffer = NULL;
   ib_cts_match_init(&m, &ring);
   ib_cts_encode(&(struct ib_cts){.count = 2, .index = 0, .tag = 1}, 1, &ring.slots[1][0]);
-  CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_INCOMPLETE); /* half of a group is nothing to take yet */
+  CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_NEXT_TORN); /* half of a group is nothing to take yet */
   ib_cts_encode(&(struct ib_cts){.count = 3, .index = 1, .tag = 2}, 1, &ring.slots[1][1]);
   CHECK_INT(ib_cts_take(&m, 1, &buffer), IB_CTS_INVALID);
 }
