@@ -122,6 +122,13 @@ enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct
   return IB_CTS_OTHER_TAGS;
 }
 
+bool ib_cts_lacks_first(const struct ib_cts_match *m) {
+  const struct ib_cts_wire *entries = m->ring->slots[slot_of(m->head)];
+  for (unsigned int i = 1; i < IB_MAX_GROUP; i++)
+    if (le32toh(__atomic_load_n(&entries[i].seq, __ATOMIC_RELAXED)) == m->head) return true;
+  return false;
+}
+
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max) {
   unsigned int n = 0;
   for (uint32_t seq = m->tail; seq != m->head; seq++)

@@ -26,6 +26,7 @@
 
 #define BATCH 16 /* writes that are posted at once */
 #define TAGS_SHOWN 8
+#define EMPTY_CALLS 64 /* of so many isends that found no receive one looks for a torn one */
 
 /* ---- the comm ----------------------------------------------------------- */
 
@@ -90,8 +91,8 @@ RAIL_COLD static rail_result_t tag_timed_out(struct ib_send_comm *sc, uint32_t t
 }
 
 RAIL_COLD static rail_result_t torn_for_too_long(struct ib_send_comm *sc, uint64_t ms) {
-  RAIL_WARN("RailIB: isend to %s over %s: the CTS of receive %u has been torn (only a part of it is there) for %llu ms, "
-            "longer than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
+  RAIL_WARN("RailIB: isend to %s over %s: the CTS of receive %u has been torn (only a part of it is there) for %llu "
+            "ms, longer than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
             sc->base.peer_text, sc->base.device->name, sc->match.head, (unsigned long long)ms);
   return ib_comm_fail(&sc->base, RAIL_SYSTEM_ERROR);
 }
@@ -129,7 +130,8 @@ static rail_result_t check_torn(struct ib_send_comm *sc) {
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
- * silent ends it by a bit of `faults`. STALLED does not: the HCA has nothing of this send to complete. */
+ * silent ends it by a bit of `faults`. STALLED does not: the HCA has nothing of this send to complete. A receive whose
+ * first entry is missing alone looks as if there were none, so its others are looked at now and then. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
   if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
@@ -137,8 +139,9 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   if (rail_unlikely(faults & IB_COMM_PATHS)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
   faults &= ~IB_COMM_PATHS;
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
-  if (rail_likely(found == IB_CTS_EMPTY)) return RAIL_OK;
-  return found == IB_CTS_NEXT_TORN ? check_torn(sc) : check_tag_wait(sc, tag);
+  if (rail_likely(found == IB_CTS_EMPTY && ++sc->empty_calls % EMPTY_CALLS)) return RAIL_OK;
+  if (found == IB_CTS_NEXT_TORN || ib_cts_lacks_first(&sc->match)) return check_torn(sc);
+  return found == IB_CTS_OTHER_TAGS ? check_tag_wait(sc, tag) : RAIL_OK;
 }
 
 /* ---- split: a message into parts. Pure ------------------------------------
