@@ -22,7 +22,9 @@
 #define ROUND_NS 125000        /* what all routes carry in that time is sent between two rounds */
 #define FIRST_ROUND (256 << 10)
 #define TRIAL_ROUNDS 4         /* a route that has had no part in so many rounds, */
-#define TRIAL_NS 100000000     /* and for so long, is given a small one */
+#define TRIAL_NS 100000000     /* and for so long, is given one on trial: */
+#define TRIAL_LONG_NS 20000    /* what the others carry in so long, which is long against a completion's few us, */
+#define TRIAL_MOST_NS 1000000  /* but not more than it should carry itself in so long */
 
 static uint64_t outstanding(const struct ib_stripe_route *route) { return route->assigned - route->done; }
 static uint64_t lines_of(uint64_t bytes) { return (bytes + IB_ALIGN - 1) / IB_ALIGN; }
@@ -257,8 +259,9 @@ unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int
   int64_t gets[IB_MAX_QPS];
   bool open[IB_MAX_QPS];
   const bool trial = limits->trial >= 0 && n > 1 && limits->most > 1 && lines > 2 * limits->least;
+  const uint64_t tried = trial ? RAIL_MAX(RAIL_MIN(limits->trial_lines, lines / n), limits->least) : 0;
   unsigned int nopen = n - trial;
-  uint64_t rest = lines - (trial ? limits->least : 0);
+  uint64_t rest = lines - tried;
   for (unsigned int i = 0; i < n; i++) open[i] = !trial || (int)i != limits->trial;
   for (;;) {
     level(claims, n, open, rest, gets);
@@ -275,7 +278,7 @@ unsigned int ib_stripe_shares(const struct ib_stripe_claim *claims, unsigned int
     rest -= shares[i];
   }
   shares[largest] += rest; /* of rounding; and all, where there is one */
-  if (trial) shares[limits->trial] = limits->least;
+  if (trial) shares[limits->trial] = tried;
   return nopen + trial;
 }
 
@@ -316,13 +319,28 @@ static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
   }
 }
 
+/* Not one without a rate: it has the mean's weight, and a part by that, which measures more than a trial. */
 static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
   for (unsigned int i = 0; i < n; i++) {
     const struct ib_stripe_route *route = route_of(sc->stripe, in_turn(sc, i));
     const bool idle = route->left_out > TRIAL_ROUNDS && route->ends_at == NO_MEASUREMENT;
-    if (idle && now - route->used_at > TRIAL_NS) return (int)i;
+    if (idle && route->rate > 0 && now - route->used_at > TRIAL_NS) return (int)i;
   }
   return -1;
+}
+
+/* So much that a rate is measured, not the latency of a completion; and so little that a route which is as slow as ever
+ * delays the message by TRIAL_MOST_NS at most. */
+static uint64_t trial_lines(const struct ib_stripe *stripe, const struct ib_stripe_route *route) {
+  double others = 0;
+  unsigned int n = 0;
+  for (unsigned int i = 0; i < stripe->nroutes; i++) {
+    if (&stripe->routes[i] == route || stripe->routes[i].rate <= 0) continue;
+    others += stripe->routes[i].rate;
+    n++;
+  }
+  double bytes = n ? others / n * TRIAL_LONG_NS : 0;
+  return (uint64_t)RAIL_MIN(bytes, route->rate * TRIAL_MOST_NS) / IB_ALIGN;
 }
 
 /* n is not 0. */
@@ -338,11 +356,13 @@ static void collect_claims(const struct ib_send_comm *sc, unsigned int n, struct
 static void divide_by_rate(struct ib_send_comm *sc, struct ib_send *send, uint64_t now) {
   const struct ib_stripe *stripe = sc->stripe;
   const unsigned int n = RAIL_MIN(RAIL_MAX(send->nparts, stripe->width), sc->nlive);
-  const struct ib_stripe_limits limits = {.most = send->nparts, .all = stripe->all, .least = stripe->least,
-                                          .trial = now ? find_trial(sc, n, now) : -1};
+  struct ib_stripe_limits limits = {.most = send->nparts, .all = stripe->all, .least = stripe->least,
+                                    .trial = now ? find_trial(sc, n, now) : -1};
   struct ib_stripe_claim claims[IB_MAX_QPS];
   uint64_t shares[IB_MAX_QPS], offset = 0;
   collect_claims(sc, n, claims);
+  if (rail_unlikely(limits.trial >= 0))
+    limits.trial_lines = trial_lines(stripe, route_of(sc->stripe, in_turn(sc, (unsigned int)limits.trial)));
   send->nparts = (uint16_t)ib_stripe_shares(claims, n, &limits, lines_of(send->length), shares);
   for (unsigned int part = 0, i = 0; i < n; i++) {
     if (!shares[i]) continue;

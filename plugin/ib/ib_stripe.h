@@ -27,7 +27,7 @@ struct ib_stripe_route {
   uint32_t weight;
   uint32_t left_out;       /* rounds without a part */
   uint64_t used_at;        /* rail_now_ns() of the last round with one */
-  bool on_trial;           /* what is measured is a small part that it was given in spite of its weight */
+  bool on_trial;           /* what is measured is a part that it was given in spite of its weight */
 };
 
 struct ib_stripe {
@@ -69,7 +69,9 @@ struct ib_stripe_limits {
   unsigned int most; /* parts of the message */
   unsigned int all;  /* the number of parts that has a name though it is no power of two; may be above `most` */
   uint64_t least;    /* lines of a part, not 0, unless there is one part only */
-  int trial;         /* this QP gets `least`, whatever its weight; -1: none */
+  int trial;         /* this QP gets `trial_lines` whatever its weight, not more than an equal part and not less than
+                      * `least`; -1: none */
+  uint64_t trial_lines;
 };
 /* Divides `lines` (not 0) so that all QPs that get a part finish at the same time: at most `most`, those with the
  * largest parts. shares[i]: lines of claims[i]'s part; 0: none. Returns how many parts: a power of two, or `all`. */

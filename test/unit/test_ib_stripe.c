@@ -71,6 +71,12 @@ TEST(a_part_that_is_too_small_is_left_out) {
   limits.trial = 1;
   CHECK_INT(ib_stripe_shares(claims, 4, &limits, 1000, shares), 4);
   CHECK(shares[0] == 332 && shares[1] == 8 && shares[2] == 330 && shares[3] == 330);
+  limits.trial_lines = 200;
+  CHECK_INT(ib_stripe_shares(claims, 4, &limits, 1000, shares), 4);
+  CHECK(shares[0] == 268 && shares[1] == 200 && shares[2] == 266 && shares[3] == 266);
+  limits.trial_lines = 400; /* more than an equal part */
+  CHECK_INT(ib_stripe_shares(claims, 4, &limits, 1000, shares), 4);
+  CHECK_INT(shares[1], 250);
   limits.trial = -1;
   limits.most = 1;
   CHECK_INT(ib_stripe_shares(claims, 4, &limits, 7, shares), 1);
@@ -86,6 +92,7 @@ TEST(random_shares) {
     bool split = kit_rng_below(&rng, 2);
     struct ib_stripe_limits limits = {.most = 1 + kit_rng_below(&rng, n), .least = 1 + kit_rng_below(&rng, 70),
                                       .trial = kit_rng_below(&rng, 4) ? -1 : (int)kit_rng_below(&rng, n)};
+    limits.trial_lines = kit_rng_next(&rng) >> (kit_rng_below(&rng, 64));
     limits.all = split ? limits.most : n;
     for (unsigned int q = 0; q < n; q++)
       claims[q] = (struct ib_stripe_claim){.outstanding = kit_rng_next(&rng) >> (kit_rng_below(&rng, 40) + 24),
@@ -249,6 +256,36 @@ TEST(a_fast_trial_is_followed_by_another) {
   pair_close(&s.pair);
 }
 
+/* What a route is given on trial, of a message of 1 MiB; 0: no trial. */
+static uint64_t trial_of(double own, double others) {
+  struct side s;
+  open_side(&s, &three);
+  struct ib_stripe_route *route = &s.sc->stripe->routes[0];
+  set_rates(&s, own, others, others * 2); /* not equal */
+  route->left_out = 1000;
+  begin(&s, 0, MESSAGE);
+  uint64_t bytes = given(&s, 0);
+  if (!route->on_trial) {
+    CHECK_MSG(bytes > MESSAGE / 4 && bytes < MESSAGE / 2, "%" PRIu64 " bytes", bytes);
+    bytes = 0;
+  }
+  finish(&s, 0, MESSAGE);
+  pair_close(&s.pair);
+  return bytes;
+}
+
+/* What the others carry in 20 us, and it itself in 1 ms. */
+TEST(a_trial_measures_more_than_latency) {
+  uint64_t bytes = trial_of(1, 4);
+  CHECK_MSG(bytes > 119000 && bytes <= 120000, "%" PRIu64 " bytes", bytes);
+  CHECK_INT(trial_of(1, 40), MESSAGE / IB_ALIGN / 3 * IB_ALIGN); /* at most an equal part */
+  bytes = trial_of(0.05, 4);
+  CHECK_MSG(bytes > 49000 && bytes <= 50000, "%" PRIu64 " bytes", bytes);
+}
+
+/* One that has come back: rounds without it were counted meanwhile, but its rate is not known. */
+TEST(a_route_without_a_rate_has_no_trial) { CHECK_INT(trial_of(0, 10), 0); }
+
 /* From its first part on: it has no rate, and is found by that of the others. */
 TEST(a_route_that_stands_still_from_the_start) {
   struct side s;
@@ -356,6 +393,7 @@ int main(int argc, char **argv) {
     TEST_CASE(the_largest_numbers), TEST_CASE(weights_are_equal_until_rates_differ),
     TEST_CASE(weights_are_in_proportion), TEST_CASE(weights_fit), TEST_CASE(a_message_is_divided_by_rate),
     TEST_CASE(a_rate_does_not_jump), TEST_CASE(a_fast_trial_is_followed_by_another),
+    TEST_CASE(a_trial_measures_more_than_latency), TEST_CASE(a_route_without_a_rate_has_no_trial),
     TEST_CASE(a_route_that_stands_still_from_the_start), TEST_CASE(routes_are_pairs_of_rails),
     TEST_CASE(a_small_message_takes_what_is_free), TEST_CASE(what_waits_moves_to_the_queue_pairs_that_are_up),
     TEST_CASE(a_loss_is_no_measurement), TEST_CASE(not_without_rails_and_not_unasked)};
