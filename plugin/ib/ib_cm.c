@@ -103,27 +103,27 @@ rail_result_t ib_cm_listens(struct rail_setup *base) {
 
 static rail_result_t begin(struct ib_setup *s, unsigned int i) {
   struct ib_cm *cm = s->comm->cm;
-  struct ib_cm_path *path = &cm->paths[i];
+  struct ib_cm_qp *cm_qp = &cm->qps[i];
   const struct ib_plan_qp *p = &s->plan.qps[i];
   struct sockaddr_storage from, to;
   RAIL_TRY(check_address(s, i));
-  if (ib_rdmacm.create_id(cm->channel, &path->id, path, RDMA_PS_TCP) != 0)
+  if (ib_rdmacm.create_id(cm->channel, &cm_qp->id, cm_qp, RDMA_PS_TCP) != 0)
     return fail_call(s, i, "rdma_create_id", CHECK_LOCAL);
-  if (!set_traffic_class(path->id, s->mine.traffic_class))
+  if (!set_traffic_class(cm_qp->id, s->mine.traffic_class))
     return fail_call(s, i, "rdma_set_option (traffic class)", "NCCL_IB_TC");
   ib_gid_to_sockaddr(s->mine.rails[p->local_rail].gid, 0, &from);
   ib_gid_to_sockaddr(s->theirs.rails[p->remote_rail].gid, s->peers.cm_ports[p->remote_rail], &to);
-  if (ib_rdmacm.resolve_addr(path->id, any_address(&from), any_address(&to), RESOLVE_MS) != 0)
+  if (ib_rdmacm.resolve_addr(cm_qp->id, any_address(&from), any_address(&to), RESOLVE_MS) != 0)
     return fail_call(s, i, "rdma_resolve_addr", CHECK_ADDRESS);
-  path->state = IB_CM_ADDRESS;
+  cm_qp->state = IB_CM_ADDRESS;
   return RAIL_OK;
 }
 
 static rail_result_t on_address(struct ib_setup *s, unsigned int i) {
-  struct ib_cm_path *path = &s->comm->cm->paths[i];
-  if (!is_at(path->id, s->ports[s->plan.qps[i].local_rail])) return wrong_port(s, i);
-  if (ib_rdmacm.resolve_route(path->id, RESOLVE_MS) != 0) return fail_call(s, i, "rdma_resolve_route", CHECK_ADDRESS);
-  path->state = IB_CM_ROUTE;
+  struct ib_cm_qp *cm_qp = &s->comm->cm->qps[i];
+  if (!is_at(cm_qp->id, s->ports[s->plan.qps[i].local_rail])) return wrong_port(s, i);
+  if (ib_rdmacm.resolve_route(cm_qp->id, RESOLVE_MS) != 0) return fail_call(s, i, "rdma_resolve_route", CHECK_ADDRESS);
+  cm_qp->state = IB_CM_ROUTE;
   return RAIL_OK;
 }
 
@@ -135,12 +135,12 @@ static struct rdma_conn_param conn_param(const struct ib_qp *qp, const struct ib
 }
 
 static rail_result_t on_route(struct ib_setup *s, unsigned int i) {
-  struct ib_cm_path *path = &s->comm->cm->paths[i];
+  struct ib_cm_qp *cm_qp = &s->comm->cm->qps[i];
   struct ib_cm_wire request;
   ib_cm_encode(i, s->theirs.cm_token, &request);
   struct rdma_conn_param param = conn_param(&s->comm->qps[i], &request);
-  if (ib_rdmacm.connect(path->id, &param) != 0) return fail_call(s, i, "rdma_connect", CHECK_WAY);
-  path->state = IB_CM_REQUESTED;
+  if (ib_rdmacm.connect(cm_qp->id, &param) != 0) return fail_call(s, i, "rdma_connect", CHECK_WAY);
+  cm_qp->state = IB_CM_REQUESTED;
   return RAIL_OK;
 }
 
@@ -172,7 +172,7 @@ static rail_result_t move(struct ib_setup *s, unsigned int i, enum ib_qp_state t
   int mask = 0;
   memset(&attr, 0, sizeof attr);
   attr.qp_state = verbs_state;
-  if (ib_rdmacm.init_qp_attr(s->comm->cm->paths[i].id, &attr, &mask) != 0)
+  if (ib_rdmacm.init_qp_attr(s->comm->cm->qps[i].id, &attr, &mask) != 0)
     return fail_call(s, i, "rdma_init_qp_attr", CHECK_LOCAL);
   mask &= ~KERNEL_ONLY_MASK;
   apply_nccl_attr(qp, &attr, mask);
@@ -183,17 +183,17 @@ static rail_result_t move(struct ib_setup *s, unsigned int i, enum ib_qp_state t
 }
 
 static rail_result_t answer(struct ib_setup *s, unsigned int i) {
-  struct ib_cm_path *path = &s->comm->cm->paths[i];
+  struct ib_cm_qp *cm_qp = &s->comm->cm->qps[i];
   if (s->base.connector) {
-    if (ib_rdmacm.establish(path->id) != 0) return fail_call(s, i, "rdma_establish", CHECK_WAY);
-    path->state = IB_CM_UP;
+    if (ib_rdmacm.establish(cm_qp->id) != 0) return fail_call(s, i, "rdma_establish", CHECK_WAY);
+    cm_qp->state = IB_CM_UP;
     return RAIL_OK;
   }
   struct ib_cm_wire response;
   ib_cm_encode(i, s->theirs.cm_token, &response);
   struct rdma_conn_param param = conn_param(&s->comm->qps[i], &response);
-  if (ib_rdmacm.accept(path->id, &param) != 0) return fail_call(s, i, "rdma_accept", CHECK_WAY);
-  path->state = IB_CM_ACCEPTED;
+  if (ib_rdmacm.accept(cm_qp->id, &param) != 0) return fail_call(s, i, "rdma_accept", CHECK_WAY);
+  cm_qp->state = IB_CM_ACCEPTED;
   return RAIL_OK;
 }
 
@@ -234,9 +234,9 @@ static bool read_event(struct rdma_event_channel *channel, struct cm_event_copy 
 }
 
 /* The id of an event is one of ours, or of a request. */
-static unsigned int path_of(const struct ib_cm *cm, const struct rdma_cm_id *id) {
+static unsigned int index_of(const struct ib_cm *cm, const struct rdma_cm_id *id) {
   unsigned int i = 0;
-  while (i < cm->npaths && cm->paths[i].id != id) i++;
+  while (i < cm->nqps && cm->qps[i].id != id) i++;
   return i;
 }
 
@@ -245,7 +245,7 @@ static const char *check_request(const struct ib_setup *s, const struct cm_event
   const char *why = ib_cm_decode(event->data, event->size, s->mine.cm_token, qp);
   if (why) return why;
   if (*qp >= s->plan.nqps) return "a queue pair that is not in the plan";
-  if (s->comm->cm->paths[*qp].state != IB_CM_NONE) return "a second request for one queue pair";
+  if (s->comm->cm->qps[*qp].state != IB_CM_NONE) return "a second request for one queue pair";
   return is_at(event->id, s->ports[s->plan.qps[*qp].local_rail]) ? NULL : "a request at the port of another queue pair";
 }
 
@@ -253,7 +253,7 @@ static void on_request(struct ib_setup *s, const struct cm_event_copy *event) {
   unsigned int qp;
   const char *why = s->base.connector ? "a request where none is expected" : check_request(s, event, &qp);
   if (!why) {
-    s->comm->cm->paths[qp] = (struct ib_cm_path){.id = event->id, .state = IB_CM_ANSWERING};
+    s->comm->cm->qps[qp] = (struct ib_cm_qp){.id = event->id, .state = IB_CM_ANSWERING};
     return;
   }
   ib_stats_count(s->device->name, IB_DEVICE_STRANGERS);
@@ -265,7 +265,7 @@ static void on_request(struct ib_setup *s, const struct cm_event_copy *event) {
 
 /* A response, or with iWARP, whose NIC has moved the queue pair, the established connection. */
 static rail_result_t on_response(struct ib_setup *s, unsigned int i, const struct cm_event_copy *event) {
-  struct ib_cm_path *path = &s->comm->cm->paths[i];
+  struct ib_cm_qp *cm_qp = &s->comm->cm->qps[i];
   const bool iwarp = s->ports[s->plan.qps[i].local_rail]->iwarp;
   unsigned int qp;
   const char *why = ib_cm_decode(event->data, event->size, s->mine.cm_token, &qp);
@@ -273,16 +273,16 @@ static rail_result_t on_response(struct ib_setup *s, unsigned int i, const struc
   if (!why && !iwarp && event->qpn != s->peers.qps[i].qpn) why = "a queue pair that is not the one of its list";
   if (why)
     return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "its response by the RDMA CM has %s", why);
-  path->state = iwarp ? IB_CM_UP : IB_CM_ANSWERING;
+  cm_qp->state = iwarp ? IB_CM_UP : IB_CM_ANSWERING;
   if (iwarp) s->comm->qps[i].state = IB_QP_RTS;
   return RAIL_OK;
 }
 
 static rail_result_t on_established(struct ib_setup *s, unsigned int i, const struct cm_event_copy *event) {
-  struct ib_cm_path *path = &s->comm->cm->paths[i];
-  if (path->state == IB_CM_REQUESTED) return on_response(s, i, event);
-  if (path->state != IB_CM_ACCEPTED) return RAIL_OK;
-  path->state = IB_CM_UP;
+  struct ib_cm_qp *cm_qp = &s->comm->cm->qps[i];
+  if (cm_qp->state == IB_CM_REQUESTED) return on_response(s, i, event);
+  if (cm_qp->state != IB_CM_ACCEPTED) return RAIL_OK;
+  cm_qp->state = IB_CM_UP;
   s->comm->qps[i].state = IB_QP_RTS;
   return RAIL_OK;
 }
@@ -323,17 +323,17 @@ static rail_result_t on_failure(struct ib_setup *s, unsigned int i, const struct
 /* Late events, and events of unknown ids, are ignored. */
 static rail_result_t on_event(struct ib_setup *s, const struct cm_event_copy *event) {
   const struct ib_cm *cm = s->comm->cm;
-  unsigned int i = path_of(cm, event->id);
+  unsigned int i = index_of(cm, event->id);
   if (event->type == RDMA_CM_EVENT_CONNECT_REQUEST) {
     on_request(s, event);
     return RAIL_OK;
   }
-  if (i == cm->npaths) return RAIL_OK;
+  if (i == cm->nqps) return RAIL_OK;
   switch (event->type) {
-    case RDMA_CM_EVENT_ADDR_RESOLVED: return cm->paths[i].state == IB_CM_ADDRESS ? on_address(s, i) : RAIL_OK;
-    case RDMA_CM_EVENT_ROUTE_RESOLVED: return cm->paths[i].state == IB_CM_ROUTE ? on_route(s, i) : RAIL_OK;
+    case RDMA_CM_EVENT_ADDR_RESOLVED: return cm->qps[i].state == IB_CM_ADDRESS ? on_address(s, i) : RAIL_OK;
+    case RDMA_CM_EVENT_ROUTE_RESOLVED: return cm->qps[i].state == IB_CM_ROUTE ? on_route(s, i) : RAIL_OK;
     case RDMA_CM_EVENT_CONNECT_RESPONSE:
-      return cm->paths[i].state == IB_CM_REQUESTED ? on_response(s, i, event) : RAIL_OK;
+      return cm->qps[i].state == IB_CM_REQUESTED ? on_response(s, i, event) : RAIL_OK;
     case RDMA_CM_EVENT_ESTABLISHED: return on_established(s, i, event);
     case RDMA_CM_EVENT_ADDR_CHANGE:
     case RDMA_CM_EVENT_TIMEWAIT_EXIT: return RAIL_OK;
@@ -352,8 +352,8 @@ static rail_result_t read_events(struct ib_setup *s) {
 /* One queue pair goes on, as far as one call of the driver takes it. */
 static rail_result_t answer_one(struct ib_setup *s, bool *more) {
   struct ib_cm *cm = s->comm->cm;
-  for (unsigned int i = 0; i < cm->npaths; i++) {
-    if (cm->paths[i].state != IB_CM_ANSWERING) continue;
+  for (unsigned int i = 0; i < cm->nqps; i++) {
+    if (cm->qps[i].state != IB_CM_ANSWERING) continue;
     rail_result_t result = advance_qp(s, i);
     if (result == RAIL_IN_PROGRESS) continue; /* the driver is to be asked again later */
     *more = true;
@@ -362,10 +362,10 @@ static rail_result_t answer_one(struct ib_setup *s, bool *more) {
   return RAIL_OK;
 }
 
-/* The first queue pair that is not in that state, or behind it; npaths: all are. */
+/* The first queue pair that is not in that state, or behind it; nqps: all are. */
 static unsigned int first_before(const struct ib_cm *cm, enum ib_cm_state state) {
   unsigned int i = 0;
-  while (i < cm->npaths && cm->paths[i].state >= state) i++;
+  while (i < cm->nqps && cm->qps[i].state >= state) i++;
   return i;
 }
 
@@ -373,21 +373,21 @@ static rail_result_t run_until(struct ib_setup *s, enum ib_cm_state state) {
   struct ib_cm *cm = s->comm->cm;
   bool more = false;
   const unsigned int next = first_before(cm, IB_CM_ADDRESS); /* a connector's: without an id yet */
-  if (s->base.connector && next < cm->npaths) {
+  if (s->base.connector && next < cm->nqps) {
     RAIL_TRY(begin(s, next));
     more = true;
   }
   RAIL_TRY(read_events(s));
   RAIL_TRY(answer_one(s, &more));
   unsigned int first = first_before(cm, state);
-  if (first == cm->npaths) return RAIL_OK;
+  if (first == cm->nqps) return RAIL_OK;
   s->base.more = more;
   rail_result_t result = ib_setup_recv_refusal(s);
   if (result != RAIL_IN_PROGRESS || !rail_setup_is_late(&s->base)) return result;
   /* Only that peer is silent: accept goes on. */
-  bool for_peer = !s->base.connector && cm->paths[first].state != IB_CM_ANSWERING;
+  bool for_peer = !s->base.connector && cm->qps[first].state != IB_CM_ANSWERING;
   return fail(s, first, for_peer ? RAIL_REASON_TIMEOUT : IB_REASON_CM, "not ready within the time limit "
-              "(RAIL_IB_CONNECT_TIMEOUT), waiting for", waits_for[cm->paths[first].state], CHECK_WAY);
+              "(RAIL_IB_CONNECT_TIMEOUT), waiting for", waits_for[cm->qps[first].state], CHECK_WAY);
 }
 
 rail_result_t ib_cm_connects(struct rail_setup *base) {

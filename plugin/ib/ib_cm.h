@@ -33,7 +33,7 @@ enum ib_cm_state {
   IB_CM_UP,
 };
 
-struct ib_cm_path { /* of one QP */
+struct ib_cm_qp { /* of one QP */
   struct rdma_cm_id *id;
   enum ib_cm_state state;
 };
@@ -41,8 +41,8 @@ struct ib_cm_path { /* of one QP */
 struct ib_cm {
   struct rdma_event_channel *channel;
   struct rdma_cm_id *listeners[IB_MAX_RAILS]; /* an acceptor's, until all QPs are accepted */
-  unsigned int npaths;
-  struct ib_cm_path paths[];
+  unsigned int nqps;
+  struct ib_cm_qp qps[];
 };
 
 /* ---- ib_cm_ids.c ------------------------------------------------------------- */

@@ -7,10 +7,10 @@
 #include "plugin/ib/ib_comm.h"
 
 rail_result_t ib_cm_open(struct ib_comm *comm) {
-  struct ib_cm *cm = calloc(1, sizeof *cm + comm->plan.nqps * sizeof cm->paths[0]);
+  struct ib_cm *cm = calloc(1, sizeof *cm + comm->plan.nqps * sizeof cm->qps[0]);
   if (!cm) return RAIL_SYSTEM_ERROR;
   comm->cm = cm;
-  cm->npaths = comm->plan.nqps;
+  cm->nqps = comm->plan.nqps;
   cm->channel = ib_rdmacm.create_event_channel();
   int flags = cm->channel ? fcntl(cm->channel->fd, F_GETFL) : -1;
   return flags >= 0 && fcntl(cm->channel->fd, F_SETFL, flags | O_NONBLOCK) == 0 ? RAIL_OK : RAIL_SYSTEM_ERROR;
@@ -28,7 +28,7 @@ void ib_cm_close_listeners(struct ib_cm *cm) {
 void ib_cm_close(struct ib_comm *comm) {
   struct ib_cm *cm = comm->cm;
   if (!cm) return;
-  for (unsigned int i = 0; i < cm->npaths; i++) destroy(&cm->paths[i].id);
+  for (unsigned int i = 0; i < cm->nqps; i++) destroy(&cm->qps[i].id);
   ib_cm_close_listeners(cm);
   if (cm->channel) ib_rdmacm.destroy_event_channel(cm->channel);
   free(cm);

@@ -5,7 +5,7 @@
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
  * deregMr and close in its service thread. The watch thread writes `faults` and `peer_silent`; the progress thread
- * clears IB_COMM_STALLED and IB_COMM_PATHS. Each field names its thread where that is not the progress thread. isend,
+ * clears IB_COMM_STALLED and IB_COMM_FAILOVER. Each field names its thread where that is not the progress thread. isend,
  * irecv, iflush and a test without a loss take no lock; ib_mr.c has one for `mhandles`, and one lock orders stopping,
  * dropping and replacing QPs (ib_comm.c).
  */
@@ -40,7 +40,7 @@
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
-#define IB_COMM_PATHS 8u         /* no error yet: ib_failover_run has something to do */
+#define IB_COMM_FAILOVER 8u         /* no error yet: ib_failover_run has something to do */
 #define IB_COMM_ALL_LOST 16u     /* never set: of the line that says that the peer has nothing left to go on with */
 /* Of the oob connection: common/conn/oob.h. */
 #define IB_COMM_PEER_CLOSED RAIL_OOB_PEER_CLOSED
@@ -197,7 +197,7 @@ struct ib_recv {
 struct ib_ring_wait {
   uint64_t last_seen; /* 0: no send waits so */
   uint64_t waited;    /* ns in which this process called isend and the peer's process was alive */
-  uint32_t tag, head, takes;
+  uint32_t tag, next, takes;
 };
 
 /* The QPs that flushes read over, one per rail, each connected to itself. */

@@ -77,12 +77,12 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
 void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring) {
   memset(m, 0, sizeof *m);
   m->ring = ring;
-  m->tail = m->head = 1;
+  m->oldest = m->next = 1;
 }
 
-/* Reads receive m->head into the table, if all of it is there. */
-static inline enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
-  const uint32_t seq = m->head;
+/* Reads receive m->next into the table, if all of it is there. */
+static inline enum ib_cts_entry_state read_next(struct ib_cts_match *m) {
+  const uint32_t seq = m->next;
   const unsigned int slot = slot_of(seq);
   const struct ib_cts_wire *wire = m->ring->slots[slot];
   struct ib_cts *row = m->buffers[slot];
@@ -94,7 +94,7 @@ static inline enum ib_cts_entry_state read_head(struct ib_cts_match *m) {
     m->tags[slot][i] = row[i].tag;
   } while (++i < row[0].count);
   m->left[slot] = (uint8_t)((1u << i) - 1);
-  m->head = seq + 1;
+  m->next = seq + 1;
   return IB_CTS_GOOD;
 }
 
@@ -104,34 +104,34 @@ static inline const struct ib_cts *take_from(struct ib_cts_match *m, unsigned in
     if (m->tags[slot][i] != tag) continue;
     m->left[slot] &= (uint8_t)~(1u << i);
     m->takes++;
-    while (m->tail != m->head && !m->left[slot_of(m->tail)]) m->tail++;
+    while (m->oldest != m->next && !m->left[slot_of(m->oldest)]) m->oldest++;
     return &m->buffers[slot][i];
   }
   return NULL;
 }
 
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct ib_cts **buffer) {
-  for (uint32_t seq = m->tail; seq != m->head; seq++)
+  for (uint32_t seq = m->oldest; seq != m->next; seq++)
     if ((*buffer = take_from(m, slot_of(seq), tag))) return IB_CTS_TAKEN;
-  while (m->head - m->tail != IB_MAX_RECVS) { /* the receiver cannot have posted more */
-    enum ib_cts_entry_state seen = read_head(m);
+  while (m->next - m->oldest != IB_MAX_RECVS) { /* the receiver cannot have posted more */
+    enum ib_cts_entry_state seen = read_next(m);
     if (rail_unlikely(seen >= IB_CTS_TORN)) return seen == IB_CTS_BAD ? IB_CTS_INVALID : IB_CTS_NEXT_TORN;
-    if (seen == IB_CTS_NOT_YET) return m->tail == m->head ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
-    if ((*buffer = take_from(m, slot_of(m->head - 1), tag))) return IB_CTS_TAKEN;
+    if (seen == IB_CTS_NOT_YET) return m->oldest == m->next ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
+    if ((*buffer = take_from(m, slot_of(m->next - 1), tag))) return IB_CTS_TAKEN;
   }
   return IB_CTS_OTHER_TAGS;
 }
 
 bool ib_cts_lacks_first(const struct ib_cts_match *m) {
-  const struct ib_cts_wire *entries = m->ring->slots[slot_of(m->head)];
+  const struct ib_cts_wire *entries = m->ring->slots[slot_of(m->next)];
   for (unsigned int i = 1; i < IB_MAX_GROUP; i++)
-    if (le32toh(__atomic_load_n(&entries[i].seq, __ATOMIC_RELAXED)) == m->head) return true;
+    if (le32toh(__atomic_load_n(&entries[i].seq, __ATOMIC_RELAXED)) == m->next) return true;
   return false;
 }
 
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max) {
   unsigned int n = 0;
-  for (uint32_t seq = m->tail; seq != m->head; seq++)
+  for (uint32_t seq = m->oldest; seq != m->next; seq++)
     for (unsigned int i = 0, slot = slot_of(seq); i < IB_MAX_GROUP; i++) {
       if (!(m->left[slot] & 1u << i)) continue;
       if (n < max) tags[n] = m->tags[slot][i];

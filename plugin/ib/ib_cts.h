@@ -74,7 +74,7 @@ enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t s
  * memory. */
 struct ib_cts_match {
   const struct ib_cts_ring *ring;
-  uint32_t tail, head; /* receives with buffers left begin at `tail`; `head` is the first that was not read yet */
+  uint32_t oldest, next; /* numbers of receives: the first with a buffer left; the first that was not read yet */
   uint32_t takes;      /* buffers taken: a change shows that a send matched */
   uint8_t left[IB_MAX_RECVS]; /* one bit per buffer that no send has taken */
   uint32_t tags[IB_MAX_RECVS][IB_MAX_GROUP];

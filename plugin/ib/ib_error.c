@@ -202,7 +202,7 @@ static const char *lost_before(const struct ib_comm *comm, char text[PIECE]) {
   size_t used = 0;
   text[0] = 0;
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps && used < PIECE; i++)
-    if (comm->failover->paths[i].state != IB_PATH_UP)
+    if (comm->failover->qps[i].state != IB_FAILOVER_UP)
       used += (size_t)snprintf(text + used, PIECE - used, "%s%u of port %s",
                                used ? ", " : "; queue pairs lost before: ", i,
                                comm->rails[comm->qps[i].rail].port->name);
@@ -291,7 +291,7 @@ rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const 
 
 rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err) {
   if (!comm->failover) return ib_error_post(comm, qp, call, err);
-  ib_path_of(comm, qp->index)->post_errno = err;
-  ib_path_fault(comm, qp->index, IB_PATH_FAULT_POST);
+  ib_failover_qp(comm, qp->index)->post_errno = err;
+  ib_qp_fault(comm, qp->index, IB_FAULT_POST);
   return RAIL_OK;
 }

@@ -37,7 +37,7 @@
 /* A sender's receive WRs are posted here. They have to be there before a loss: Soft-RoCE does not look at what is
  * posted to a QP in ERR. */
 rail_result_t ib_failover_init(struct ib_comm *comm) {
-  comm->failover = calloc(1, sizeof *comm->failover + comm->plan.nqps * sizeof comm->failover->paths[0]);
+  comm->failover = calloc(1, sizeof *comm->failover + comm->plan.nqps * sizeof comm->failover->qps[0]);
   if (!comm->failover) {
     RAIL_WARN("RailIB: connection with %s: out of memory", comm->peer_text);
     return RAIL_SYSTEM_ERROR;
@@ -51,42 +51,42 @@ rail_result_t ib_failover_init(struct ib_comm *comm) {
 
 static bool is_down(const struct ib_comm *comm, unsigned int rail) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    enum ib_path_state state = ib_path_of(comm, i)->state;
-    if (comm->qps[i].rail == rail && state != IB_PATH_DOWN && state != IB_PATH_REBUILDING) return false;
+    enum ib_failover_state state = ib_failover_qp(comm, i)->state;
+    if (comm->qps[i].rail == rail && state != IB_FAILOVER_DOWN && state != IB_FAILOVER_REBUILDING) return false;
   }
   return true;
 }
 
 /* ---- the watch thread -------------------------------------------------------- */
 
-static void fault_paths(struct ib_comm *comm, const struct ib_port *port, const struct ib_hca *hca, uint32_t fault) {
+static void fault_qps(struct ib_comm *comm, const struct ib_port *port, const struct ib_hca *hca, uint32_t fault) {
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++)
-    if (ib_path_port(comm, i) == port || ib_path_port(comm, i)->hca == hca) ib_path_fault(comm, i, fault);
+    if (ib_qp_port(comm, i) == port || ib_qp_port(comm, i)->hca == hca) ib_qp_fault(comm, i, fault);
 }
 
 static void note_port_up(struct ib_comm *comm, const struct ib_port *port) {
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
-    if (ib_path_port(comm, i) != port) continue;
-    atomic_fetch_or(&ib_path_of(comm, i)->events, IB_PATH_PORT_UP);
-    atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+    if (ib_qp_port(comm, i) != port) continue;
+    atomic_fetch_or(&ib_failover_qp(comm, i)->events, IB_EVENT_PORT_UP);
+    atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
   }
 }
 
 void ib_failover_port(void *comm, void *arg) {
   const struct ib_port *port = arg;
-  if (atomic_load(&port->faults) & IB_PORT_DOWN) fault_paths(comm, port, NULL, IB_PATH_FAULT_PORT);
+  if (atomic_load(&port->faults) & IB_PORT_DOWN) fault_qps(comm, port, NULL, IB_FAULT_PORT);
   else note_port_up(comm, port);
 }
-void ib_failover_hca_fatal(void *comm, void *hca) { fault_paths(comm, NULL, hca, IB_PATH_FAULT_DEVICE); }
+void ib_failover_hca_fatal(void *comm, void *hca) { fault_qps(comm, NULL, hca, IB_FAULT_DEVICE); }
 
 /* The loss of a flush QP is the loss of its rail. */
 bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp) {
   const struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
     unsigned int rail = comm->qps[i].rail;
-    bool its = atomic_load(&comm->qps[i].event_qp) == qp || atomic_load(&ib_path_of(comm, i)->next.event_qp) == qp;
+    bool its = atomic_load(&comm->qps[i].event_qp) == qp || atomic_load(&ib_failover_qp(comm, i)->next.event_qp) == qp;
     bool its_rails = flush && atomic_load(&flush->qps[rail].event_qp) == qp;
-    if (its || its_rails) ib_path_fault(comm, i, IB_PATH_FAULT_EVENT);
+    if (its || its_rails) ib_qp_fault(comm, i, IB_FAULT_EVENT);
   }
   return comm->failover != NULL;
 }
@@ -95,17 +95,17 @@ bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp) {
 static bool handle_return_frame(struct ib_comm *comm, const struct rail_oob_frame *frame) {
   const uint64_t number = frame->number;
   const uint32_t index = number & 0xff, qpn = number >> 8 & 0xffffff, psn = (uint32_t)(number >> 32);
-  const uint32_t bit = frame->type == IB_FRAME_NEW ? IB_PATH_PEER_NEW : IB_PATH_PEER_READY;
+  const uint32_t bit = frame->type == IB_FRAME_NEW ? IB_EVENT_PEER_NEW : IB_EVENT_PEER_READY;
   if (index >= comm->plan.nqps || psn > 0xffffff || (frame->type == IB_FRAME_NEW ? qpn < 2 : number != index))
     return false;
-  struct ib_path *path = ib_path_of(comm, index);
-  if (atomic_load(&path->events) & bit) return false; /* said once */
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (atomic_load(&fq->events) & bit) return false; /* said once */
   if (frame->type == IB_FRAME_NEW) {
-    atomic_store(&path->peer_qpn, qpn);
-    atomic_store(&path->peer_psn, psn);
+    atomic_store(&fq->peer_qpn, qpn);
+    atomic_store(&fq->peer_psn, psn);
   }
-  atomic_fetch_or(&path->events, bit);
-  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  atomic_fetch_or(&fq->events, bit);
+  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
   return true;
 }
 
@@ -115,42 +115,42 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   if (!comm->failover) return false;
   if (frame->type == IB_FRAME_NEW || frame->type == IB_FRAME_READY) return handle_return_frame(comm, frame);
   if ((frame->type != IB_FRAME_STOPPED && frame->type != IB_FRAME_REFUSED) || qp >= comm->plan.nqps) return false;
-  struct ib_path *path = ib_path_of(comm, qp);
-  if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return false; /* said once */
-  atomic_fetch_and(&path->events, ~(IB_PATH_PEER_NEW | IB_PATH_PEER_READY));
-  atomic_store(&path->peer_count, (uint32_t)(frame->number >> 32));
+  struct ib_failover_qp *fq = ib_failover_qp(comm, qp);
+  if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return false; /* said once */
+  atomic_fetch_and(&fq->events, ~(IB_EVENT_PEER_NEW | IB_EVENT_PEER_READY));
+  atomic_store(&fq->peer_count, (uint32_t)(frame->number >> 32));
   atomic_store(&comm->failover->frames, true);
-  ib_path_fault(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_PATH_FAULT_PEER : IB_PATH_FAULT_REFUSED);
+  ib_qp_fault(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_FAULT_PEER_STOPPED : IB_FAULT_PEER_REFUSED);
   return true;
 }
 
 /* The peer has stopped a QP of which this side has said nothing yet. Nothing outstanding: no tail can come any more,
  * and all that came are counted. */
-static enum rail_oob_next answer(struct ib_comm *comm, struct ib_path *path, enum rail_oob_next if_not) {
+static enum rail_oob_next answer(struct ib_comm *comm, struct ib_failover_qp *fq, enum rail_oob_next if_not) {
   if (rail_first_error(&comm->error) != RAIL_OK || atomic_load(&comm->stopped)) {
-    if (atomic_exchange(&path->answered, true)) return RAIL_OOB_LATER;
+    if (atomic_exchange(&fq->answered, true)) return RAIL_OOB_LATER;
     return RAIL_OOB_FRAME;
   }
   if (comm->sender) return if_not;
-  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&path->answered, true)) {
-    const struct ib_qp *qp = &comm->qps[path - comm->failover->paths];
-    atomic_store(&path->own_count, atomic_load_explicit(&qp->tails, memory_order_relaxed));
-    atomic_store(&path->send_due, true);
+  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&fq->answered, true)) {
+    const struct ib_qp *qp = &comm->qps[fq - comm->failover->qps];
+    atomic_store(&fq->own_count, atomic_load_explicit(&qp->tails, memory_order_relaxed));
+    atomic_store(&fq->send_stopped, true);
   }
   return RAIL_OOB_LATER;
 }
 
-/* Encodes what is due of a path, in the order in which it was decided; false: none. STOPPED is a try's last frame. */
-static bool next_of_path(struct ib_path *path, struct rail_oob_frame *frame) {
-  if (atomic_exchange(&path->send_due, false)) {
+/* Encodes what is due of a QP, in the order in which it was decided; false: none. STOPPED is a try's last frame. */
+static bool next_of_qp(struct ib_failover_qp *fq, struct rail_oob_frame *frame) {
+  if (atomic_exchange(&fq->send_stopped, false)) {
     frame->type = IB_FRAME_STOPPED;
-    frame->number |= (uint64_t)atomic_load(&path->own_count) << 32;
-  } else if (atomic_load(&path->answered)) {
+    frame->number |= (uint64_t)atomic_load(&fq->own_count) << 32;
+  } else if (atomic_load(&fq->answered)) {
     return false;
-  } else if (atomic_exchange(&path->send_new, false)) {
+  } else if (atomic_exchange(&fq->send_new, false)) {
     frame->type = IB_FRAME_NEW;
-    frame->number |= (uint64_t)atomic_load(&path->own_qpn) << 8 | (uint64_t)atomic_load(&path->own_psn) << 32;
-  } else if (atomic_exchange(&path->send_ready, false)) {
+    frame->number |= (uint64_t)atomic_load(&fq->own_qpn) << 8 | (uint64_t)atomic_load(&fq->own_psn) << 32;
+  } else if (atomic_exchange(&fq->send_ready, false)) {
     frame->type = IB_FRAME_READY;
   } else {
     return false;
@@ -158,11 +158,11 @@ static bool next_of_path(struct ib_path *path, struct rail_oob_frame *frame) {
   return true;
 }
 
-/* A tick of the watch thread: no event says when a path that only swallows packets is to be tried again. */
+/* A tick of the watch thread: no event says when a QP whose way only swallows packets is to be tried again. */
 static void check_retry_time(struct ib_comm *comm) {
   uint64_t at = atomic_load(&comm->failover->retry_at);
   if (at && rail_deadline_passed(at) && atomic_compare_exchange_strong(&comm->failover->retry_at, &at, 0))
-    atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+    atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
 }
 
 enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
@@ -172,14 +172,14 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
   if (!comm->failover || !atomic_exchange(&comm->failover->frames, false)) return next;
   bool unanswered = false;
   for (unsigned int i = 0; i < comm->plan.nqps && next != RAIL_OOB_FRAME; i++) {
-    struct ib_path *path = ib_path_of(comm, i);
+    struct ib_failover_qp *fq = ib_failover_qp(comm, i);
     frame->number = i;
-    if (!atomic_load(&path->answered) && atomic_load(&path->faults) & IB_PATH_FAULT_PEER) {
+    if (!atomic_load(&fq->answered) && atomic_load(&fq->faults) & IB_FAULT_PEER_STOPPED) {
       unanswered = true;
       frame->type = IB_FRAME_REFUSED;
-      next = answer(comm, path, next);
+      next = answer(comm, fq, next);
     }
-    if (next != RAIL_OOB_FRAME && next_of_path(path, frame)) next = RAIL_OOB_FRAME;
+    if (next != RAIL_OOB_FRAME && next_of_qp(fq, frame)) next = RAIL_OOB_FRAME;
   }
   if (unanswered || next == RAIL_OOB_FRAME) atomic_store(&comm->failover->frames, true);
   return next;
@@ -188,21 +188,21 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
 /* ---- losing a QP, by the progress thread -------------------------------------- */
 
 static void stop_qp(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  path->state = IB_PATH_STOPPING;
-  path->deadline = rail_deadline_in_ms(STOP_MS);
-  atomic_fetch_and(&path->events, ~IB_PATH_PORT_UP);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  fq->state = IB_FAILOVER_AWAIT_FLUSH;
+  fq->deadline = rail_deadline_in_ms(STOP_MS);
+  atomic_fetch_and(&fq->events, ~IB_EVENT_PORT_UP);
   ib_comm_stop_qp(comm, index);
-  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
 }
 
 /* False: it is the last one. */
 static bool lose(struct ib_comm *comm, unsigned int index) {
   struct ib_failover *f = comm->failover;
-  struct ib_path *path = ib_path_of(comm, index);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   struct ib_qp *qp = &comm->qps[index];
-  if (path->state == IB_PATH_VERIFYING) stop_qp(comm, index); /* nothing went over it */
-  if (path->state != IB_PATH_UP) return true;
+  if (fq->state == IB_FAILOVER_VERIFYING) stop_qp(comm, index); /* nothing went over it */
+  if (fq->state != IB_FAILOVER_UP) return true;
   if (ib_count_qps_up(comm) == 1) return false;
   uint64_t now = rail_now_ns();
   if (!f->open) {
@@ -213,10 +213,10 @@ static bool lose(struct ib_comm *comm, unsigned int index) {
     f->idle_ns = comm->last_progress && comm->last_progress < now ? now - comm->last_progress : 0;
   }
   f->lost++;
-  path->lost_at = now;
+  fq->lost_at = now;
   stop_qp(comm, index);
   if (comm->sender) {
-    ib_send_use_paths(ib_send_comm_of(comm));
+    ib_send_use_up(ib_send_comm_of(comm));
   } else if (ib_recv_comm_of(comm)->cts == qp) {
     ib_recv_comm_of(comm)->cts = NULL;
   }
@@ -227,10 +227,10 @@ static bool lose(struct ib_comm *comm, unsigned int index) {
 
 /* The first completion that says why is kept. */
 static bool lose_by(struct ib_comm *comm, unsigned int index, const struct ibv_wc *wc) {
-  struct ib_path *path = ib_path_of(comm, index);
-  if (path->state == IB_PATH_UP || (path->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
-    path->wc = *wc;
-    path->has_wc = true;
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (fq->state == IB_FAILOVER_UP || (fq->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
+    fq->wc = *wc;
+    fq->has_wc = true;
   }
   return lose(comm, index);
 }
@@ -254,44 +254,44 @@ bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
 
 /* The connection's error: the last QP failed, or the peer refuses to go on. */
 static rail_result_t fail_connection(struct ib_comm *comm, unsigned int index, uint32_t faults) {
-  const struct ib_path *path = ib_path_of(comm, index);
-  if (path->has_wc) return ib_error_completion(comm, &path->wc);
-  if (faults & IB_PATH_FAULT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", path->post_errno);
-  if (faults & IB_PATH_FAULT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
-  if (faults & IB_PATH_FAULT_EVENT) return ib_error_faults(comm, IB_COMM_QP_FATAL);
+  const struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (fq->has_wc) return ib_error_completion(comm, &fq->wc);
+  if (faults & IB_FAULT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", fq->post_errno);
+  if (faults & IB_FAULT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
+  if (faults & IB_FAULT_EVENT) return ib_error_faults(comm, IB_COMM_QP_FATAL);
   return ib_error_faults(comm, IB_COMM_ALL_LOST);
 }
 
 static rail_result_t not_stopped(struct ib_comm *comm, unsigned int index) {
   RAIL_WARN("RailIB: connection with %s over %s: lost queue pair %u (0x%x) does not stop within %d ms, so that it is "
             "not known what it still writes; check: dmesg, driver and firmware", comm->peer_text,
-            ib_path_port(comm, index)->name, index, comm->qps[index].qp->qp_num, STOP_MS);
+            ib_qp_port(comm, index)->name, index, comm->qps[index].qp->qp_num, STOP_MS);
   return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
 }
 
 static rail_result_t bad_count(struct ib_comm *comm, unsigned int index, uint32_t count) {
   RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says that it has received %u parts over lost "
             "queue pair %u, which cannot be; is it of another release?", comm->peer_text,
-            ib_path_port(comm, index)->name, count, index);
+            ib_qp_port(comm, index)->name, count, index);
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
 /* STOPPED of a queue pair that is DOWN: both sides have reconciled it, and neither has begun another. */
 static rail_result_t stopped_twice(struct ib_comm *comm, unsigned int index) {
   RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer sent a second STOPPED for lost queue "
-            "pair %u; is it of another release?", comm->peer_text, ib_path_port(comm, index)->name, index);
+            "pair %u; is it of another release?", comm->peer_text, ib_qp_port(comm, index)->name, index);
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
 static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
-  const struct ib_path *path = ib_path_of(comm, index);
-  uint32_t faults = atomic_load(&path->faults);
-  if (faults & IB_PATH_FAULT_DEVICE) return "its HCA failed";
-  if (faults & IB_PATH_FAULT_PORT) return "its port went down";
-  if (path->has_wc && path->wc.status != IBV_WC_WR_FLUSH_ERR) return ib_error_row(path->wc.status)->what;
-  if (faults & IB_PATH_FAULT_EVENT) return "an asynchronous event said so";
-  if (faults & IB_PATH_FAULT_POST) return "a work request could not be posted";
-  if (faults & IB_PATH_FAULT_PEER) return "the peer has lost it, and its log says why";
+  const struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  uint32_t faults = atomic_load(&fq->faults);
+  if (faults & IB_FAULT_DEVICE) return "its HCA failed";
+  if (faults & IB_FAULT_PORT) return "its port went down";
+  if (fq->has_wc && fq->wc.status != IBV_WC_WR_FLUSH_ERR) return ib_error_row(fq->wc.status)->what;
+  if (faults & IB_FAULT_EVENT) return "an asynchronous event said so";
+  if (faults & IB_FAULT_POST) return "a work request could not be posted";
+  if (faults & IB_FAULT_PEER_STOPPED) return "the peer has lost it, and its log says why";
   return "it stopped without saying why";
 }
 
@@ -299,7 +299,7 @@ static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
 static rail_result_t cannot_notify(struct ib_comm *comm, unsigned int index) {
   RAIL_WARN("RailIB: connection with %s over %s: queue pair %u is lost (%s), and the peer cannot be notified: the oob "
             "connection has ended or its network is down; check: the peer's log, the network of NCCL_SOCKET_IFNAME",
-            comm->peer_text, ib_path_port(comm, index)->name, index, why_lost(comm, index));
+            comm->peer_text, ib_qp_port(comm, index)->name, index, why_lost(comm, index));
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
@@ -308,16 +308,16 @@ static double ms(uint64_t from, uint64_t to) { return from < to ? (double)(to - 
 /* One line for all that was lost at about the same time. */
 static void report(struct ib_comm *comm) {
   struct ib_failover *f = comm->failover;
-  const struct ib_path *path = ib_path_of(comm, f->first);
+  const struct ib_failover_qp *fq = ib_failover_qp(comm, f->first);
   char status[64] = "";
-  if (path->has_wc) snprintf(status, sizeof status, " (IBV_WC_%s)", ib_error_row(path->wc.status)->name);
+  if (fq->has_wc) snprintf(status, sizeof status, " (IBV_WC_%s)", ib_error_row(fq->wc.status)->name);
   f->open = false;
   RAIL_WARN("RailIB: %s %s over %s goes on without %u of %u queue pairs, the first of port %s to %s: %s%s; %u %s "
             "resent; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, "
             "%.1f ms until all was resent; %u queue pairs are left",
             comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
-            comm->plan.nqps, ib_path_port(comm, f->first)->name,
-            comm->remote_rails[comm->qps[f->first].remote_rail].name, path->why_lost, status, f->resent,
+            comm->plan.nqps, ib_qp_port(comm, f->first)->name,
+            comm->remote_rails[comm->qps[f->first].remote_rail].name, fq->why_lost, status, f->resent,
             comm->sender ? "parts were" : "clear-to-sends were", (double)f->idle_ns / 1e6, ms(f->noticed, f->switched),
             ms(f->switched, rail_now_ns()), ib_count_qps_up(comm));
 }
@@ -327,100 +327,100 @@ static void report(struct ib_comm *comm) {
 /* Is there a QP over another port, and that port not down? */
 static bool has_better(const struct ib_comm *comm, unsigned int index) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (ib_path_of(comm, i)->state == IB_PATH_UP && ib_path_port(comm, i) != ib_path_port(comm, index) &&
-        !(atomic_load(&ib_path_port(comm, i)->faults) & IB_PORT_DOWN))
+    if (ib_failover_qp(comm, i)->state == IB_FAILOVER_UP && ib_qp_port(comm, i) != ib_qp_port(comm, index) &&
+        !(atomic_load(&ib_qp_port(comm, i)->faults) & IB_PORT_DOWN))
       return true;
   return false;
 }
 
 /* A port that is down may come back in time, and meanwhile its HCA goes on trying; with no better one it tries on. */
 static bool may_come_back(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PORT); /* before the look at it, or else its next fall is forgotten */
-  if (!(atomic_load(&ib_path_port(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
-    path->deadline = 0;
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  atomic_fetch_and(&fq->faults, ~IB_FAULT_PORT); /* before the look at it, or else its next fall is forgotten */
+  if (!(atomic_load(&ib_qp_port(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
+    fq->deadline = 0;
     return true;
   }
-  ib_path_fault(comm, index, IB_PATH_FAULT_PORT); /* look again */
-  if (!path->deadline) path->deadline = rail_deadline_in_ms((uint64_t)ib_params.port_grace_ms);
-  return !rail_deadline_passed(path->deadline);
+  ib_qp_fault(comm, index, IB_FAULT_PORT); /* look again */
+  if (!fq->deadline) fq->deadline = rail_deadline_in_ms((uint64_t)ib_params.port_grace_ms);
+  return !rail_deadline_passed(fq->deadline);
 }
 
 /* Sends STOPPED, once. False: it cannot be sent. */
-static bool send_stopped(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  path->state = IB_PATH_STOPPED;
-  if (atomic_exchange(&path->answered, true)) return true;
+static bool tell_stopped(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  fq->state = IB_FAILOVER_AWAIT_PEER;
+  if (atomic_exchange(&fq->answered, true)) return true;
   uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[index].tails, memory_order_relaxed);
-  atomic_store(&path->own_count, count);
-  atomic_store(&path->send_due, true);
+  atomic_store(&fq->own_count, count);
+  atomic_store(&fq->send_stopped, true);
   atomic_store(&comm->failover->frames, true);
   return rail_watch_wake(&comm->watched);
 }
 
 /* Ends a failed attempt to bring a QP back; no data went over it. */
 static void abandon(struct ib_comm *comm, unsigned int index) {
-  ib_qp_destroy(&ib_path_of(comm, index)->next);
-  (void)send_stopped(comm, index); /* without the oob connection there is no other try */
+  ib_qp_destroy(&ib_failover_qp(comm, index)->next);
+  (void)tell_stopped(comm, index); /* without the oob connection there is no other try */
 }
 
 /* What the watch thread has read, or a post returned. */
-static rail_result_t handle_path_faults(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  uint32_t faults = atomic_load(&path->faults);
+static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  uint32_t faults = atomic_load(&fq->faults);
   if (!faults) return RAIL_OK;
-  if (faults & IB_PATH_FAULT_REFUSED) return fail_connection(comm, index, faults);
-  if (path->state == IB_PATH_DOWN) return faults & IB_PATH_FAULT_PEER ? stopped_twice(comm, index) : RAIL_OK;
-  if (path->state == IB_PATH_REBUILDING) {
-    if (faults & IB_PATH_FAULT_PEER) abandon(comm, index);
+  if (faults & IB_FAULT_PEER_REFUSED) return fail_connection(comm, index, faults);
+  if (fq->state == IB_FAILOVER_DOWN) return faults & IB_FAULT_PEER_STOPPED ? stopped_twice(comm, index) : RAIL_OK;
+  if (fq->state == IB_FAILOVER_REBUILDING) {
+    if (faults & IB_FAULT_PEER_STOPPED) abandon(comm, index);
     return RAIL_OK;
   }
-  if (faults == IB_PATH_FAULT_PORT && path->state == IB_PATH_UP && may_come_back(comm, index)) return RAIL_OK;
+  if (faults == IB_FAULT_PORT && fq->state == IB_FAILOVER_UP && may_come_back(comm, index)) return RAIL_OK;
   if (lose(comm, index)) return RAIL_OK;
   return fail_connection(comm, index, faults);
 }
 
 /* A HCA that failed writes nothing any more, and may flush nothing. */
 static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   struct ib_qp *qp = &comm->qps[index];
-  if (path->state != IB_PATH_STOPPING) return RAIL_OK;
-  if (atomic_load(&ib_path_port(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
+  if (fq->state != IB_FAILOVER_AWAIT_FLUSH) return RAIL_OK;
+  if (atomic_load(&ib_qp_port(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
   if (!atomic_load(&qp->flushed))
-    return rail_deadline_passed(path->deadline) ? not_stopped(comm, index) : RAIL_OK;
+    return rail_deadline_passed(fq->deadline) ? not_stopped(comm, index) : RAIL_OK;
   qp->ignore_completions = !comm->sender; /* the count is sent: nothing more is counted */
-  return send_stopped(comm, index) ? RAIL_OK : cannot_notify(comm, index);
+  return tell_stopped(comm, index) ? RAIL_OK : cannot_notify(comm, index);
 }
 
 /* The next QP in its place begins with nothing, and may be stopped again. The peer's bit goes first: the watch thread
  * answers one that is not answered. What was not sent before STOPPED goes before `answered`, which holds it back. */
 static void forget_counts(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   atomic_store_explicit(&comm->qps[index].tails, 0, memory_order_relaxed);
-  atomic_fetch_and(&path->faults, ~IB_PATH_FAULT_PEER);
-  atomic_store(&path->send_new, false);
-  atomic_store(&path->send_ready, false);
-  atomic_store(&path->answered, false);
+  atomic_fetch_and(&fq->faults, ~IB_FAULT_PEER_STOPPED);
+  atomic_store(&fq->send_new, false);
+  atomic_store(&fq->send_ready, false);
+  atomic_store(&fq->answered, false);
 }
 
 static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   struct ib_failover *f = comm->failover;
-  if (path->state != IB_PATH_STOPPED || !(atomic_load(&path->faults) & IB_PATH_FAULT_PEER)) return RAIL_OK;
-  path->state = IB_PATH_DOWN;
-  path->why_lost = why_lost(comm, index);
+  if (fq->state != IB_FAILOVER_AWAIT_PEER || !(atomic_load(&fq->faults) & IB_FAULT_PEER_STOPPED)) return RAIL_OK;
+  fq->state = IB_FAILOVER_DOWN;
+  fq->why_lost = why_lost(comm, index);
   comm->qps[index].ignore_completions = true;
   f->switched = rail_now_ns();
-  ib_return_schedule(path);
+  ib_return_schedule(fq);
   if (!comm->sender) {
     unsigned int rail = comm->qps[index].rail;
     forget_counts(comm, index);
-    f->resent += ib_recv_reconcile(ib_recv_comm_of(comm), index);
+    f->resent += ib_recv_move_cts(ib_recv_comm_of(comm), index);
     /* What the rail's HCA has written is in place by now: the peer has answered since. Its flush QP is as lost. */
     if (is_down(comm, rail)) ib_flush_lose_rail(ib_recv_comm_of(comm), rail);
     return RAIL_OK;
   }
-  uint32_t count = atomic_load(&path->peer_count);
+  uint32_t count = atomic_load(&fq->peer_count);
   unsigned int left = ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], count);
   if (left == IB_RECONCILE_INVALID) return bad_count(comm, index, count);
   forget_counts(comm, index);
@@ -434,27 +434,27 @@ static rail_result_t resend(struct ib_comm *comm) {
   struct ib_send_comm *sc = ib_send_comm_of(comm);
   if (sc->resend.posted) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (ib_path_of(comm, i)->state == IB_PATH_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
+    if (ib_failover_qp(comm, i)->state == IB_FAILOVER_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
   return RAIL_OK;
 }
 
-/* Not one that the peer has stopped: handle_path_faults ends that try. What came after STOPPED is the next try's. */
+/* Not one that the peer has stopped: handle_faults ends that try. What came after STOPPED is the next try's. */
 static void bring_back(struct ib_comm *comm, unsigned int index, bool *pending) {
-  struct ib_path *path = ib_path_of(comm, index);
-  if (atomic_load(&path->faults) & (IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED)) return;
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return;
   enum ib_return step = ib_return_step(comm, index);
   if (step == IB_RETURN_GOES_ON) *pending = true;
   if (step != IB_RETURN_FAILED) return;
   *pending = true;
-  if (path->state == IB_PATH_VERIFYING) {
+  if (fq->state == IB_FAILOVER_VERIFYING) {
     stop_qp(comm, index);
-  } else if (path->peer_known) {
+  } else if (fq->peer_known) {
     abandon(comm, index);
   } else { /* the peer knows nothing of it */
-    ib_qp_destroy(&path->next);
-    atomic_store(&path->send_new, false);
-    path->state = IB_PATH_DOWN;
-    ib_return_schedule(path);
+    ib_qp_destroy(&fq->next);
+    atomic_store(&fq->send_new, false);
+    fq->state = IB_FAILOVER_DOWN;
+    ib_return_schedule(fq);
   }
 }
 
@@ -463,27 +463,27 @@ static rail_result_t finish_loss(struct ib_comm *comm, bool *pending) {
   rail_result_t result = resend(comm);
   if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
   if (!*pending && result == RAIL_OK) report(comm);
-  *pending = true; /* run again: only then are DOWN paths rebuilt */
+  *pending = true; /* run again: only then are those that are DOWN rebuilt */
   return RAIL_OK;
 }
 
 rail_result_t ib_failover_run(struct ib_comm *comm) {
   struct ib_failover *f = comm->failover;
   bool pending = false;
-  atomic_fetch_and(&comm->faults, ~IB_COMM_PATHS);
+  atomic_fetch_and(&comm->faults, ~IB_COMM_FAILOVER);
   if (!f) return RAIL_OK;
-  /* Bring paths back first, so that a new UP path counts when another is lost. */
+  /* Those on their way back first, so that one that is UP by now counts when another is lost. */
   for (unsigned int i = 0; i < comm->plan.nqps; i++) bring_back(comm, i, &pending);
   bool returning = pending;
   pending = false;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    RAIL_TRY(handle_path_faults(comm, i));
+    RAIL_TRY(handle_faults(comm, i));
     RAIL_TRY(stop(comm, i));
     RAIL_TRY(reconcile(comm, i));
-    pending |= ib_path_of(comm, i)->state == IB_PATH_STOPPING || ib_path_of(comm, i)->state == IB_PATH_STOPPED;
+    pending |= ib_failover_qp(comm, i)->state == IB_FAILOVER_AWAIT_FLUSH || ib_failover_qp(comm, i)->state == IB_FAILOVER_AWAIT_PEER;
   }
   RAIL_TRY(finish_loss(comm, &pending));
-  if (pending || returning) atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  if (pending || returning) atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
   else atomic_store(&f->retry_at, ib_return_next(comm));
   return RAIL_OK;
 }

@@ -33,37 +33,37 @@
 /* A sender's: it is in RTS. A receiver's: and a first write over it has completed. The number: index. */
 #define IB_FRAME_READY ((enum rail_oob_frame_type)(RAIL_OOB_PLUGIN + 3))
 
-enum ib_path_state {
-  IB_PATH_UP, IB_PATH_STOPPING, IB_PATH_STOPPED, IB_PATH_DOWN, IB_PATH_REBUILDING, IB_PATH_VERIFYING
+enum ib_failover_state {
+  IB_FAILOVER_UP, IB_FAILOVER_AWAIT_FLUSH, IB_FAILOVER_AWAIT_PEER, IB_FAILOVER_DOWN, IB_FAILOVER_REBUILDING, IB_FAILOVER_VERIFYING
 };
 
-/* ib_path.faults: why a QP is to be stopped. */
-#define IB_PATH_FAULT_EVENT 1u    /* IBV_EVENT_QP_FATAL */
-#define IB_PATH_FAULT_PORT 2u     /* its port went down */
-#define IB_PATH_FAULT_DEVICE 4u   /* its HCA failed */
-#define IB_PATH_FAULT_POST 8u     /* a work request could not be posted; written by the progress thread */
-#define IB_PATH_FAULT_PEER 16u    /* the peer's STOPPED is there */
-#define IB_PATH_FAULT_REFUSED 32u /* the peer's REFUSED is there */
+/* ib_failover_qp.faults: why a QP is to be stopped. */
+#define IB_FAULT_EVENT 1u    /* IBV_EVENT_QP_FATAL */
+#define IB_FAULT_PORT 2u     /* its port went down */
+#define IB_FAULT_DEVICE 4u   /* its HCA failed */
+#define IB_FAULT_POST 8u     /* a work request could not be posted; written by the progress thread */
+#define IB_FAULT_PEER_STOPPED 16u    /* the peer's STOPPED is there */
+#define IB_FAULT_PEER_REFUSED 32u /* the peer's REFUSED is there */
 
-/* ib_path.events: what the watch thread has read that concerns its return. */
-#define IB_PATH_PEER_NEW 1u
-#define IB_PATH_PEER_READY 2u
-#define IB_PATH_PORT_UP 4u /* its port has come up, or has other GIDs */
+/* ib_failover_qp.events: what the watch thread has read that concerns its return. */
+#define IB_EVENT_PEER_NEW 1u
+#define IB_EVENT_PEER_READY 2u
+#define IB_EVENT_PORT_UP 4u /* its port has come up, or has other GIDs */
 
 /* One QP of a connection with failover. */
-struct ib_path {
-  _Atomic uint32_t faults;     /* IB_PATH_FAULT_* */
+struct ib_failover_qp {
+  _Atomic uint32_t faults;     /* IB_FAULT_* */
   _Atomic uint32_t peer_count; /* of the peer's STOPPED, before its bit is set */
   _Atomic bool answered;       /* STOPPED, or REFUSED, is sent or to be sent: once */
-  _Atomic bool send_due;       /* STOPPED is to be sent, */
+  _Atomic bool send_stopped;       /* STOPPED is to be sent, */
   _Atomic uint32_t own_count;  /* with this count */
-  _Atomic uint32_t events;     /* IB_PATH_PEER_*, IB_PATH_PORT_UP */
+  _Atomic uint32_t events;     /* IB_EVENT_PEER_*, IB_EVENT_PORT_UP */
   _Atomic uint32_t peer_qpn, peer_psn; /* of NEW, before its bit is set */
   _Atomic uint32_t own_qpn, own_psn;
   _Atomic bool send_new, send_ready;   /* NEW, READY are to be sent */
   /* The progress thread's: */
-  enum ib_path_state state;
-  int post_errno;             /* with IB_PATH_FAULT_POST */
+  enum ib_failover_state state;
+  int post_errno;             /* with IB_FAULT_POST */
   bool has_wc;                /* wc is the completion that showed the loss */
   struct ibv_wc wc;
   uint64_t deadline;          /* STOPPING: to be STOPPED. UP, its port down: for the port to be up again; 0: unset */
@@ -85,26 +85,26 @@ struct ib_failover {
   uint64_t noticed, switched;           /* rail_now_ns(): the first was noticed, the last was DOWN */
 
   _Atomic bool frames;                  /* ib_failover_next has something to look for */
-  _Atomic uint64_t retry_at;            /* rail_now_ns(): a path is to be rebuilt then; 0: none */
-  struct ib_path paths[]; /* plan.nqps */
+  _Atomic uint64_t retry_at;            /* rail_now_ns(): a QP is to be rebuilt then; 0: none */
+  struct ib_failover_qp qps[];   /* plan.nqps */
 };
 
-static inline struct ib_path *ib_path_of(const struct ib_comm *comm, unsigned int qp) {
-  return &comm->failover->paths[qp];
+static inline struct ib_failover_qp *ib_failover_qp(const struct ib_comm *comm, unsigned int qp) {
+  return &comm->failover->qps[qp];
 }
-static inline struct ib_port *ib_path_port(const struct ib_comm *comm, unsigned int qp) {
+static inline struct ib_port *ib_qp_port(const struct ib_comm *comm, unsigned int qp) {
   return comm->rails[comm->qps[qp].rail].port;
 }
 static inline unsigned int ib_count_qps_up(const struct ib_comm *comm) {
   unsigned int n = 0;
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) n += ib_path_of(comm, i)->state == IB_PATH_UP;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) n += ib_failover_qp(comm, i)->state == IB_FAILOVER_UP;
   return n;
 }
 
 /* Any thread. The next call that finds nothing to poll looks at it. */
-static inline void ib_path_fault(struct ib_comm *comm, unsigned int qp, uint32_t faults) {
-  atomic_fetch_or(&comm->failover->paths[qp].faults, faults);
-  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+static inline void ib_qp_fault(struct ib_comm *comm, unsigned int qp, uint32_t faults) {
+  atomic_fetch_or(&comm->failover->qps[qp].faults, faults);
+  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
 }
 
 /* For a connection whose plan has failover, before its peer may write. Logs why not. */
@@ -140,7 +140,7 @@ enum ib_return {
 /* One step of a QP that is on its way back. */
 enum ib_return ib_return_step(struct ib_comm *comm, unsigned int qp);
 /* Says when a QP that is DOWN is to be rebuilt. */
-void ib_return_schedule(struct ib_path *path);
+void ib_return_schedule(struct ib_failover_qp *fq);
 /* When the first is; 0: none, or not by time. */
 uint64_t ib_return_next(const struct ib_comm *comm);
 /* A first write has completed. */

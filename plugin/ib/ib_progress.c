@@ -112,7 +112,7 @@ RAIL_HOT_INLINE rail_result_t poll_all(struct ib_comm *comm, bool *found) {
 rail_result_t ib_progress(struct ib_comm *comm) {
   bool found;
   RAIL_TRY(poll_all(comm, &found));
-  if (found || !(atomic_load_explicit(&comm->faults, memory_order_acquire) & IB_COMM_PATHS)) return RAIL_OK;
+  if (found || !(atomic_load_explicit(&comm->faults, memory_order_acquire) & IB_COMM_FAILOVER)) return RAIL_OK;
   return ib_failover_run(comm);
 }
 
@@ -195,8 +195,8 @@ RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
 }
 
 RAIL_COLD static rail_result_t handle_faults(struct ib_request *r, uint32_t faults) {
-  if (faults & IB_COMM_PATHS) RAIL_TRY(ib_failover_run(r->comm));
-  faults &= ~IB_COMM_PATHS;
+  if (faults & IB_COMM_FAILOVER) RAIL_TRY(ib_failover_run(r->comm));
+  faults &= ~IB_COMM_FAILOVER;
   if (!faults || !r->pending) return RAIL_OK;
   if (faults != IB_COMM_STALLED) return check_faults(r, faults & ~IB_COMM_STALLED);
   return ib_failover_is_open(r->comm) ? RAIL_OK : check_stalled(r->comm);

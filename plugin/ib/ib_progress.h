@@ -54,7 +54,7 @@ rail_result_t ib_send_resume(struct ib_send_comm *sc);
 /* A request that is done goes back into its pool; sizes may be NULL. Here and below. */
 void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
 /* Messages go over the QPs that are UP (ib_failover.h), from now on. */
-void ib_send_use_paths(struct ib_send_comm *sc);
+void ib_send_use_up(struct ib_send_comm *sc);
 /* What follows when a QP is DOWN (ib_failover.h). Completes what the receiver has, which has had `count` tails on that
  * QP, and returns how many parts are left, to be resent. */
 #define IB_RECONCILE_INVALID UINT32_MAX /* a count that cannot be */
@@ -63,7 +63,7 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
 rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
 /* Keeps in qp->posted the tails that are to be resent, and writes all other entries, which are over, into `over`
  * (IB_SEND_DEPTH). Pure. */
-unsigned int ib_posted_reconcile(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover);
+unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 
@@ -86,7 +86,7 @@ void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_finish(struct ib_recv *recv, int *sizes);
 /* What follows when the QP that carried CTS writes is DOWN (ib_failover.h): takes another one, and returns how many
  * CTS writes are to be resent. */
-unsigned int ib_recv_reconcile(struct ib_recv_comm *rc, unsigned int qp);
+unsigned int ib_recv_move_cts(struct ib_recv_comm *rc, unsigned int qp);
 /* Resends them. RAIL_IN_PROGRESS: some wait for room in the send queue. */
 rail_result_t ib_recv_resend(struct ib_recv_comm *rc);
 /* When nothing completes: posts a write whose completion stands for all CTS writes so far. */

@@ -54,7 +54,7 @@ struct ib_qp {
                                 * when reconciled (ib_failover.h) */
   _Atomic uint32_t tails;      /* last writes of parts: posted by a sender, counted by a receiver; modulo 2^32 */
   uint16_t *posted;            /* a sender's signaled writes, a ring of IB_SEND_DEPTH (ib_send.c) */
-  uint32_t posted_head, posted_tail; /* completed, posted: count without end */
+  uint32_t posted_first, posted_end; /* completed, posted: count without end */
   uint32_t modify_tries;        /* of a transition that timed out */
   uint64_t modify_at;           /* when the next try is due */
   _Atomic bool flushed;         /* a receive WR was flushed after ib_qp_to_err */

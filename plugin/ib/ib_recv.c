@@ -136,10 +136,10 @@ void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
 
 /* The entries of a receive that is not done are still in this side's ring: the same bytes go out again. Nothing of the
  * lost QP's can arrive behind them, because the peer has stopped it. */
-unsigned int ib_recv_reconcile(struct ib_recv_comm *rc, unsigned int lost) {
+unsigned int ib_recv_move_cts(struct ib_recv_comm *rc, unsigned int lost) {
   unsigned int i = 0, n = 0;
   if (rc->cts || rc->cts_index != lost) return 0;
-  while (rc->base.failover->paths[i].state != IB_PATH_UP) i++;
+  while (rc->base.failover->qps[i].state != IB_FAILOVER_UP) i++;
   rc->cts_index = i;
   rc->cts = &rc->base.qps[i];
   rc->cts_unsignaled = 0;

@@ -36,35 +36,35 @@
 
 /* ---- when --------------------------------------------------------------------- */
 
-void ib_return_schedule(struct ib_path *path) {
+void ib_return_schedule(struct ib_failover_qp *fq) {
   uint64_t now = rail_now_ns(), ms = 0;
-  if (path->up_since && now - path->up_since >= STABLE_MS * 1000000ull) path->tries = 0;
-  if (path->tries) ms = RAIL_MIN((uint64_t)FIRST_DELAY_MS << RAIL_MIN(path->tries - 1, 8u), LONGEST_DELAY_MS);
-  path->up_since = 0;
-  path->retry_at = now + ms * 1000000;
+  if (fq->up_since && now - fq->up_since >= STABLE_MS * 1000000ull) fq->tries = 0;
+  if (fq->tries) ms = RAIL_MIN((uint64_t)FIRST_DELAY_MS << RAIL_MIN(fq->tries - 1, 8u), LONGEST_DELAY_MS);
+  fq->up_since = 0;
+  fq->retry_at = now + ms * 1000000;
 }
 
 /* Its port has come up since the last look, or has other GIDs: it is tried at once. */
-static void take_port_up(struct ib_path *path) {
-  if (atomic_fetch_and(&path->events, ~IB_PATH_PORT_UP) & IB_PATH_PORT_UP) path->retry_at = rail_now_ns();
+static void take_port_up(struct ib_failover_qp *fq) {
+  if (atomic_fetch_and(&fq->events, ~IB_EVENT_PORT_UP) & IB_EVENT_PORT_UP) fq->retry_at = rail_now_ns();
 }
 
 /* 0: when an event says so, or never; else not before that time. QPs that the RDMA CM has set up do not come back:
  * their ids belong to the lost QPs. */
 static uint64_t retry_time(const struct ib_comm *comm, unsigned int index) {
-  const struct ib_path *path = ib_path_of(comm, index);
-  const struct ib_port *port = ib_path_port(comm, index);
+  const struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  const struct ib_port *port = ib_qp_port(comm, index);
   if (comm->cm) return 0;
   if (atomic_load(&port->faults) & IB_PORT_DOWN || atomic_load(&port->hca->faults) & IB_HCA_FATAL) return 0;
-  return atomic_load(&path->events) & IB_PATH_PEER_NEW ? path->began + LEAST_MS * 1000000ull : path->retry_at;
+  return atomic_load(&fq->events) & IB_EVENT_PEER_NEW ? fq->began + LEAST_MS * 1000000ull : fq->retry_at;
 }
 
 uint64_t ib_return_next(const struct ib_comm *comm) {
   uint64_t first = 0;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    struct ib_path *path = ib_path_of(comm, i);
-    if (path->state != IB_PATH_DOWN) continue;
-    take_port_up(path);
+    struct ib_failover_qp *fq = ib_failover_qp(comm, i);
+    if (fq->state != IB_FAILOVER_DOWN) continue;
+    take_port_up(fq);
     uint64_t at = retry_time(comm, i);
     if (at && (!first || at < first)) first = at;
   }
@@ -104,21 +104,21 @@ static bool has_address(struct ib_rail *rail, uint8_t peers_type) {
 }
 
 static enum ib_return begin(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  take_port_up(path);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  take_port_up(fq);
   uint64_t at = retry_time(comm, index), now = rail_now_ns();
   if (!at || at > now) return IB_RETURN_WAITS;
   ib_comm_drop_qp(&comm->qps[index]);
-  path->state = IB_PATH_REBUILDING;
-  path->began = now;
-  path->tries++;
-  path->peer_known = path->has_wc = false;
-  atomic_fetch_and(&path->faults, IB_PATH_FAULT_PEER | IB_PATH_FAULT_REFUSED);
+  fq->state = IB_FAILOVER_REBUILDING;
+  fq->began = now;
+  fq->tries++;
+  fq->peer_known = fq->has_wc = false;
+  atomic_fetch_and(&fq->faults, IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED);
   return IB_RETURN_GOES_ON;
 }
 
 static enum ib_return create(struct ib_comm *comm, unsigned int index) {
-  struct ib_qp *qp = &comm->qps[index], *next = &ib_path_of(comm, index)->next;
+  struct ib_qp *qp = &comm->qps[index], *next = &ib_failover_qp(comm, index)->next;
   struct ib_rail *rail = &comm->rails[qp->rail];
   struct ib_qp_sizes sizes = qp->sizes;
   uint32_t psn;
@@ -140,31 +140,31 @@ static enum ib_return moved(rail_result_t result) {
 
 /* NEW is sent when nothing of this side can fail any more before the peer's NEW. */
 static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  rail_result_t result = ib_qp_to_init(&path->next, ib_path_port(comm, index), access);
+  rail_result_t result = ib_qp_to_init(&fq->next, ib_qp_port(comm, index), access);
   if (result != RAIL_OK) return moved(result);
-  if (ib_return_prepost(comm, &path->next)) return IB_RETURN_FAILED;
-  atomic_store(&path->own_qpn, path->next.qp->qp_num);
-  atomic_store(&path->own_psn, path->next.attr.sq_psn);
-  atomic_store(&path->send_new, true);
+  if (ib_return_prepost(comm, &fq->next)) return IB_RETURN_FAILED;
+  atomic_store(&fq->own_qpn, fq->next.qp->qp_num);
+  atomic_store(&fq->own_psn, fq->next.attr.sq_psn);
+  atomic_store(&fq->send_new, true);
   atomic_store(&comm->failover->frames, true);
   return rail_watch_wake(&comm->watched) ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
 }
 
 static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  if (!path->peer_known) {
-    if (!(atomic_fetch_and(&path->events, ~IB_PATH_PEER_NEW) & IB_PATH_PEER_NEW)) return IB_RETURN_WAITS;
-    path->peer_known = true;
-    path->next.attr.dest_qpn = atomic_load(&path->peer_qpn);
-    path->next.attr.rq_psn = atomic_load(&path->peer_psn);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (!fq->peer_known) {
+    if (!(atomic_fetch_and(&fq->events, ~IB_EVENT_PEER_NEW) & IB_EVENT_PEER_NEW)) return IB_RETURN_WAITS;
+    fq->peer_known = true;
+    fq->next.attr.dest_qpn = atomic_load(&fq->peer_qpn);
+    fq->next.attr.rq_psn = atomic_load(&fq->peer_psn);
   }
-  return moved(ib_qp_to_rtr(&path->next, ib_path_port(comm, index)));
+  return moved(ib_qp_to_rtr(&fq->next, ib_qp_port(comm, index)));
 }
 
-static void send_ready(struct ib_comm *comm, struct ib_path *path) {
-  atomic_store(&path->send_ready, true);
+static void send_ready(struct ib_comm *comm, struct ib_failover_qp *fq) {
+  atomic_store(&fq->send_ready, true);
   atomic_store(&comm->failover->frames, true);
   (void)rail_watch_wake(&comm->watched); /* else the peer, or the end of the oob connection, ends it */
 }
@@ -172,53 +172,53 @@ static void send_ready(struct ib_comm *comm, struct ib_path *path) {
 /* What was in fault before the new one takes its place: a post of a flush, an event of the flush QP that is replaced, a
  * port that is up again. The port is looked at afterwards, so that its next fall is not forgotten. */
 static void forget_faults(struct ib_comm *comm, unsigned int index) {
-  atomic_fetch_and(&ib_path_of(comm, index)->faults, ~(IB_PATH_FAULT_PORT | IB_PATH_FAULT_EVENT | IB_PATH_FAULT_POST));
-  if (atomic_load(&ib_path_port(comm, index)->faults) & IB_PORT_DOWN) ib_path_fault(comm, index, IB_PATH_FAULT_PORT);
+  atomic_fetch_and(&ib_failover_qp(comm, index)->faults, ~(IB_FAULT_PORT | IB_FAULT_EVENT | IB_FAULT_POST));
+  if (atomic_load(&ib_qp_port(comm, index)->faults) & IB_PORT_DOWN) ib_qp_fault(comm, index, IB_FAULT_PORT);
 }
 
 /* Flushes of the rail come first: the peer may write from READY on. */
 static enum ib_return install(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   if (!comm->sender) {
     rail_result_t result = ib_flush_return_rail(ib_recv_comm_of(comm), comm->qps[index].rail);
     if (result != RAIL_OK) return moved(result);
   }
   forget_faults(comm, index);
-  if (!ib_comm_replace_qp(comm, &comm->qps[index], &path->next)) return IB_RETURN_WAITS; /* until it is destroyed */
-  path->state = IB_PATH_VERIFYING;
-  path->verified = false;
+  if (!ib_comm_replace_qp(comm, &comm->qps[index], &fq->next)) return IB_RETURN_WAITS; /* until it is destroyed */
+  fq->state = IB_FAILOVER_VERIFYING;
+  fq->verified = false;
   if (comm->sender) {
-    atomic_fetch_and(&path->events, ~IB_PATH_PEER_READY); /* the receiver's answers this READY */
-    send_ready(comm, path);
+    atomic_fetch_and(&fq->events, ~IB_EVENT_PEER_READY); /* the receiver's answers this READY */
+    send_ready(comm, fq);
   }
   return IB_RETURN_GOES_ON;
 }
 
 static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  switch (path->next.state) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  switch (fq->next.state) {
     case IB_QP_NONE: return create(comm, index);
     case IB_QP_RESET: return announce(comm, index);
     case IB_QP_INIT: return to_rtr_with_peer(comm, index);
-    case IB_QP_RTR: return moved(ib_qp_to_rts(&path->next, ib_path_port(comm, index)));
+    case IB_QP_RTR: return moved(ib_qp_to_rts(&fq->next, ib_qp_port(comm, index)));
     default: return install(comm, index);
   }
 }
 
 /* ---- the first write over it ------------------------------------------------------ */
 
-static enum ib_return mark_path_up(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  path->state = IB_PATH_UP;
-  path->deadline = 0;
-  path->up_since = rail_now_ns();
-  if (comm->sender) ib_send_use_paths(ib_send_comm_of(comm));
-  else send_ready(comm, path);
+static enum ib_return mark_up(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  fq->state = IB_FAILOVER_UP;
+  fq->deadline = 0;
+  fq->up_since = rail_now_ns();
+  if (comm->sender) ib_send_use_up(ib_send_comm_of(comm));
+  else send_ready(comm, fq);
   rail_stats_add(&comm->stats[IB_COMM_RETURNED], 1);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s: queue pair %u of port %s to %s is in use again, %.1f s after it was "
             "lost; %u of %u are", comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name,
-            index, ib_path_port(comm, index)->name, comm->remote_rails[comm->qps[index].remote_rail].name,
-            (double)(path->up_since - path->lost_at) / 1e9, ib_count_qps_up(comm), comm->plan.nqps);
+            index, ib_qp_port(comm, index)->name, comm->remote_rails[comm->qps[index].remote_rail].name,
+            (double)(fq->up_since - fq->lost_at) / 1e9, ib_count_qps_up(comm), comm->plan.nqps);
   return IB_RETURN_WAITS;
 }
 
@@ -234,30 +234,30 @@ static enum ib_return write_first(struct ib_comm *comm, unsigned int index) {
 }
 
 static enum ib_return verify(struct ib_comm *comm, unsigned int index) {
-  struct ib_path *path = ib_path_of(comm, index);
-  bool ready = atomic_fetch_and(&path->events, ~IB_PATH_PEER_READY) & IB_PATH_PEER_READY;
-  if (comm->sender ? ready : path->verified) return mark_path_up(comm, index);
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  bool ready = atomic_fetch_and(&fq->events, ~IB_EVENT_PEER_READY) & IB_EVENT_PEER_READY;
+  if (comm->sender ? ready : fq->verified) return mark_up(comm, index);
   return ready ? write_first(comm, index) : IB_RETURN_WAITS;
 }
 
 void ib_return_verified(struct ib_comm *comm, unsigned int index) {
-  if (!comm->failover || index >= comm->plan.nqps || ib_path_of(comm, index)->state != IB_PATH_VERIFYING) return;
+  if (!comm->failover || index >= comm->plan.nqps || ib_failover_qp(comm, index)->state != IB_FAILOVER_VERIFYING) return;
   comm->qps[index].sq_avail++;
-  ib_path_of(comm, index)->verified = true;
-  atomic_fetch_or(&comm->faults, IB_COMM_PATHS);
+  ib_failover_qp(comm, index)->verified = true;
+  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
 }
 
 /* ---- all of it --------------------------------------------------------------------- */
 
 enum ib_return ib_return_step(struct ib_comm *comm, unsigned int index) {
-  switch (ib_path_of(comm, index)->state) {
-    case IB_PATH_DOWN: return comm->failover->open ? IB_RETURN_WAITS : begin(comm, index);
-    case IB_PATH_REBUILDING: return rebuild(comm, index);
-    case IB_PATH_VERIFYING: return verify(comm, index);
+  switch (ib_failover_qp(comm, index)->state) {
+    case IB_FAILOVER_DOWN: return comm->failover->open ? IB_RETURN_WAITS : begin(comm, index);
+    case IB_FAILOVER_REBUILDING: return rebuild(comm, index);
+    case IB_FAILOVER_VERIFYING: return verify(comm, index);
     default: return IB_RETURN_WAITS;
   }
 }
 
 void ib_return_close(struct ib_comm *comm) {
-  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) ib_qp_destroy(&ib_path_of(comm, i)->next);
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) ib_qp_destroy(&ib_failover_qp(comm, i)->next);
 }

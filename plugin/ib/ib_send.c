@@ -74,7 +74,7 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
 
 RAIL_COLD static rail_result_t invalid_cts(struct ib_send_comm *sc) {
   RAIL_WARN("RailIB: isend to %s over %s: protocol error: the peer posted a receive whose values cannot be (receive "
-            "%u); is it of another release?", sc->base.peer_text, sc->base.device->name, sc->match.head);
+            "%u); is it of another release?", sc->base.peer_text, sc->base.device->name, sc->match.next);
   return ib_comm_fail(&sc->base, RAIL_REMOTE_ERROR);
 }
 
@@ -93,14 +93,14 @@ RAIL_COLD static rail_result_t tag_timed_out(struct ib_send_comm *sc, uint32_t t
 RAIL_COLD static rail_result_t torn_for_too_long(struct ib_send_comm *sc, uint64_t ms) {
   RAIL_WARN("RailIB: isend to %s over %s: the CTS of receive %u has been torn (only a part of it is there) for %llu "
             "ms, longer than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
-            sc->base.peer_text, sc->base.device->name, sc->match.head, (unsigned long long)ms);
+            sc->base.peer_text, sc->base.device->name, sc->match.next, (unsigned long long)ms);
   return ib_comm_fail(&sc->base, RAIL_SYSTEM_ERROR);
 }
 
 /* Counts for how long sends have found the ring as it is; any change of it restarts the wait. So does a send of another
  * tag when the first tag's time is up: the caller may have given that one up. */
 static bool wait_is_over(const struct ib_send_comm *sc, struct ib_ring_wait *wait, uint32_t tag, uint64_t ms) {
-  bool same = wait->last_seen && wait->head == sc->match.head && wait->takes == sc->match.takes;
+  bool same = wait->last_seen && wait->next == sc->match.next && wait->takes == sc->match.takes;
   uint64_t now = rail_now_ns();
   if (same) {
     /* Time in which this process or the peer's was stopped does not count: a stopped process posts nothing. */
@@ -110,7 +110,7 @@ static bool wait_is_over(const struct ib_send_comm *sc, struct ib_ring_wait *wai
     if (wait->waited < ms * 1000000) return false;
     if (wait->tag == tag) return true;
   }
-  *wait = (struct ib_ring_wait){.last_seen = now, .tag = tag, .head = sc->match.head, .takes = sc->match.takes};
+  *wait = (struct ib_ring_wait){.last_seen = now, .tag = tag, .next = sc->match.next, .takes = sc->match.takes};
   return false;
 }
 
@@ -136,8 +136,8 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire) & ~IB_COMM_STALLED;
-  if (rail_unlikely(faults & IB_COMM_PATHS)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
-  faults &= ~IB_COMM_PATHS;
+  if (rail_unlikely(faults & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
+  faults &= ~IB_COMM_FAILOVER;
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
   if (rail_likely(found == IB_CTS_EMPTY && ++sc->empty_calls % EMPTY_CALLS)) return RAIL_OK;
   if (found == IB_CTS_NEXT_TORN || ib_cts_lacks_first(&sc->match)) return check_torn(sc);
@@ -265,7 +265,7 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   if (rail_unlikely(err)) return post_failed(sc, at, before, n, qp, err);
   at->posted = tail ? 0 : posted;
   at->qp = qp->index;
-  qp->posted[qp->posted_tail++ % IB_SEND_DEPTH] = ib_posted_entry(send->number, number, tail);
+  qp->posted[qp->posted_end++ % IB_SEND_DEPTH] = ib_posted_entry(send->number, number, tail);
   if (tail) ib_qp_count_tail(qp);
   send->base.pending++;
   qp->sq_avail -= n;
@@ -276,8 +276,8 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
 /* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
  * to be, nothing goes on. */
 RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
-  const struct ib_path *path = comm->failover ? &comm->failover->paths[qp] : NULL;
-  return !path || (path->state == IB_PATH_UP && !(atomic_load(&path->faults) & IB_PATH_FAULT_POST));
+  const struct ib_failover_qp *fq = comm->failover ? &comm->failover->qps[qp] : NULL;
+  return !fq || (fq->state == IB_FAILOVER_UP && !(atomic_load(&fq->faults) & IB_FAULT_POST));
 }
 
 /* The QP that a part is given to. */
@@ -393,14 +393,14 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
 
 RAIL_HOT_INLINE void signaled_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {
   qp->sq_avail += ib_wr_count(wc->wr_id);
-  qp->posted_head++;
+  qp->posted_first++;
   write_done(comm, &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)]);
 }
 
 /* Apart, so that a connection without striping pays a branch. */
 static __attribute__((noinline)) void striped_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {
   struct ib_send_comm *sc = ib_send_comm_of(comm);
-  ib_stripe_done(sc->stripe, qp, &sc->sends[ib_wr_arg(wc->wr_id)], qp->posted[qp->posted_head % IB_SEND_DEPTH]);
+  ib_stripe_done(sc->stripe, qp, &sc->sends[ib_wr_arg(wc->wr_id)], qp->posted[qp->posted_first % IB_SEND_DEPTH]);
   signaled_done(comm, qp, wc);
 }
 
@@ -414,11 +414,11 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
 /* ---- the loss and the return of a QP ---------------------------------------------------- */
 
 /* A message has as many parts as an immediate can name: all, or a power of two. */
-void ib_send_use_paths(struct ib_send_comm *sc) {
+void ib_send_use_up(struct ib_send_comm *sc) {
   const struct ib_plan *plan = &sc->base.plan;
   unsigned int n = 0;
   for (unsigned int i = 0; i < plan->nqps; i++)
-    if (sc->base.failover->paths[i].state == IB_PATH_UP) sc->live[n++] = &sc->base.qps[i];
+    if (sc->base.failover->qps[i].state == IB_FAILOVER_UP) sc->live[n++] = &sc->base.qps[i];
   sc->nlive = n;
   sc->next_qp %= n;
   sc->most_parts = plan->qps_per_message;
@@ -426,14 +426,14 @@ void ib_send_use_paths(struct ib_send_comm *sc) {
   if (sc->stripe) ib_stripe_use_live(sc);
 }
 
-unsigned int ib_posted_reconcile(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
-  uint32_t unacked = 0, kept = qp->posted_head;
-  for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++)
+unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
+  uint32_t unacked = 0, kept = qp->posted_first;
+  for (uint32_t i = qp->posted_first; i != qp->posted_end; i++)
     unacked += ib_posted_is_tail(qp->posted[i % IB_SEND_DEPTH]);
   uint32_t delivered = count - (atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked);
   *nover = 0;
   if (delivered > unacked) return IB_RECONCILE_INVALID;
-  for (uint32_t i = qp->posted_head; i != qp->posted_tail; i++) {
+  for (uint32_t i = qp->posted_first; i != qp->posted_end; i++) {
     uint16_t entry = qp->posted[i % IB_SEND_DEPTH];
     bool tail = ib_posted_is_tail(entry);
     if (tail && !delivered) {
@@ -443,8 +443,8 @@ unsigned int ib_posted_reconcile(struct ib_qp *qp, uint32_t count, uint16_t *ove
     delivered -= tail;
     over[(*nover)++] = entry;
   }
-  qp->posted_tail = kept;
-  return kept - qp->posted_head;
+  qp->posted_end = kept;
+  return kept - qp->posted_first;
 }
 
 /* A part that was begun over a QP that is DOWN begins again, over another one. */
@@ -454,7 +454,7 @@ static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
 
 unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count) {
   uint16_t over[IB_SEND_DEPTH];
-  unsigned int nover, left = ib_posted_reconcile(qp, count, over, &nover);
+  unsigned int nover, left = ib_posted_split(qp, count, over, &nover);
   if (left == IB_RECONCILE_INVALID) return left;
   for (unsigned int i = 0; i < nover; i++) {
     struct ib_send *send = &sc->sends[ib_posted_send(over[i])];
@@ -469,8 +469,8 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
 
 /* Over the QPs in turn. The entry stays until the part's tail is posted, and with it the request's `pending`. */
 RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost) {
-  while (lost->posted_head != lost->posted_tail) {
-    uint16_t entry = lost->posted[lost->posted_head % IB_SEND_DEPTH];
+  while (lost->posted_first != lost->posted_end) {
+    uint16_t entry = lost->posted[lost->posted_first % IB_SEND_DEPTH];
     struct ib_send *send = &sc->sends[ib_posted_send(entry)];
     const unsigned int part = ib_posted_part(entry);
     struct ib_qp *qp = usable_qp(sc, &sc->resend, sc->live[sc->next_qp]);
@@ -480,7 +480,7 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
     if (sc->resend.posted) continue;
     if (sc->stripe) ib_stripe_move(sc->stripe, send, part, qp);
     if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;
-    lost->posted_head++;
+    lost->posted_first++;
     send->base.pending--; /* the write that was lost; the new one counts */
     rail_stats_add(&sc->base.stats[IB_COMM_RESENT], 1);
   }

@@ -22,7 +22,7 @@ static void check_common(const struct hs *h, unsigned int nqps, bool iwarp) {
     CHECK(a->state == IB_QP_RTS && b->state == IB_QP_RTS);
     CHECK_OK(ib_verbs.query_qp(a->qp, &attr, IBV_QP_STATE, &init));
     CHECK(attr.qp_state == IBV_QPS_RTS && attr.dest_qp_num == b->qp->qp_num);
-    CHECK(s->cm->paths[i].state == IB_CM_UP && r->cm->paths[i].state == IB_CM_UP);
+    CHECK(s->cm->qps[i].state == IB_CM_UP && r->cm->qps[i].state == IB_CM_UP);
     if (!iwarp) CHECK(a->attr.dest_qpn == b->qp->qp_num && b->attr.dest_qpn == a->qp->qp_num);
   }
   for (unsigned int i = 0; i < IB_MAX_RAILS; i++) CHECK(!r->cm->listeners[i]);

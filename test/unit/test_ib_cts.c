@@ -246,7 +246,7 @@ static void finish(struct model *m) {
 static void check_tags(struct model *m) {
   uint32_t tags[IB_MAX_SENDS];
   unsigned int n = ib_cts_tags(&m->match, tags, IB_MAX_SENDS), k = 0;
-  for (uint32_t seq = m->match.tail; seq != m->match.head; seq++)
+  for (uint32_t seq = m->match.oldest; seq != m->match.next; seq++)
     for (unsigned int i = 0; i < slot_of(m, seq)->count; i++)
       if (!slot_of(m, seq)->taken[i]) CHECK_INT(tags[k++], slot_of(m, seq)->cts[i].tag);
   CHECK_INT(n, k);
@@ -259,8 +259,8 @@ static void run(uint32_t first, int steps) {
   kit_rng_start(&rng);
   m.rng = &rng;
   ib_cts_match_init(&m.match, &m.ring);
-  CHECK_INT(m.match.head, 1);
-  m.match.tail = m.match.head = m.next = m.whole = first;
+  CHECK_INT(m.match.next, 1);
+  m.match.oldest = m.match.next = m.next = m.whole = first;
   for (int i = 0; i < IB_MAX_RECVS; i++) m.slots[i].done = true;
   for (int i = 0; i < steps; i++) {
     switch (kit_rng_below(&rng, 4)) {
@@ -289,7 +289,7 @@ TEST(a_full_ring) {
   for (uint32_t seq = 1; seq <= IB_MAX_RECVS; seq++)
     ib_cts_encode(&(struct ib_cts){.count = 1, .tag = seq}, seq, &ring.slots[seq % IB_MAX_RECVS][0]);
   CHECK_INT(ib_cts_take(&m, 77, &buffer), IB_CTS_OTHER_TAGS);
-  CHECK_INT(m.head - m.tail, IB_MAX_RECVS);
+  CHECK_INT(m.next - m.oldest, IB_MAX_RECVS);
   /* A peer that does not keep to the rule changes nothing of what was seen. */
   ib_cts_encode(&(struct ib_cts){.count = 1, .tag = 77}, 1 + IB_MAX_RECVS, &ring.slots[1][0]);
   CHECK_INT(ib_cts_take(&m, 77, &buffer), IB_CTS_OTHER_TAGS);

@@ -13,13 +13,13 @@ static uint16_t ring[IB_SEND_DEPTH];
 /* A QP with so many parts that are not acknowledged, behind `acked` that are; part i has i % 3 writes before its tail,
  * and after the last come `begun` writes of one whose tail is not posted. */
 static struct ib_qp qp_with(uint32_t start, uint32_t acked, unsigned int unacked, unsigned int begun) {
-  struct ib_qp qp = {.posted = ring, .posted_head = start, .posted_tail = start};
+  struct ib_qp qp = {.posted = ring, .posted_first = start, .posted_end = start};
   atomic_init(&qp.tails, acked + unacked);
   for (unsigned int i = 0; i < unacked; i++) {
-    for (unsigned int b = 0; b < i % 3; b++) ring[qp.posted_tail++ % IB_SEND_DEPTH] = (uint16_t)(i << 8 | 5 << 1);
-    ring[qp.posted_tail++ % IB_SEND_DEPTH] = (uint16_t)(i << 8 | 5 << 1 | 1);
+    for (unsigned int b = 0; b < i % 3; b++) ring[qp.posted_end++ % IB_SEND_DEPTH] = (uint16_t)(i << 8 | 5 << 1);
+    ring[qp.posted_end++ % IB_SEND_DEPTH] = (uint16_t)(i << 8 | 5 << 1 | 1);
   }
-  for (unsigned int b = 0; b < begun; b++) ring[qp.posted_tail++ % IB_SEND_DEPTH] = (uint16_t)(unacked << 8);
+  for (unsigned int b = 0; b < begun; b++) ring[qp.posted_end++ % IB_SEND_DEPTH] = (uint16_t)(unacked << 8);
   return qp;
 }
 
@@ -32,11 +32,11 @@ TEST(a_count_tells_what_arrived) {
       for (unsigned int delivered = 0; delivered <= unacked; delivered++) {
         uint32_t acked = starts[RAIL_COUNT_OF(starts) - 1 - s];
         struct ib_qp qp = qp_with(starts[s], acked, unacked, 2);
-        uint32_t entries = qp.posted_tail - qp.posted_head;
-        CHECK_INT(ib_posted_reconcile(&qp, acked + delivered, over, &nover), unacked - delivered);
-        CHECK_INT(qp.posted_tail - qp.posted_head, unacked - delivered);
+        uint32_t entries = qp.posted_end - qp.posted_first;
+        CHECK_INT(ib_posted_split(&qp, acked + delivered, over, &nover), unacked - delivered);
+        CHECK_INT(qp.posted_end - qp.posted_first, unacked - delivered);
         for (unsigned int i = 0; i < unacked - delivered; i++) /* in order, the oldest first */
-          CHECK_INT(ring[(qp.posted_head + i) % IB_SEND_DEPTH], (delivered + i) << 8 | 5 << 1 | 1);
+          CHECK_INT(ring[(qp.posted_first + i) % IB_SEND_DEPTH], (delivered + i) << 8 | 5 << 1 | 1);
         CHECK_INT(nover, entries - (unacked - delivered));
         unsigned int tails = 0;
         for (unsigned int i = 0; i < nover; i++) tails += over[i] & 1;
@@ -51,9 +51,9 @@ TEST(a_count_that_cannot_be) {
     static const int wrong[] = {-1, 5, 1000, 1 << 30};
     for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
       struct ib_qp qp = qp_with(7, acked, 4, 1);
-      const uint32_t tail = qp.posted_tail;
-      CHECK(ib_posted_reconcile(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_RECONCILE_INVALID);
-      CHECK(nover == 0 && qp.posted_tail == tail); /* nothing has changed */
+      const uint32_t tail = qp.posted_end;
+      CHECK(ib_posted_split(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_RECONCILE_INVALID);
+      CHECK(nover == 0 && qp.posted_end == tail); /* nothing has changed */
     }
   }
 }
@@ -61,12 +61,12 @@ TEST(a_count_that_cannot_be) {
 TEST(a_full_ring) {
   uint16_t over[IB_SEND_DEPTH];
   unsigned int nover;
-  struct ib_qp qp = {.posted = ring, .posted_head = 100, .posted_tail = 100 + IB_SEND_DEPTH};
+  struct ib_qp qp = {.posted = ring, .posted_first = 100, .posted_end = 100 + IB_SEND_DEPTH};
   for (unsigned int i = 0; i < IB_SEND_DEPTH; i++) ring[i] = 1;
   atomic_init(&qp.tails, IB_SEND_DEPTH);
-  CHECK_INT(ib_posted_reconcile(&qp, 0, over, &nover), IB_SEND_DEPTH);
+  CHECK_INT(ib_posted_split(&qp, 0, over, &nover), IB_SEND_DEPTH);
   CHECK_INT(nover, 0);
-  CHECK_INT(ib_posted_reconcile(&qp, IB_SEND_DEPTH, over, &nover), 0);
+  CHECK_INT(ib_posted_split(&qp, IB_SEND_DEPTH, over, &nover), 0);
   CHECK_INT(nover, IB_SEND_DEPTH);
 }
 
@@ -74,8 +74,8 @@ TEST(a_full_ring) {
 
 /* The loss of a QP, as if the peer had been told already; from `peer` on it has said that nothing came over it. */
 static void lose_qp(struct ib_comm *comm, unsigned int qp, bool peer) {
-  atomic_store(&comm->failover->paths[qp].answered, true);
-  ib_path_fault(comm, qp, IB_PATH_FAULT_EVENT | (peer ? IB_PATH_FAULT_PEER : 0));
+  atomic_store(&comm->failover->qps[qp].answered, true);
+  ib_qp_fault(comm, qp, IB_FAULT_EVENT | (peer ? IB_FAULT_PEER_STOPPED : 0));
 }
 
 /* Two are lost. The part of one is half written again when the other one's turn comes. */
@@ -97,14 +97,14 @@ TEST(what_was_begun_is_ended_first) {
   }
   CHECK_OK(ib_progress(p.rc)); /* the announcements arrive */
   for (int i = 0; i < 3; i++) CHECK((sends[i] = pair_isend(&p, out[i], sizes[i], i, mh_out)) != NULL);
-  for (unsigned int i = 0; i < 3; i++) CHECK_INT(p.sc->qps[i].posted_tail, 1); /* a message each */
+  for (unsigned int i = 0; i < 3; i++) CHECK_INT(p.sc->qps[i].posted_end, 1); /* a message each */
   p.sc->qps[0].sq_avail = p.sc->qps[3].sq_avail = 2; /* of the 4 that the largest takes */
   lose_qp(p.sc, 1, false);
   lose_qp(p.sc, 2, true);
   CHECK_OK(ib_failover_run(p.sc));
-  for (int i = 0; i < 9 && p.sc->failover->paths[2].state != IB_PATH_DOWN; i++) CHECK_OK(ib_progress(p.sc));
+  for (int i = 0; i < 9 && p.sc->failover->qps[2].state != IB_FAILOVER_DOWN; i++) CHECK_OK(ib_progress(p.sc));
   CHECK(ib_send_comm_of(p.sc)->resend.posted && ib_send_comm_of(p.sc)->resend_of == 2);
-  CHECK_INT(p.sc->failover->paths[1].state, IB_PATH_STOPPED);
+  CHECK_INT(p.sc->failover->qps[1].state, IB_FAILOVER_AWAIT_PEER);
   lose_qp(p.sc, 1, true);
   for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(sends[i], RAIL_OK), sizes[i]);
   for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(recvs[i], RAIL_OK), sizes[i]);
@@ -132,9 +132,9 @@ TEST(a_second_stopped_is_a_protocol_error) {
   p.sc->qps[0].sq_avail = p.sc->qps[1].sq_avail = p.sc->qps[3].sq_avail = 2; /* of the 4 that the largest takes */
   lose_qp(p.sc, 2, true);
   CHECK_OK(ib_failover_run(p.sc));
-  for (int i = 0; i < 9 && p.sc->failover->paths[2].state != IB_PATH_DOWN; i++) CHECK_OK(ib_progress(p.sc));
+  for (int i = 0; i < 9 && p.sc->failover->qps[2].state != IB_FAILOVER_DOWN; i++) CHECK_OK(ib_progress(p.sc));
   CHECK(ib_send_comm_of(p.sc)->resend.posted && ib_send_comm_of(p.sc)->resend_of == 2);
-  ib_path_fault(p.sc, 2, IB_PATH_FAULT_PEER);
+  ib_qp_fault(p.sc, 2, IB_FAULT_PEER_STOPPED);
   CHECK_INT(ib_failover_run(p.sc), RAIL_REMOTE_ERROR);
   CHECK(strstr(pair_line, "sent a second STOPPED for lost queue pair 2"));
   int done = 0;
@@ -150,22 +150,22 @@ TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
   struct pair p;
   pair_open(&p, &shape);
   CHECK_OK(ib_failover_init(p.rc));
-  struct ib_path *half_made = &p.rc->failover->paths[1], *verified = &p.rc->failover->paths[2];
-  half_made->state = IB_PATH_REBUILDING;
+  struct ib_failover_qp *half_made = &p.rc->failover->qps[1], *verified = &p.rc->failover->qps[2];
+  half_made->state = IB_FAILOVER_REBUILDING;
   half_made->next.state = IB_QP_INIT;
-  verified->state = IB_PATH_VERIFYING;
+  verified->state = IB_FAILOVER_VERIFYING;
   verified->verified = true;
-  for (struct ib_path *path = half_made; path <= verified; path++) {
-    atomic_store(&path->answered, true);
-    atomic_store(&path->events, IB_PATH_PEER_NEW);
-    ib_path_fault(p.rc, (unsigned int)(path - p.rc->failover->paths), IB_PATH_FAULT_PEER);
+  for (struct ib_failover_qp *fq = half_made; fq <= verified; fq++) {
+    atomic_store(&fq->answered, true);
+    atomic_store(&fq->events, IB_EVENT_PEER_NEW);
+    ib_qp_fault(p.rc, (unsigned int)(fq - p.rc->failover->qps), IB_FAULT_PEER_STOPPED);
   }
   CHECK_OK(ib_failover_run(p.rc));
-  CHECK_INT(half_made->state, IB_PATH_DOWN);
-  CHECK_INT(verified->state, IB_PATH_STOPPING);
+  CHECK_INT(half_made->state, IB_FAILOVER_DOWN);
+  CHECK_INT(verified->state, IB_FAILOVER_AWAIT_FLUSH);
   CHECK(!atomic_load(&verified->send_ready));
-  CHECK_INT(atomic_load(&half_made->events) & IB_PATH_PEER_NEW, IB_PATH_PEER_NEW);
-  CHECK_INT(atomic_load(&verified->events) & IB_PATH_PEER_NEW, IB_PATH_PEER_NEW);
+  CHECK_INT(atomic_load(&half_made->events) & IB_EVENT_PEER_NEW, IB_EVENT_PEER_NEW);
+  CHECK_INT(atomic_load(&verified->events) & IB_EVENT_PEER_NEW, IB_EVENT_PEER_NEW);
   pair_close(&p);
   rail_log_set_sink(log_capture);
 }
@@ -178,15 +178,15 @@ TEST(faults_of_before_are_not_the_new_queue_pairs) {
     struct pair p;
     pair_open(&p, &shape);
     CHECK_OK(ib_failover_init(p.rc));
-    struct ib_path *path = &p.rc->failover->paths[1];
-    path->next = p.rc->qps[1];
+    struct ib_failover_qp *fq = &p.rc->failover->qps[1];
+    fq->next = p.rc->qps[1];
     p.rc->qps[1].qp = NULL; /* dropped; the same verbs object comes back */
-    path->state = IB_PATH_REBUILDING;
-    atomic_store(&path->faults, IB_PATH_FAULT_EVENT | IB_PATH_FAULT_POST | IB_PATH_FAULT_PORT);
+    fq->state = IB_FAILOVER_REBUILDING;
+    atomic_store(&fq->faults, IB_FAULT_EVENT | IB_FAULT_POST | IB_FAULT_PORT);
     atomic_store(&p.ports[0].faults, down ? IB_PORT_DOWN : 0);
     CHECK_OK(ib_failover_run(p.rc));
-    CHECK_INT(path->state, down ? IB_PATH_STOPPING : IB_PATH_VERIFYING);
-    CHECK_INT(atomic_load(&path->faults), down ? IB_PATH_FAULT_PORT : 0);
+    CHECK_INT(fq->state, down ? IB_FAILOVER_AWAIT_FLUSH : IB_FAILOVER_VERIFYING);
+    CHECK_INT(atomic_load(&fq->faults), down ? IB_FAULT_PORT : 0);
     pair_close(&p);
   }
   rail_log_set_sink(log_capture);
@@ -194,19 +194,19 @@ TEST(faults_of_before_are_not_the_new_queue_pairs) {
 
 /* A subnet manager that has been restarted may give a port another LID; the peer's address vectors have the old one. */
 TEST(a_port_of_infiniband_comes_back_with_its_addresses) {
-  static const struct { bool gid; const char *now; enum ib_path_state state; } rows[] = {
-    {true, "port emu0 1 lid=9", IB_PATH_REBUILDING},
-    {true, "port emu0 1 lid=10", IB_PATH_DOWN},
-    {true, "gid emu0 1 0 none; gid emu0 1 2 fe80::1 type=ib", IB_PATH_REBUILDING}, /* at another index */
-    {true, "gid emu0 1 0 fe80::77 type=ib", IB_PATH_DOWN},
-    {false, "gid emu0 1 0 fe80::77 type=ib", IB_PATH_REBUILDING}, /* the handshake had none */
+  static const struct { bool gid; const char *now; enum ib_failover_state state; } rows[] = {
+    {true, "port emu0 1 lid=9", IB_FAILOVER_REBUILDING},
+    {true, "port emu0 1 lid=10", IB_FAILOVER_DOWN},
+    {true, "gid emu0 1 0 none; gid emu0 1 2 fe80::1 type=ib", IB_FAILOVER_REBUILDING}, /* at another index */
+    {true, "gid emu0 1 0 fe80::77 type=ib", IB_FAILOVER_DOWN},
+    {false, "gid emu0 1 0 fe80::77 type=ib", IB_FAILOVER_REBUILDING}, /* the handshake had none */
   };
   static const struct pair_shape shape = {1, 2, 1, 12, 4, 0};
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
     struct pair p;
     pair_open(&p, &shape);
     CHECK_OK(ib_failover_init(p.rc));
-    struct ib_path *path = &p.rc->failover->paths[1];
+    struct ib_failover_qp *fq = &p.rc->failover->qps[1];
     struct ib_rail *rail = &p.rc->rails[0];
     rail->port->roce = false;
     rail->gid_index = 0;
@@ -215,11 +215,11 @@ TEST(a_port_of_infiniband_comes_back_with_its_addresses) {
     if (rows[i].gid) rail->gid[0] = 0xfe, rail->gid[1] = 0x80, rail->gid[15] = 1;
     p.rc->remote_rails[0].gid_type = IB_GID_IB;
     ib_comm_drop_qp(&p.rc->qps[1]);
-    path->state = IB_PATH_REBUILDING;
+    fq->state = IB_FAILOVER_REBUILDING;
     emu_do("port emu0 1 link=ib lid=9; gid emu0 1 0 fe80::1 type=ib; gid emu0 1 2 none");
     emu_do(rows[i].now);
     CHECK_OK(ib_failover_run(p.rc));
-    CHECK_MSG(path->state == rows[i].state, "row %zu: state %d", i, path->state);
+    CHECK_MSG(fq->state == rows[i].state, "row %zu: state %d", i, fq->state);
     emu_do("port emu0 1 link=eth");
     ib_return_close(p.rc);
     pair_close(&p);
@@ -240,15 +240,15 @@ static void refuse_a_write(int posted) {
   memset(in, 0, sizeof in);
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)((i * 7) + (i >> 8) + 1);
   void *recv = pair_irecv(&p, in, sizeof in, 5, mh_in);
-  atomic_store(&p.sc->failover->paths[0].answered, true);
+  atomic_store(&p.sc->failover->qps[0].answered, true);
   snprintf(script, sizeof script, "fail post_send from=%d errno=ENOMEM", posted + 1);
   emu_do(script);
   void *send = pair_isend(&p, out, sizeof out, 5, mh_out);
   CHECK(send);
-  CHECK_INT(atomic_load(&p.sc->failover->paths[0].faults), IB_PATH_FAULT_POST);
+  CHECK_INT(atomic_load(&p.sc->failover->qps[0].faults), IB_FAULT_POST);
   for (int i = 0; i < 3; i++) CHECK_OK(ib_progress(p.sc));
-  CHECK_INT(p.sc->failover->paths[0].state, IB_PATH_STOPPED);
-  ib_path_fault(p.sc, 0, IB_PATH_FAULT_PEER);
+  CHECK_INT(p.sc->failover->qps[0].state, IB_FAILOVER_AWAIT_PEER);
+  ib_qp_fault(p.sc, 0, IB_FAULT_PEER_STOPPED);
   CHECK_INT(pair_finish(send, RAIL_OK), sizeof out);
   CHECK_INT(pair_finish(recv, RAIL_OK), sizeof in);
   for (size_t i = 0; i < sizeof in; i++) CHECK_MSG(in[i] == out[i], "%d posted: byte %zu was never written", posted, i);
@@ -275,18 +275,18 @@ TEST(messages_take_the_queue_pairs_that_are_up) {
     unsigned int ndown = (unsigned int)(down < 0 ? -down : down);
     uint32_t before[4], sum = 0;
     for (unsigned int i = 0; i < 4; i++)
-      p.sc->failover->paths[i].state = i < ndown ? IB_PATH_REBUILDING : IB_PATH_UP;
-    ib_send_use_paths(sc);
+      p.sc->failover->qps[i].state = i < ndown ? IB_FAILOVER_REBUILDING : IB_FAILOVER_UP;
+    ib_send_use_up(sc);
     CHECK_INT(sc->nlive, 4 - ndown);
     CHECK_INT(sc->most_parts, parts[ndown]);
-    for (unsigned int i = 0; i < 4; i++) before[i] = p.sc->qps[i].posted_tail;
+    for (unsigned int i = 0; i < 4; i++) before[i] = p.sc->qps[i].posted_end;
     for (int i = 0; i < 12; i++) {
       void *recv = pair_irecv(&p, in, sizeof in, 1, mh_in), *send = pair_isend(&p, out, sizeof out, 1, mh_out);
       pair_finish(send, RAIL_OK);
       pair_finish(recv, RAIL_OK);
     }
     for (unsigned int i = 0; i < 4; i++) {
-      uint32_t posted = p.sc->qps[i].posted_tail - before[i];
+      uint32_t posted = p.sc->qps[i].posted_end - before[i];
       CHECK_INT(posted, i < ndown ? 0 : 12 / (4 - ndown));
       sum += posted;
     }
@@ -324,7 +324,7 @@ TEST(an_idle_receiver_answers) {
   CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_STOPPED);
   CHECK(got == number(1, 5));
   CHECK_INT(recv_frame(peer, &got, 50), -1); /* once */
-  CHECK(FAULTS(comm) & IB_COMM_PATHS);
+  CHECK(FAULTS(comm) & IB_COMM_FAILOVER);
   close_comm(comm, peer);
 }
 
@@ -334,7 +334,7 @@ TEST(a_busy_receiver_answers_when_it_is_done) {
   struct ib_comm *comm = comm_with(false, &peer);
   ib_outstanding_set(comm, 1);
   send_stopped(peer, number(0, 0));
-  RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 5000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 5000);
   CHECK_INT(recv_frame(peer, &got, 50), -1);
   ib_qp_count_tail(&comm->qps[0]);
   ib_outstanding_set(comm, 0); /* by its last test, which found something to poll */
@@ -348,18 +348,18 @@ TEST(behind_stopped_nothing_of_the_same_try_is_sent) {
   int peer;
   uint64_t got = 0;
   struct ib_comm *comm = comm_with(false, &peer);
-  struct ib_path *path = &comm->failover->paths[1];
+  struct ib_failover_qp *fq = &comm->failover->qps[1];
   send_stopped(peer, number(1, 0));
   CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_STOPPED);
-  atomic_store(&path->send_new, true);
-  atomic_store(&path->send_ready, true);
+  atomic_store(&fq->send_new, true);
+  atomic_store(&fq->send_ready, true);
   atomic_store(&comm->failover->frames, true);
   CHECK(rail_watch_wake(&comm->watched));
   CHECK_INT(recv_frame(peer, &got, 50), -1);
   close_comm(comm, peer);
 }
 
-/* With every limit off, too, the watch thread says when a path is to be tried again. */
+/* With every limit off, too, the watch thread says when a QP is to be tried again. */
 TEST(a_return_by_time_needs_no_limits) {
   const int64_t were[] = {ib_params.deadline_ms, ib_params.peer_ms, ib_params.peer_warn_ms};
   int peer;
@@ -367,7 +367,7 @@ TEST(a_return_by_time_needs_no_limits) {
   struct ib_comm *comm = comm_with(false, &peer);
   atomic_store(&comm->failover->retry_at, rail_deadline_in_ms(10));
   CHECK_INT(FAULTS(comm), 0);
-  RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 5000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 5000);
   CHECK_INT(recv_frame(peer, NULL, 0), -1); /* it sends nothing */
   close_comm(comm, peer);
   ib_params.deadline_ms = were[0], ib_params.peer_ms = were[1], ib_params.peer_warn_ms = were[2];
@@ -379,9 +379,9 @@ TEST(a_sender_leaves_it_to_its_caller) {
   uint64_t got = 0;
   struct ib_comm *comm = comm_with(true, &peer);
   send_stopped(peer, number(1, 3));
-  RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 5000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 5000);
   CHECK_INT(recv_frame(peer, &got, 50), -1);
-  CHECK_INT(atomic_load(&comm->failover->paths[1].peer_count), 3);
+  CHECK_INT(atomic_load(&comm->failover->qps[1].peer_count), 3);
   close_comm(comm, peer);
 }
 

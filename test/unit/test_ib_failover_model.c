@@ -16,7 +16,7 @@
 
 enum { MSGS = 3, QPS = 3, WIRE = 6, FRAMES = 4 * QPS, NONE = 0xff };
 /* A sender's QP is never FLUSHED. */
-enum { UP, STOPPING, FLUSHED, STOPPED, DOWN, REBUILDING, VERIFYING };
+enum { UP, AWAIT_FLUSH, FLUSHED, AWAIT_PEER, DOWN, REBUILDING, VERIFYING };
 enum flaw {
   RIGHT, COUNT_TOO_EARLY, NO_WAIT_FOR_RECEIVER, IGNORE_COUNT, ANSWER_WHEN_BUSY, KEEP_COUNT, STALE_COMPLETIONS,
   NEW_OUTLIVES_STOPPED, RETURN_GOES_ON, FLAWS
@@ -162,7 +162,7 @@ static void arrives(struct state s, unsigned int q) {
   if (!p->nwire) return;
   uint8_t packet = take_first(&p->nwire, p->wire);
   int m = packet >> 1;
-  if (p->r <= STOPPING || p->r == VERIFYING) {
+  if (p->r <= AWAIT_FLUSH || p->r == VERIFYING) {
     if (s.counted[m]) wrong("bytes are written into a buffer that was given back");
     if (packet & 1) {
       if (has_body(m) && !s.body[m]) wrong("a tail came before its body");
@@ -197,7 +197,7 @@ static void receiver_polls(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
   if (!p->ncqe) return;
   uint8_t m = take_first(&p->ncqe, p->cqe);
-  if (p->r < STOPPED || p->r == VERIFYING || model.flaw == COUNT_TOO_EARLY) {
+  if (p->r < AWAIT_PEER || p->r == VERIFYING || model.flaw == COUNT_TOO_EARLY) {
     if (s.counted[m]) wrong("a part is counted twice");
     p->counted++;
     s.counted[m] = 1;
@@ -227,34 +227,34 @@ static bool lose(struct state *s, uint8_t *side, bool sender, bool by_frame) {
   if (by_frame && *side == DOWN) wrong("STOPPED of a queue pair that is down"); /* the plugin's protocol error */
   if ((*side == UP && up(s, sender) == 1) || (!by_frame && s->losses == model.losses)) return false;
   s->losses += !by_frame;
-  *side = half_made ? STOPPED : STOPPING;
+  *side = half_made ? AWAIT_PEER : AWAIT_FLUSH;
   return true;
 }
 
 static void sender_loses(struct state s, unsigned int q, bool by_frame) {
   if (!lose(&s, &s.qp[q].s, true, by_frame)) return;
-  if (s.qp[q].s == STOPPED) sender_tells(&s, q);
+  if (s.qp[q].s == AWAIT_PEER) sender_tells(&s, q);
   reach(&s);
 }
 static void receiver_loses(struct state s, unsigned int q, bool by_frame) {
   if (!lose(&s, &s.qp[q].r, false, by_frame)) return;
-  if (s.qp[q].r == STOPPED) receiver_tells(&s, q);
+  if (s.qp[q].r == AWAIT_PEER) receiver_tells(&s, q);
   reach(&s);
 }
 
 static void sender_stops(struct state s, unsigned int q) {
-  if (s.qp[q].s != STOPPING) return;
-  s.qp[q].s = STOPPED;
+  if (s.qp[q].s != AWAIT_FLUSH) return;
+  s.qp[q].s = AWAIT_PEER;
   sender_tells(&s, q);
   reach(&s);
 }
 
 static void receiver_stops(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
-  if (p->r == STOPPING) {
+  if (p->r == AWAIT_FLUSH) {
     p->r = FLUSHED;
   } else if (p->r == FLUSHED && (!p->ncqe || model.flaw == COUNT_TOO_EARLY)) {
-    p->r = STOPPED;
+    p->r = AWAIT_PEER;
     receiver_tells(&s, q);
   } else {
     return;
@@ -302,8 +302,8 @@ static void sender_reconciles(struct state s, unsigned int q) {
   bool wait = model.flaw != NO_WAIT_FOR_RECEIVER;
   uint16_t ring[IB_SEND_DEPTH], over[IB_SEND_DEPTH];
   unsigned int nover;
-  if (p->s != STOPPED || (wait && !p->s_peer)) return;
-  struct ib_qp qp = {.posted = ring, .posted_tail = p->nring};
+  if (p->s != AWAIT_PEER || (wait && !p->s_peer)) return;
+  struct ib_qp qp = {.posted = ring, .posted_end = p->nring};
   uint8_t unacked = 0;
   for (unsigned int i = 0; i < p->nring; i++) {
     ring[i] = p->ring[i];
@@ -311,7 +311,7 @@ static void sender_reconciles(struct state s, unsigned int q) {
   }
   atomic_init(&qp.tails, p->posted_tails);
   uint32_t count = wait && model.flaw != IGNORE_COUNT ? p->count : p->posted_tails - unacked;
-  if (ib_posted_reconcile(&qp, count, over, &nover) == IB_RECONCILE_INVALID) {
+  if (ib_posted_split(&qp, count, over, &nover) == IB_RECONCILE_INVALID) {
     wrong("a count that cannot be");
     return;
   }
@@ -319,7 +319,7 @@ static void sender_reconciles(struct state s, unsigned int q) {
   p->s = DOWN;
   p->s_peer = p->s_answered = p->count = p->posted_tails = 0;
   memset(p->ring, 0, sizeof p->ring);
-  p->nring = (uint8_t)(qp.posted_tail - qp.posted_head);
+  p->nring = (uint8_t)(qp.posted_end - qp.posted_first);
   for (unsigned int i = 0; i < p->nring; i++) p->ring[i] = (uint8_t)ring[i];
   if (s.part_qp == q) { /* begun over it: begins again */
     s.sends = s.part;
@@ -330,7 +330,7 @@ static void sender_reconciles(struct state s, unsigned int q) {
 
 static void receiver_reconciles(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
-  if (p->r != STOPPED || !p->r_peer) return;
+  if (p->r != AWAIT_PEER || !p->r_peer) return;
   p->r = DOWN, p->r_peer = p->r_answered = p->r_verified = 0;
   if (model.flaw != KEEP_COUNT) p->counted = 0;
   reach(&s);

@@ -223,7 +223,7 @@ static void *lose_a_read(struct ib_flush **flush, bool answered) {
   open_one(IB_FLUSH_ALWAYS);
   *flush = open_good();
   CHECK_OK(ib_failover_init(p.rc));
-  for (int i = 0; i < 2; i++) atomic_store(&p.rc->failover->paths[i].answered, answered);
+  for (int i = 0; i < 2; i++) atomic_store(&p.rc->failover->qps[i].answered, answered);
   emu_do("complete retry_exc_err op=read");
   return flush_of(1, 8, 0, NULL);
 }
@@ -232,9 +232,9 @@ TEST(a_failed_read_is_the_loss_of_its_rail) {
   struct ib_flush *flush;
   void *request = lose_a_read(&flush, true);
   for (int i = 0; i < 5; i++) CHECK_OK(ib_progress(p.rc));
-  CHECK_INT(p.rc->failover->paths[0].state, IB_PATH_STOPPED);
-  CHECK_INT(p.rc->failover->paths[1].state, IB_PATH_UP);
-  ib_path_fault(p.rc, 0, IB_PATH_FAULT_PEER);
+  CHECK_INT(p.rc->failover->qps[0].state, IB_FAILOVER_AWAIT_PEER);
+  CHECK_INT(p.rc->failover->qps[1].state, IB_FAILOVER_UP);
+  ib_qp_fault(p.rc, 0, IB_FAULT_PEER_STOPPED);
   pair_finish(request, RAIL_OK);
   CHECK(strstr(pair_line, "no acknowledgement came back") && strstr(pair_line, "RETRY_EXC_ERR"));
   close_one(flush);

@@ -339,8 +339,8 @@ TEST(what_waits_moves_to_the_queue_pairs_that_are_up) {
   set_rates(&s, 3, 2, 1);
   for (int i = 0; i < WINDOW; i++) begin(&s, i, MESSAGE);
   CHECK(!STAILQ_EMPTY(&s.sc->unposted));
-  s.sc->base.failover->paths[0].state = IB_PATH_STOPPING;
-  ib_send_use_paths(s.sc);
+  s.sc->base.failover->qps[0].state = IB_FAILOVER_AWAIT_FLUSH;
+  ib_send_use_up(s.sc);
   unsigned int waiting = 0;
   STAILQ_FOREACH(send, &s.sc->unposted, link)
     for (unsigned int i = send->part; i < send->nparts; i++, waiting++) CHECK(send->shares[i].qp != 0);
@@ -361,8 +361,8 @@ TEST(a_loss_is_no_measurement) {
   set_rates(&s, 1, 1, 1);
   begin(&s, 0, MESSAGE);
   CHECK(s.sc->stripe->routes[0].ends_at != UINT64_MAX);
-  s.sc->base.failover->paths[0].state = IB_PATH_STOPPING;
-  ib_send_use_paths(s.sc);
+  s.sc->base.failover->qps[0].state = IB_FAILOVER_AWAIT_FLUSH;
+  ib_send_use_up(s.sc);
   struct ib_qp *lost = &s.sc->base.qps[0];
   CHECK_INT(ib_send_reconcile(s.sc, lost, atomic_load(&lost->tails)), 0);
   lost->ignore_completions = true;

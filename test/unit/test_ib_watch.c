@@ -59,8 +59,8 @@ TEST(an_event_of_a_flush_queue_pair) {
   CHECK_OK(ib_watch_add(comm));
   snprintf(text, sizeof text, "event emu0 qp_fatal qp=%u", ib_recv_comm_of(comm)->flush->qps[0].qp->qp_num);
   emu_do(text);
-  RIG_WAIT(FAULTS(comm) & IB_COMM_PATHS, 1000);
-  for (int i = 0; i < 2; i++) RIG_WAIT(atomic_load(&comm->failover->paths[i].faults) == IB_PATH_FAULT_EVENT, 1000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 1000);
+  for (int i = 0; i < 2; i++) RIG_WAIT(atomic_load(&comm->failover->qps[i].faults) == IB_FAULT_EVENT, 1000);
   CHECK_INT(FAULTS(comm) & IB_COMM_QP_FATAL, 0);
   CHECK_OK(ib_close_recv(comm));
   ib_params_load();
