@@ -121,7 +121,7 @@ bool ib_comm_replace_qp(struct ib_comm *comm, struct ib_qp *qp, struct ib_qp *ne
     qp->max_inline = next->max_inline;
     qp->sq_avail = next->sq_avail;
     qp->rq_consumed = 0;
-    qp->posted_first = qp->posted_end = 0;
+    qp->posted.first = qp->posted.end = 0;
     qp->attr = next->attr;
     qp->ignore_completions = false;
     atomic_store(&qp->flushed, false);

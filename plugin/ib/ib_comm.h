@@ -224,7 +224,7 @@ struct ib_send_comm {
   unsigned int nlive, most_parts;        /* of a message */
   struct ib_qp *live[IB_MAX_QPS];        /* QPs that are in use */
   struct ib_stripe *stripe;              /* ib_stripe.h; NULL: parts are equal, and QPs take turns */
-  uint16_t *posted;                      /* what was posted, of all QPs (ib_qp.posted) */
+  struct ib_posted *posted;              /* of all QPs: the entries of ib_qp.posted */
   struct ib_cursor resend;               /* of the part that is being resent */
   uint16_t resend_of;                     /* the lost QP whose it was */
   struct ib_ring_wait tag_wait;     /* receives are posted, none of the send's tag */

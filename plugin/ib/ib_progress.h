@@ -63,7 +63,7 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
 rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
 /* Keeps in qp->posted the tails that are to be resent, and writes all other entries, which are over, into `over`
  * (IB_SEND_DEPTH). Pure. */
-unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover);
+unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 

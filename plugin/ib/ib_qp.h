@@ -39,6 +39,21 @@ struct ib_qp_sizes {
   uint32_t send_depth, recv_depth, inline_bytes; /* inline: wanted; less is accepted */
 };
 
+/* A sender's signaled write: of which send and part, and whether it is the part's tail. */
+struct ib_posted {
+  uint16_t send : 8, part : 7, tail : 1;
+};
+_Static_assert(IB_MAX_SENDS == 1 << 8 && IB_MAX_QPS == 1 << 7 && sizeof(struct ib_posted) == 2, "numbers fit");
+
+/* Those of one QP that have not completed, which they do in the order in which they were posted. */
+struct ib_posted_ring {
+  struct ib_posted *entries; /* IB_SEND_DEPTH */
+  uint32_t first, end;       /* the oldest; behind the newest. They count without end */
+};
+static inline struct ib_posted *ib_posted_at(const struct ib_posted_ring *ring, uint32_t number) {
+  return &ring->entries[number % IB_SEND_DEPTH];
+}
+
 struct ib_qp {
   struct ibv_qp *qp;
   enum ib_qp_state state;
@@ -53,8 +68,7 @@ struct ib_qp {
   bool ignore_completions;     /* set once the tail count is fixed: a receiver's when it sends STOPPED, a sender's
                                 * when reconciled (ib_failover.h) */
   _Atomic uint32_t tails;      /* last writes of parts: posted by a sender, counted by a receiver; modulo 2^32 */
-  uint16_t *posted;            /* a sender's signaled writes, a ring of IB_SEND_DEPTH (ib_send.c) */
-  uint32_t posted_first, posted_end; /* completed, posted: count without end */
+  struct ib_posted_ring posted; /* a sender's (ib_send.c) */
   uint32_t modify_tries;        /* of a transition that timed out */
   uint64_t modify_at;           /* when the next try is due */
   _Atomic bool flushed;         /* a receive WR was flushed after ib_qp_to_err */
@@ -62,14 +76,6 @@ struct ib_qp {
   struct ib_qp_sizes sizes;
   struct ib_qp_attr attr;
 };
-
-/* What `posted` has of a signaled write. */
-static inline uint16_t ib_posted_entry(unsigned int send, unsigned int part, bool tail) {
-  return (uint16_t)(send << 8 | part << 1 | tail);
-}
-static inline unsigned int ib_posted_send(uint16_t entry) { return entry >> 8; }
-static inline unsigned int ib_posted_part(uint16_t entry) { return entry >> 1 & 0x7f; }
-static inline bool ib_posted_is_tail(uint16_t entry) { return entry & 1; }
 
 /* The watch thread may read it. */
 static inline void ib_qp_count_tail(struct ib_qp *qp) {

@@ -55,7 +55,7 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
   sc->posted = calloc(comm->plan.nqps, IB_SEND_DEPTH * sizeof *sc->posted);
   if (!sc->posted) return false;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    comm->qps[i].posted = &sc->posted[i * IB_SEND_DEPTH];
+    comm->qps[i].posted.entries = &sc->posted[i * IB_SEND_DEPTH];
     comm->qps[i].wr_id = ib_wr_id(IB_WR_SEND, i, 0, 0);
     sc->live[i] = &comm->qps[i];
   }
@@ -265,7 +265,8 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   if (rail_unlikely(err)) return post_failed(sc, at, before, n, qp, err);
   at->posted = tail ? 0 : posted;
   at->qp = qp->index;
-  qp->posted[qp->posted_end++ % IB_SEND_DEPTH] = ib_posted_entry(send->number, number, tail);
+  *ib_posted_at(&qp->posted, qp->posted.end++) =
+    (struct ib_posted){.send = send->number & 0xff, .part = number & 0x7f, .tail = tail};
   if (tail) ib_qp_count_tail(qp);
   send->base.pending++;
   qp->sq_avail -= n;
@@ -393,14 +394,14 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
 
 RAIL_HOT_INLINE void signaled_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {
   qp->sq_avail += ib_wr_count(wc->wr_id);
-  qp->posted_first++;
+  qp->posted.first++;
   write_done(comm, &ib_send_comm_of(comm)->sends[ib_wr_arg(wc->wr_id)]);
 }
 
 /* Apart, so that a connection without striping pays a branch. */
 static __attribute__((noinline)) void striped_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {
   struct ib_send_comm *sc = ib_send_comm_of(comm);
-  ib_stripe_done(sc->stripe, qp, &sc->sends[ib_wr_arg(wc->wr_id)], qp->posted[qp->posted_first % IB_SEND_DEPTH]);
+  ib_stripe_done(sc->stripe, qp, &sc->sends[ib_wr_arg(wc->wr_id)], *ib_posted_at(&qp->posted, qp->posted.first));
   signaled_done(comm, qp, wc);
 }
 
@@ -426,25 +427,25 @@ void ib_send_use_up(struct ib_send_comm *sc) {
   if (sc->stripe) ib_stripe_use_live(sc);
 }
 
-unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, uint16_t *over, unsigned int *nover) {
-  uint32_t unacked = 0, kept = qp->posted_first;
-  for (uint32_t i = qp->posted_first; i != qp->posted_end; i++)
-    unacked += ib_posted_is_tail(qp->posted[i % IB_SEND_DEPTH]);
-  uint32_t delivered = count - (atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked);
+unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover) {
+  struct ib_posted_ring *ring = &qp->posted;
+  uint32_t unacked = 0, end = ring->first; /* tails; of what is kept */
+  for (uint32_t i = ring->first; i != ring->end; i++) unacked += ib_posted_at(ring, i)->tail;
+  const uint32_t acked = atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked;
+  uint32_t delivered = count - acked; /* of the unacked ones */
   *nover = 0;
   if (delivered > unacked) return IB_RECONCILE_INVALID;
-  for (uint32_t i = qp->posted_first; i != qp->posted_end; i++) {
-    uint16_t entry = qp->posted[i % IB_SEND_DEPTH];
-    bool tail = ib_posted_is_tail(entry);
-    if (tail && !delivered) {
-      qp->posted[kept++ % IB_SEND_DEPTH] = entry;
+  for (uint32_t i = ring->first; i != ring->end; i++) {
+    const struct ib_posted entry = *ib_posted_at(ring, i);
+    if (entry.tail && !delivered) {
+      *ib_posted_at(ring, end++) = entry;
       continue;
     }
-    delivered -= tail;
+    delivered -= entry.tail;
     over[(*nover)++] = entry;
   }
-  qp->posted_end = kept;
-  return kept - qp->posted_first;
+  ring->end = end;
+  return end - ring->first;
 }
 
 /* A part that was begun over a QP that is DOWN begins again, over another one. */
@@ -453,11 +454,11 @@ static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
 }
 
 unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count) {
-  uint16_t over[IB_SEND_DEPTH];
+  struct ib_posted over[IB_SEND_DEPTH];
   unsigned int nover, left = ib_posted_split(qp, count, over, &nover);
   if (left == IB_RECONCILE_INVALID) return left;
   for (unsigned int i = 0; i < nover; i++) {
-    struct ib_send *send = &sc->sends[ib_posted_send(over[i])];
+    struct ib_send *send = &sc->sends[over[i].send];
     if (sc->stripe) ib_stripe_done(sc->stripe, qp, send, over[i]);
     write_done(&sc->base, send);
   }
@@ -469,18 +470,17 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
 
 /* Over the QPs in turn. The entry stays until the part's tail is posted, and with it the request's `pending`. */
 RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost) {
-  while (lost->posted_first != lost->posted_end) {
-    uint16_t entry = lost->posted[lost->posted_first % IB_SEND_DEPTH];
-    struct ib_send *send = &sc->sends[ib_posted_send(entry)];
-    const unsigned int part = ib_posted_part(entry);
+  while (lost->posted.first != lost->posted.end) {
+    const struct ib_posted entry = *ib_posted_at(&lost->posted, lost->posted.first);
+    struct ib_send *send = &sc->sends[entry.send];
     struct ib_qp *qp = usable_qp(sc, &sc->resend, sc->live[sc->next_qp]);
     if (!qp) return RAIL_IN_PROGRESS;
     sc->resend_of = lost->index;
-    RAIL_TRY(post_batch(sc, send, part, &sc->resend, qp));
+    RAIL_TRY(post_batch(sc, send, entry.part, &sc->resend, qp));
     if (sc->resend.posted) continue;
-    if (sc->stripe) ib_stripe_move(sc->stripe, send, part, qp);
+    if (sc->stripe) ib_stripe_move(sc->stripe, send, entry.part, qp);
     if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;
-    lost->posted_first++;
+    lost->posted.first++;
     send->base.pending--; /* the write that was lost; the new one counts */
     rail_stats_add(&sc->base.stats[IB_COMM_RESENT], 1);
   }

@@ -391,9 +391,10 @@ void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
   if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
 }
 
-void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send, uint16_t entry) {
-  if (!ib_posted_is_tail(entry)) return;
-  const uint64_t size = send->shares[ib_posted_part(entry)].size;
+void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send,
+                    struct ib_posted entry) {
+  if (!entry.tail) return;
+  const uint64_t size = send->shares[entry.part].size;
   struct ib_stripe_route *route = route_of(stripe, qp);
   route->done += size;
   rail_stats_add(&stripe->stats[qp->rail][IB_RAIL_BYTES], size);

@@ -52,7 +52,8 @@ void ib_stripe_close(struct ib_send_comm *sc);
 /* Sets QP, place and size of each of a message's parts. send->nparts is the most it may have, and may become less. */
 void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send);
 /* A signaled write has completed: its entry in qp->posted. */
-void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send, uint16_t entry);
+void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send,
+                    struct ib_posted entry);
 
 /* The loss and the return of QPs. Other QPs are in sc->live: parts that are not posted move to those. */
 void ib_stripe_use_live(struct ib_send_comm *sc);

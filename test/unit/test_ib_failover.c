@@ -8,61 +8,68 @@
 
 /* ---- what a count settles --------------------------------------------------- */
 
-static uint16_t ring[IB_SEND_DEPTH];
+static struct ib_posted entries[IB_SEND_DEPTH];
+
+static void push(struct ib_qp *qp, unsigned int send, unsigned int part, bool tail) {
+  *ib_posted_at(&qp->posted, qp->posted.end++) =
+    (struct ib_posted){.send = send & 0xff, .part = part & 0x7f, .tail = tail};
+}
 
 /* A QP with so many parts that are not acknowledged, behind `acked` that are; part i has i % 3 writes before its tail,
  * and after the last come `begun` writes of one whose tail is not posted. */
 static struct ib_qp qp_with(uint32_t start, uint32_t acked, unsigned int unacked, unsigned int begun) {
-  struct ib_qp qp = {.posted = ring, .posted_first = start, .posted_end = start};
+  struct ib_qp qp = {.posted = {.entries = entries, .first = start, .end = start}};
   atomic_init(&qp.tails, acked + unacked);
   for (unsigned int i = 0; i < unacked; i++) {
-    for (unsigned int b = 0; b < i % 3; b++) ring[qp.posted_end++ % IB_SEND_DEPTH] = (uint16_t)(i << 8 | 5 << 1);
-    ring[qp.posted_end++ % IB_SEND_DEPTH] = (uint16_t)(i << 8 | 5 << 1 | 1);
+    for (unsigned int b = 0; b < i % 3; b++) push(&qp, i, 5, false);
+    push(&qp, i, 5, true);
   }
-  for (unsigned int b = 0; b < begun; b++) ring[qp.posted_end++ % IB_SEND_DEPTH] = (uint16_t)(unacked << 8);
+  for (unsigned int b = 0; b < begun; b++) push(&qp, unacked, 0, false);
   return qp;
 }
 
 TEST(a_count_tells_what_arrived) {
   static const uint32_t starts[] = {0, 500, UINT32_MAX - 3};
-  uint16_t over[IB_SEND_DEPTH];
+  struct ib_posted over[IB_SEND_DEPTH];
   unsigned int nover;
   for (size_t s = 0; s < RAIL_COUNT_OF(starts); s++)
     for (unsigned int unacked = 0; unacked <= 9; unacked++)
       for (unsigned int delivered = 0; delivered <= unacked; delivered++) {
         uint32_t acked = starts[RAIL_COUNT_OF(starts) - 1 - s];
         struct ib_qp qp = qp_with(starts[s], acked, unacked, 2);
-        uint32_t entries = qp.posted_end - qp.posted_first;
+        uint32_t before = qp.posted.end - qp.posted.first;
         CHECK_INT(ib_posted_split(&qp, acked + delivered, over, &nover), unacked - delivered);
-        CHECK_INT(qp.posted_end - qp.posted_first, unacked - delivered);
-        for (unsigned int i = 0; i < unacked - delivered; i++) /* in order, the oldest first */
-          CHECK_INT(ring[(qp.posted_first + i) % IB_SEND_DEPTH], (delivered + i) << 8 | 5 << 1 | 1);
-        CHECK_INT(nover, entries - (unacked - delivered));
+        CHECK_INT(qp.posted.end - qp.posted.first, unacked - delivered);
+        for (unsigned int i = 0; i < unacked - delivered; i++) { /* in order, the oldest first */
+          const struct ib_posted *left = ib_posted_at(&qp.posted, qp.posted.first + i);
+          CHECK(left->send == delivered + i && left->part == 5 && left->tail);
+        }
+        CHECK_INT(nover, before - (unacked - delivered));
         unsigned int tails = 0;
-        for (unsigned int i = 0; i < nover; i++) tails += over[i] & 1;
+        for (unsigned int i = 0; i < nover; i++) tails += over[i].tail;
         CHECK_INT(tails, delivered);
       }
 }
 
 TEST(a_count_that_cannot_be) {
-  uint16_t over[IB_SEND_DEPTH];
+  struct ib_posted over[IB_SEND_DEPTH];
   unsigned int nover;
   for (uint32_t acked = 0; acked < 3; acked++) {
     static const int wrong[] = {-1, 5, 1000, 1 << 30};
     for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
       struct ib_qp qp = qp_with(7, acked, 4, 1);
-      const uint32_t tail = qp.posted_end;
+      const uint32_t end = qp.posted.end;
       CHECK(ib_posted_split(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_RECONCILE_INVALID);
-      CHECK(nover == 0 && qp.posted_end == tail); /* nothing has changed */
+      CHECK(nover == 0 && qp.posted.end == end); /* nothing has changed */
     }
   }
 }
 
 TEST(a_full_ring) {
-  uint16_t over[IB_SEND_DEPTH];
+  struct ib_posted over[IB_SEND_DEPTH];
   unsigned int nover;
-  struct ib_qp qp = {.posted = ring, .posted_first = 100, .posted_end = 100 + IB_SEND_DEPTH};
-  for (unsigned int i = 0; i < IB_SEND_DEPTH; i++) ring[i] = 1;
+  struct ib_qp qp = {.posted = {.entries = entries, .first = 100, .end = 100 + IB_SEND_DEPTH}};
+  for (unsigned int i = 0; i < IB_SEND_DEPTH; i++) entries[i] = (struct ib_posted){.tail = 1};
   atomic_init(&qp.tails, IB_SEND_DEPTH);
   CHECK_INT(ib_posted_split(&qp, 0, over, &nover), IB_SEND_DEPTH);
   CHECK_INT(nover, 0);
@@ -97,7 +104,7 @@ TEST(what_was_begun_is_ended_first) {
   }
   CHECK_OK(ib_progress(p.rc)); /* the announcements arrive */
   for (int i = 0; i < 3; i++) CHECK((sends[i] = pair_isend(&p, out[i], sizes[i], i, mh_out)) != NULL);
-  for (unsigned int i = 0; i < 3; i++) CHECK_INT(p.sc->qps[i].posted_end, 1); /* a message each */
+  for (unsigned int i = 0; i < 3; i++) CHECK_INT(p.sc->qps[i].posted.end, 1); /* a message each */
   p.sc->qps[0].sq_avail = p.sc->qps[3].sq_avail = 2; /* of the 4 that the largest takes */
   lose_qp(p.sc, 1, false);
   lose_qp(p.sc, 2, true);
@@ -279,14 +286,14 @@ TEST(messages_take_the_queue_pairs_that_are_up) {
     ib_send_use_up(sc);
     CHECK_INT(sc->nlive, 4 - ndown);
     CHECK_INT(sc->most_parts, parts[ndown]);
-    for (unsigned int i = 0; i < 4; i++) before[i] = p.sc->qps[i].posted_end;
+    for (unsigned int i = 0; i < 4; i++) before[i] = p.sc->qps[i].posted.end;
     for (int i = 0; i < 12; i++) {
       void *recv = pair_irecv(&p, in, sizeof in, 1, mh_in), *send = pair_isend(&p, out, sizeof out, 1, mh_out);
       pair_finish(send, RAIL_OK);
       pair_finish(recv, RAIL_OK);
     }
     for (unsigned int i = 0; i < 4; i++) {
-      uint32_t posted = p.sc->qps[i].posted_end - before[i];
+      uint32_t posted = p.sc->qps[i].posted.end - before[i];
       CHECK_INT(posted, i < ndown ? 0 : 12 / (4 - ndown));
       sum += posted;
     }

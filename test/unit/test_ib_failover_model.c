@@ -300,14 +300,14 @@ static void frame_to_sender(struct state s) {
 static void sender_reconciles(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
   bool wait = model.flaw != NO_WAIT_FOR_RECEIVER;
-  uint16_t ring[IB_SEND_DEPTH], over[IB_SEND_DEPTH];
+  struct ib_posted ring[IB_SEND_DEPTH], over[IB_SEND_DEPTH];
   unsigned int nover;
   if (p->s != AWAIT_PEER || (wait && !p->s_peer)) return;
-  struct ib_qp qp = {.posted = ring, .posted_end = p->nring};
+  struct ib_qp qp = {.posted = {.entries = ring, .end = p->nring}};
   uint8_t unacked = 0;
   for (unsigned int i = 0; i < p->nring; i++) {
-    ring[i] = p->ring[i];
-    unacked += ring[i] & 1;
+    ring[i] = (struct ib_posted){.send = p->ring[i] >> 1, .tail = p->ring[i] & 1};
+    unacked += ring[i].tail;
   }
   atomic_init(&qp.tails, p->posted_tails);
   uint32_t count = wait && model.flaw != IGNORE_COUNT ? p->count : p->posted_tails - unacked;
@@ -315,12 +315,12 @@ static void sender_reconciles(struct state s, unsigned int q) {
     wrong("a count that cannot be");
     return;
   }
-  for (unsigned int i = 0; i < nover; i++) sent(&s, (uint8_t)over[i]);
+  for (unsigned int i = 0; i < nover; i++) sent(&s, (uint8_t)(over[i].send << 1 | over[i].tail));
   p->s = DOWN;
   p->s_peer = p->s_answered = p->count = p->posted_tails = 0;
   memset(p->ring, 0, sizeof p->ring);
-  p->nring = (uint8_t)(qp.posted_end - qp.posted_first);
-  for (unsigned int i = 0; i < p->nring; i++) p->ring[i] = (uint8_t)ring[i];
+  p->nring = (uint8_t)(qp.posted.end - qp.posted.first);
+  for (unsigned int i = 0; i < p->nring; i++) p->ring[i] = (uint8_t)(ring[i].send << 1 | ring[i].tail);
   if (s.part_qp == q) { /* begun over it: begins again */
     s.sends = s.part;
     s.part = s.part_qp = NONE;
