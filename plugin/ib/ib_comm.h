@@ -5,9 +5,9 @@
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
  * deregMr and close in its service thread. The watch thread writes `faults` and `peer_silent`; the progress thread
- * clears IB_COMM_STALLED and IB_COMM_FAILOVER. Each field names its thread where that is not the progress thread. isend,
- * irecv, iflush and a test without a loss take no lock; ib_mr.c has one for `mhandles`, and one lock orders stopping,
- * dropping and replacing QPs (ib_comm.c).
+ * clears IB_COMM_STALLED and IB_COMM_FAILOVER. Each field names its thread where that is not the progress thread.
+ * isend, irecv, iflush and a test without a loss take no lock; ib_mr.c has one for `mhandles`, and one lock orders
+ * stopping, dropping and replacing QPs (ib_comm.c).
  */
 #ifndef IB_COMM_H
 #define IB_COMM_H

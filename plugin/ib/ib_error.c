@@ -151,7 +151,7 @@ static const struct ib_rail *qp_rail(const struct ib_comm *comm, const struct ib
 }
 
 /* "GID 10.0.0.1 to 10.0.0.2, QP 0x11 to 0x12". */
-static const char *path(const struct ib_comm *comm, const struct ib_qp *qp, uint32_t qp_num, char text[PIECE]) {
+static const char *ends(const struct ib_comm *comm, const struct ib_qp *qp, uint32_t qp_num, char text[PIECE]) {
   char mine[IB_GID_TEXT], theirs[IB_GID_TEXT], lid[32] = "";
   if (!qp) {
     snprintf(text, PIECE, "QP %#x, connected to itself", qp_num);
@@ -224,7 +224,7 @@ rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc)
   if (!atomic_load(&comm->stopped)) {
     count_error(port);
     RAIL_WARN("RailIB: %s %s over %s (%s): %s (IBV_WC_%s, status %d, %s); %s%s; %s%s; check: %s",
-              operation(comm, wc, op), comm->peer_text, port->name, path(comm, qp, wc->qp_num, way), row->what,
+              operation(comm, wc, op), comm->peer_text, port->name, ends(comm, qp, wc->qp_num, way), row->what,
               row->name, (int)wc->status, vendor(port, wc->vendor_err, vend), budget(qp, tries),
               last_progress(comm, last), port_state(port, state), lost_before(comm, lost), row->check);
   }
@@ -283,7 +283,7 @@ rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const 
     count_error(port);
     RAIL_WARN("RailIB: %s %s over %s%s%s%s: %s: %s; %s%s; check: dmesg, driver and firmware; else " BUG,
               comm->sender ? "sending to" : "receiving from", comm->peer_text, port->name, qp ? " (" : "",
-              qp && qp->qp ? path(comm, qp, qp->qp->qp_num, way) : "", qp ? ")" : "", what,
+              qp && qp->qp ? ends(comm, qp, qp->qp->qp_num, way) : "", qp ? ")" : "", what,
               err > 0 ? strerror(err) : "failed", port_state(port, state), lost_before(comm, lost));
   }
   return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
@@ -294,4 +294,71 @@ rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const
   ib_failover_qp(comm, qp->index)->post_errno = err;
   ib_qp_fault(comm, qp->index, IB_FAULT_POST);
   return RAIL_OK;
+}
+
+/* ---- lost queue pairs -------------------------------------------------------------- */
+
+rail_result_t ib_error_last_qp(struct ib_comm *comm, unsigned int index, uint32_t faults) {
+  const struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (fq->has_wc) return ib_error_completion(comm, &fq->wc);
+  if (faults & IB_FAULT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", fq->post_errno);
+  if (faults & IB_FAULT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
+  if (faults & IB_FAULT_EVENT) return ib_error_faults(comm, IB_COMM_QP_FATAL);
+  return ib_error_faults(comm, IB_COMM_ALL_LOST);
+}
+
+rail_result_t ib_error_never_flushed(struct ib_comm *comm, unsigned int index, int ms) {
+  RAIL_WARN("RailIB: connection with %s over %s: lost queue pair %u (0x%x) does not stop within %d ms, so that it is "
+            "not known what it still writes; check: dmesg, driver and firmware", comm->peer_text,
+            ib_qp_port(comm, index)->name, index, comm->qps[index].qp->qp_num, ms);
+  return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
+}
+
+rail_result_t ib_error_bad_count(struct ib_comm *comm, unsigned int index, uint32_t count) {
+  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says that it has received %u parts over lost "
+            "queue pair %u, which cannot be; is it of another release?", comm->peer_text,
+            ib_qp_port(comm, index)->name, count, index);
+  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
+}
+
+rail_result_t ib_error_second_stopped(struct ib_comm *comm, unsigned int index) {
+  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer sent a second STOPPED for lost queue "
+            "pair %u; is it of another release?", comm->peer_text, ib_qp_port(comm, index)->name, index);
+  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
+}
+
+const char *ib_error_why_lost(const struct ib_comm *comm, unsigned int index) {
+  const struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  uint32_t faults = atomic_load(&fq->faults);
+  if (faults & IB_FAULT_DEVICE) return "its HCA failed";
+  if (faults & IB_FAULT_PORT) return "its port went down";
+  if (fq->has_wc && fq->wc.status != IBV_WC_WR_FLUSH_ERR) return ib_error_row(fq->wc.status)->what;
+  if (faults & IB_FAULT_EVENT) return "an asynchronous event said so";
+  if (faults & IB_FAULT_POST) return "a work request could not be posted";
+  if (faults & IB_FAULT_PEER_STOPPED) return "the peer has lost it, and its log says why";
+  return "it stopped without saying why";
+}
+
+rail_result_t ib_error_cannot_notify(struct ib_comm *comm, unsigned int index) {
+  RAIL_WARN("RailIB: connection with %s over %s: queue pair %u is lost (%s), and the peer cannot be notified: the oob "
+            "connection has ended or its network is down; check: the peer's log, the network of NCCL_SOCKET_IFNAME",
+            comm->peer_text, ib_qp_port(comm, index)->name, index, ib_error_why_lost(comm, index));
+  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
+}
+
+static double ms(uint64_t from, uint64_t to) { return from < to ? (double)(to - from) / 1e6 : 0; }
+
+void ib_error_report_loss(struct ib_comm *comm) {
+  const struct ib_failover *f = comm->failover;
+  const struct ib_failover_qp *fq = ib_failover_qp(comm, f->first);
+  char status[64] = "";
+  if (fq->has_wc) snprintf(status, sizeof status, " (IBV_WC_%s)", ib_error_row(fq->wc.status)->name);
+  RAIL_WARN("RailIB: %s %s over %s goes on without %u of %u queue pairs, the first of port %s to %s: %s%s; %u %s "
+            "resent; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, "
+            "%.1f ms until all was resent; %u queue pairs are left",
+            comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
+            comm->plan.nqps, ib_qp_port(comm, f->first)->name,
+            comm->remote_rails[comm->qps[f->first].remote_rail].name, fq->why_lost, status, f->resent,
+            comm->sender ? "parts were" : "clear-to-sends were", (double)f->idle_ns / 1e6, ms(f->noticed, f->switched),
+            ms(f->switched, rail_now_ns()), ib_count_qps_up(comm));
 }

@@ -11,7 +11,7 @@
 struct ib_error_row {
   enum ibv_wc_status status;
   rail_result_t result; /* where the fault is: the peer (remote), this host (system), this plugin (internal) */
-  bool path;            /* another queue pair may do better */
+  bool qp_only;         /* another queue pair may do better */
   const char *name;     /* without IBV_WC_ */
   const char *what;     /* what happened */
   const char *check;    /* what to do about it */
@@ -33,5 +33,22 @@ rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults);
 RAIL_COLD rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err);
 /* ibv_post_* or ibv_poll_cq failed with `err`. */
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err);
+
+/* ---- lost queue pairs (ib_failover.c): the line, and the comm fails ---- */
+
+/* The last one failed, by those faults of ib_failover_qp, or the peer refuses to go on. */
+rail_result_t ib_error_last_qp(struct ib_comm *comm, unsigned int index, uint32_t faults);
+/* In ERR for so long, and no receive WR was flushed. */
+rail_result_t ib_error_never_flushed(struct ib_comm *comm, unsigned int index, int ms);
+/* STOPPED with a count that cannot be. */
+rail_result_t ib_error_bad_count(struct ib_comm *comm, unsigned int index, uint32_t count);
+/* STOPPED of one that is DOWN: both sides have stopped it, and neither has begun another. */
+rail_result_t ib_error_second_stopped(struct ib_comm *comm, unsigned int index);
+/* STOPPED cannot be sent, and without the peer's nothing can be resent. */
+rail_result_t ib_error_cannot_notify(struct ib_comm *comm, unsigned int index);
+/* Words, of one that is not UP. */
+const char *ib_error_why_lost(const struct ib_comm *comm, unsigned int index);
+/* All that was lost at about the same time is resent: one warning, and the comm goes on. */
+void ib_error_report_loss(struct ib_comm *comm);
 
 #endif

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loss of a QP. It is noticed by a failed completion or post, an event of the QP, its port or its HCA, or because the
- * peer says so. From then on:
+ * Loss of a QP, in the order in which it happens. It is noticed by a failed completion or post, an event of the QP, its
+ * port or its HCA, or because the peer says so. From then on:
  *
- *   this side                                          the other side
- *   lose: QP to ERR, no longer used for anything new
- *   stop: polled until a receive WR is flushed
- *   STOPPED, with the receiver's count of tails  ────▶  the same, if it has not begun by itself
- *                                                ◀────  STOPPED
- *   reconcile: the sender completes what the receiver has, and resends the rest over other QPs; the receiver resends
- *   the clear-to-sends of its receives, if the QP carried those
+ *   this side                                            the other side
+ *   lose_qp      UP → AWAIT_FLUSH: QP to ERR, no longer used for anything new
+ *   await_flush  → AWAIT_PEER: a receive WR of it was flushed
+ *     STOPPED, with the receiver's count of tails  ────▶ the same, if it has not begun by itself
+ *                                                  ◀──── STOPPED
+ *   await_peer   → DOWN. A sender completes the parts that the receiver has counted (reconcile); a receiver takes
+ *                another QP for its CTS writes
+ *   resend       over QPs that are UP: a sender the parts that are left, a receiver the CTS of receives that are not
+ *                done
+ *   step_return  to REBUILDING, VERIFYING and UP again (ib_return.c)
  *
- * Nothing waits: ib_failover_run goes as far as it can, and the caller's next test that finds nothing to poll calls it
- * again. A receiver without requests is not tested, so the watch thread answers for it: all tails have been counted
- * then, because each belongs to a receive.
- *
- * From then on its return is awaited: ib_return.c.
+ * Nothing waits: ib_failover_run goes as far as it can with each QP, and the caller's next test that finds nothing to
+ * poll calls it again. A receiver without requests is not tested, so the watch thread answers for it: all tails have
+ * been counted then, because each belongs to a receive.
  *
  * The last QP is not given up here: its failure is the connection's, as without failover. A port that is down takes no
  * last QP either: the HCA's retries decide.
  */
 #include "plugin/ib/ib_failover.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/base/clock.h"
@@ -32,7 +32,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 
-#define STOP_MS 1000 /* a QP in ERR flushes within microseconds; one that takes so long does not */
+#define FLUSH_MS 1000 /* a QP in ERR flushes within microseconds; one that takes so long does not */
 
 /* A sender's receive WRs are posted here. They have to be there before a loss: Soft-RoCE does not look at what is
  * posted to a QP in ERR. */
@@ -49,6 +49,156 @@ rail_result_t ib_failover_init(struct ib_comm *comm) {
   return RAIL_OK;
 }
 
+/* ---- lost: the QP to ERR ------------------------------------------------------------ */
+
+static void move_to_err(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  fq->state = IB_FAILOVER_AWAIT_FLUSH;
+  fq->deadline = rail_deadline_in_ms(FLUSH_MS);
+  atomic_fetch_and(&fq->events, ~IB_EVENT_PORT_UP);
+  ib_comm_stop_qp(comm, index);
+  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+}
+
+/* False: it is the last one. */
+static bool lose_qp(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover *f = comm->failover;
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  struct ib_qp *qp = &comm->qps[index];
+  if (fq->state == IB_FAILOVER_VERIFYING) move_to_err(comm, index); /* nothing went over it */
+  if (fq->state != IB_FAILOVER_UP) return true;
+  if (ib_count_qps_up(comm) == 1) return false;
+  uint64_t now = rail_now_ns();
+  if (!f->open) {
+    f->open = true;
+    f->lost = f->resent = 0;
+    f->first = index;
+    f->noticed = now;
+    f->idle_ns = comm->last_progress && comm->last_progress < now ? now - comm->last_progress : 0;
+  }
+  f->lost++;
+  fq->lost_at = now;
+  move_to_err(comm, index);
+  if (comm->sender) {
+    ib_send_use_up(ib_send_comm_of(comm));
+  } else if (ib_recv_comm_of(comm)->cts == qp) {
+    ib_recv_comm_of(comm)->cts = NULL;
+  }
+  comm->probe_deadline = 0; /* it may have been for this QP */
+  rail_stats_add(&comm->stats[IB_COMM_LOST], 1);
+  return true;
+}
+
+/* The first completion that says why is kept. */
+static bool lose_qp_by(struct ib_comm *comm, unsigned int index, const struct ibv_wc *wc) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (fq->state == IB_FAILOVER_UP || (fq->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
+    fq->wc = *wc;
+    fq->has_wc = true;
+  }
+  return lose_qp(comm, index);
+}
+
+/* A flush QP has failed: its rail has. */
+static bool lose_rail(struct ib_comm *comm, const struct ibv_wc *wc) {
+  bool all = true;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (comm->qps[i].rail == ib_wr_qp(wc->wr_id)) all = lose_qp_by(comm, i, wc) && all;
+  return all;
+}
+
+bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
+  unsigned int index = ib_wr_qp(wc->wr_id);
+  if (!comm->failover || index >= comm->plan.nqps) return false;
+  if (!ib_error_row(wc->status)->qp_only) return false;
+  return ib_wr_kind(wc->wr_id) == IB_WR_FLUSH ? lose_rail(comm, wc) : lose_qp_by(comm, index, wc);
+}
+
+/* ---- what the watch thread has read, or a post returned ----------------------------- */
+
+/* Is there a QP over another port, and that port not down? */
+static bool has_better(const struct ib_comm *comm, unsigned int index) {
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (ib_failover_qp(comm, i)->state == IB_FAILOVER_UP && ib_qp_port(comm, i) != ib_qp_port(comm, index) &&
+        !(atomic_load(&ib_qp_port(comm, i)->faults) & IB_PORT_DOWN))
+      return true;
+  return false;
+}
+
+/* A port that is down may come back in time, and meanwhile its HCA goes on trying; with no better one it tries on. */
+static bool may_come_back(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  atomic_fetch_and(&fq->faults, ~IB_FAULT_PORT); /* before the look at it, or else its next fall is forgotten */
+  if (!(atomic_load(&ib_qp_port(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
+    fq->deadline = 0;
+    return true;
+  }
+  ib_qp_fault(comm, index, IB_FAULT_PORT); /* look again */
+  if (!fq->deadline) fq->deadline = rail_deadline_in_ms((uint64_t)ib_params.port_grace_ms);
+  return !rail_deadline_passed(fq->deadline);
+}
+
+/* Has STOPPED sent, once, with the receiver's count. False: there is no oob connection any more. */
+static bool tell_stopped(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  fq->state = IB_FAILOVER_AWAIT_PEER;
+  if (atomic_exchange(&fq->answered, true)) return true;
+  uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[index].tails, memory_order_relaxed);
+  atomic_store(&fq->own_count, count);
+  atomic_store(&fq->send_stopped, true);
+  atomic_store(&comm->failover->frames, true);
+  return rail_watch_wake(&comm->watched);
+}
+
+/* Ends a try to bring a QP back that failed; no data went over it. */
+static void abandon(struct ib_comm *comm, unsigned int index) {
+  ib_qp_destroy(&ib_failover_qp(comm, index)->next);
+  (void)tell_stopped(comm, index); /* without the oob connection there is no other try */
+}
+
+static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  uint32_t faults = atomic_load(&fq->faults);
+  if (!faults) return RAIL_OK;
+  if (faults & IB_FAULT_PEER_REFUSED) return ib_error_last_qp(comm, index, faults);
+  if (fq->state == IB_FAILOVER_DOWN)
+    return faults & IB_FAULT_PEER_STOPPED ? ib_error_second_stopped(comm, index) : RAIL_OK;
+  if (fq->state == IB_FAILOVER_REBUILDING) {
+    if (faults & IB_FAULT_PEER_STOPPED) abandon(comm, index);
+    return RAIL_OK;
+  }
+  if (faults == IB_FAULT_PORT && fq->state == IB_FAILOVER_UP && may_come_back(comm, index)) return RAIL_OK;
+  if (lose_qp(comm, index)) return RAIL_OK;
+  return ib_error_last_qp(comm, index, faults);
+}
+
+/* ---- stopped by both sides ---------------------------------------------------------- */
+
+/* AWAIT_FLUSH: ib_progress.c notes a flushed receive WR, behind which the HCA writes nothing for this QP. A HCA that
+ * failed writes nothing any more, and may flush nothing. */
+static rail_result_t await_flush(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  struct ib_qp *qp = &comm->qps[index];
+  if (fq->state != IB_FAILOVER_AWAIT_FLUSH) return RAIL_OK;
+  if (atomic_load(&ib_qp_port(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
+  if (!atomic_load(&qp->flushed))
+    return rail_deadline_passed(fq->deadline) ? ib_error_never_flushed(comm, index, FLUSH_MS) : RAIL_OK;
+  qp->ignore_completions = !comm->sender; /* STOPPED has the count: nothing more is counted */
+  return tell_stopped(comm, index) ? RAIL_OK : ib_error_cannot_notify(comm, index);
+}
+
+/* The next QP in its place begins with nothing, and may be stopped again. The peer's bit goes first: the watch thread
+ * answers one that is not answered. What was not sent before STOPPED goes before `answered`, which holds it back. */
+static void forget_counts(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  atomic_store_explicit(&comm->qps[index].tails, 0, memory_order_relaxed);
+  atomic_fetch_and(&fq->faults, ~IB_FAULT_PEER_STOPPED);
+  atomic_store(&fq->send_new, false);
+  atomic_store(&fq->send_ready, false);
+  atomic_store(&fq->answered, false);
+}
+
+/* No QP of the rail may be written over, or write, any more. */
 static bool is_down(const struct ib_comm *comm, unsigned int rail) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     enum ib_failover_state state = ib_failover_qp(comm, i)->state;
@@ -57,7 +207,108 @@ static bool is_down(const struct ib_comm *comm, unsigned int rail) {
   return true;
 }
 
-/* ---- the watch thread -------------------------------------------------------- */
+/* The sender is told how many tails of the lost QP the receiver has counted: those parts are done, the others stay in
+ * qp->posted for resend. */
+static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
+  const uint32_t count = atomic_load(&ib_failover_qp(comm, index)->peer_count);
+  const unsigned int left = ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], count);
+  if (left == IB_COUNT_INVALID) return ib_error_bad_count(comm, index, count);
+  forget_counts(comm, index);
+  comm->failover->resent += left;
+  return RAIL_OK;
+}
+
+/* The receiver has told its count; what it has to resend are CTS writes, if this QP carried them. What the rail's HCA
+ * has written is in place by now, because the peer has answered since: a rail without QPs is out of flushes, too. */
+static void move_cts_and_flushes(struct ib_comm *comm, unsigned int index) {
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  forget_counts(comm, index);
+  comm->failover->resent += ib_recv_move_cts(rc, index);
+  if (is_down(comm, comm->qps[index].rail)) ib_flush_lose_rail(rc, comm->qps[index].rail);
+}
+
+/* AWAIT_PEER: with STOPPED of both sides nothing of this QP can arrive any more. */
+static rail_result_t await_peer(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (fq->state != IB_FAILOVER_AWAIT_PEER || !(atomic_load(&fq->faults) & IB_FAULT_PEER_STOPPED)) return RAIL_OK;
+  fq->state = IB_FAILOVER_DOWN;
+  fq->why_lost = ib_error_why_lost(comm, index);
+  comm->qps[index].ignore_completions = true;
+  comm->failover->switched = rail_now_ns();
+  ib_return_schedule(fq);
+  if (comm->sender) return reconcile(comm, index);
+  move_cts_and_flushes(comm, index);
+  return RAIL_OK;
+}
+
+/* ---- resent ------------------------------------------------------------------------- */
+
+/* Over the QPs that are UP. Of a sender's parts one that is begun goes on first; then each lost QP's, the oldest first.
+ * RAIL_IN_PROGRESS: some wait for room in a send queue, or for the peer's STOPPED of another QP. */
+static rail_result_t resend_all(struct ib_comm *comm) {
+  if (!comm->sender) return ib_recv_resend(ib_recv_comm_of(comm));
+  struct ib_send_comm *sc = ib_send_comm_of(comm);
+  if (sc->resend.posted) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
+    if (ib_failover_qp(comm, i)->state == IB_FAILOVER_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
+  return RAIL_OK;
+}
+
+/* With nothing awaited and all resent the loss is over, and the log says so. */
+static rail_result_t resend(struct ib_comm *comm, bool awaits) {
+  rail_result_t result = resend_all(comm);
+  if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+  RAIL_TRY(result);
+  if (awaits) return RAIL_OK;
+  comm->failover->open = false;
+  ib_error_report_loss(comm);
+  return RAIL_OK;
+}
+
+/* ---- the return, and all steps in order ----------------------------------------------- */
+
+/* One step of the return of a QP, if it is on its way (ib_return.c). True: run again. Not of one that the peer has
+ * stopped: handle_faults ends that try, and what came after STOPPED is the next try's. */
+static bool step_return(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return false;
+  enum ib_return step = ib_return_step(comm, index);
+  if (step != IB_RETURN_FAILED) return step == IB_RETURN_GOES_ON;
+  if (fq->state == IB_FAILOVER_VERIFYING) {
+    move_to_err(comm, index);
+  } else if (fq->peer_known) {
+    abandon(comm, index);
+  } else { /* the peer knows nothing of it */
+    ib_qp_destroy(&fq->next);
+    atomic_store(&fq->send_new, false);
+    fq->state = IB_FAILOVER_DOWN;
+    ib_return_schedule(fq);
+  }
+  return true;
+}
+
+rail_result_t ib_failover_run(struct ib_comm *comm) {
+  struct ib_failover *f = comm->failover;
+  bool again = false, awaits = false;
+  atomic_fetch_and(&comm->faults, ~IB_COMM_FAILOVER);
+  if (!f) return RAIL_OK;
+  /* Those on their way back first, so that one that is UP by now counts when another is lost. */
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) again |= step_return(comm, i);
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    RAIL_TRY(handle_faults(comm, i));
+    RAIL_TRY(await_flush(comm, i));
+    RAIL_TRY(await_peer(comm, i));
+    const enum ib_failover_state state = ib_failover_qp(comm, i)->state;
+    awaits |= state == IB_FAILOVER_AWAIT_FLUSH || state == IB_FAILOVER_AWAIT_PEER;
+  }
+  const bool open = f->open; /* after its end, too: only then is what is DOWN rebuilt */
+  if (open) RAIL_TRY(resend(comm, awaits));
+  if (again || awaits || open) atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+  else atomic_store(&f->retry_at, ib_return_next(comm));
+  return RAIL_OK;
+}
+
+/* ---- the watch thread: events and frames, by which it sets faults ------------------- */
 
 static void fault_qps(struct ib_comm *comm, const struct ib_port *port, const struct ib_hca *hca, uint32_t fault) {
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++)
@@ -124,6 +375,8 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   return true;
 }
 
+/* ---- the watch thread: frames that it sends ----------------------------------------- */
+
 /* The peer has stopped a QP of which this side has said nothing yet. Nothing outstanding: no tail can come any more,
  * and all that came are counted. */
 static enum rail_oob_next answer(struct ib_comm *comm, struct ib_failover_qp *fq, enum rail_oob_next if_not) {
@@ -183,307 +436,4 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
   }
   if (unanswered || next == RAIL_OOB_FRAME) atomic_store(&comm->failover->frames, true);
   return next;
-}
-
-/* ---- losing a QP, by the progress thread -------------------------------------- */
-
-static void stop_qp(struct ib_comm *comm, unsigned int index) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  fq->state = IB_FAILOVER_AWAIT_FLUSH;
-  fq->deadline = rail_deadline_in_ms(STOP_MS);
-  atomic_fetch_and(&fq->events, ~IB_EVENT_PORT_UP);
-  ib_comm_stop_qp(comm, index);
-  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
-}
-
-/* False: it is the last one. */
-static bool lose(struct ib_comm *comm, unsigned int index) {
-  struct ib_failover *f = comm->failover;
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  struct ib_qp *qp = &comm->qps[index];
-  if (fq->state == IB_FAILOVER_VERIFYING) stop_qp(comm, index); /* nothing went over it */
-  if (fq->state != IB_FAILOVER_UP) return true;
-  if (ib_count_qps_up(comm) == 1) return false;
-  uint64_t now = rail_now_ns();
-  if (!f->open) {
-    f->open = true;
-    f->lost = f->resent = 0;
-    f->first = index;
-    f->noticed = now;
-    f->idle_ns = comm->last_progress && comm->last_progress < now ? now - comm->last_progress : 0;
-  }
-  f->lost++;
-  fq->lost_at = now;
-  stop_qp(comm, index);
-  if (comm->sender) {
-    ib_send_use_up(ib_send_comm_of(comm));
-  } else if (ib_recv_comm_of(comm)->cts == qp) {
-    ib_recv_comm_of(comm)->cts = NULL;
-  }
-  comm->probe_deadline = 0; /* it may have been for this QP */
-  rail_stats_add(&comm->stats[IB_COMM_LOST], 1);
-  return true;
-}
-
-/* The first completion that says why is kept. */
-static bool lose_by(struct ib_comm *comm, unsigned int index, const struct ibv_wc *wc) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  if (fq->state == IB_FAILOVER_UP || (fq->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
-    fq->wc = *wc;
-    fq->has_wc = true;
-  }
-  return lose(comm, index);
-}
-
-/* A flush QP has failed: its rail has. */
-static bool lose_rail(struct ib_comm *comm, const struct ibv_wc *wc) {
-  bool all = true;
-  for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (comm->qps[i].rail == ib_wr_qp(wc->wr_id)) all = lose_by(comm, i, wc) && all;
-  return all;
-}
-
-bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
-  unsigned int index = ib_wr_qp(wc->wr_id);
-  if (!comm->failover || index >= comm->plan.nqps) return false;
-  if (!ib_error_row(wc->status)->path) return false;
-  return ib_wr_kind(wc->wr_id) == IB_WR_FLUSH ? lose_rail(comm, wc) : lose_by(comm, index, wc);
-}
-
-/* ---- ends ---------------------------------------------------------------------- */
-
-/* The connection's error: the last QP failed, or the peer refuses to go on. */
-static rail_result_t fail_connection(struct ib_comm *comm, unsigned int index, uint32_t faults) {
-  const struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  if (fq->has_wc) return ib_error_completion(comm, &fq->wc);
-  if (faults & IB_FAULT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", fq->post_errno);
-  if (faults & IB_FAULT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
-  if (faults & IB_FAULT_EVENT) return ib_error_faults(comm, IB_COMM_QP_FATAL);
-  return ib_error_faults(comm, IB_COMM_ALL_LOST);
-}
-
-static rail_result_t not_stopped(struct ib_comm *comm, unsigned int index) {
-  RAIL_WARN("RailIB: connection with %s over %s: lost queue pair %u (0x%x) does not stop within %d ms, so that it is "
-            "not known what it still writes; check: dmesg, driver and firmware", comm->peer_text,
-            ib_qp_port(comm, index)->name, index, comm->qps[index].qp->qp_num, STOP_MS);
-  return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
-}
-
-static rail_result_t bad_count(struct ib_comm *comm, unsigned int index, uint32_t count) {
-  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer says that it has received %u parts over lost "
-            "queue pair %u, which cannot be; is it of another release?", comm->peer_text,
-            ib_qp_port(comm, index)->name, count, index);
-  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
-}
-
-/* STOPPED of a queue pair that is DOWN: both sides have reconciled it, and neither has begun another. */
-static rail_result_t stopped_twice(struct ib_comm *comm, unsigned int index) {
-  RAIL_WARN("RailIB: connection with %s over %s: protocol error: the peer sent a second STOPPED for lost queue "
-            "pair %u; is it of another release?", comm->peer_text, ib_qp_port(comm, index)->name, index);
-  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
-}
-
-static const char *why_lost(const struct ib_comm *comm, unsigned int index) {
-  const struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  uint32_t faults = atomic_load(&fq->faults);
-  if (faults & IB_FAULT_DEVICE) return "its HCA failed";
-  if (faults & IB_FAULT_PORT) return "its port went down";
-  if (fq->has_wc && fq->wc.status != IBV_WC_WR_FLUSH_ERR) return ib_error_row(fq->wc.status)->what;
-  if (faults & IB_FAULT_EVENT) return "an asynchronous event said so";
-  if (faults & IB_FAULT_POST) return "a work request could not be posted";
-  if (faults & IB_FAULT_PEER_STOPPED) return "the peer has lost it, and its log says why";
-  return "it stopped without saying why";
-}
-
-/* Without the peer's answer nothing can be resent. */
-static rail_result_t cannot_notify(struct ib_comm *comm, unsigned int index) {
-  RAIL_WARN("RailIB: connection with %s over %s: queue pair %u is lost (%s), and the peer cannot be notified: the oob "
-            "connection has ended or its network is down; check: the peer's log, the network of NCCL_SOCKET_IFNAME",
-            comm->peer_text, ib_qp_port(comm, index)->name, index, why_lost(comm, index));
-  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
-}
-
-static double ms(uint64_t from, uint64_t to) { return from < to ? (double)(to - from) / 1e6 : 0; }
-
-/* One line for all that was lost at about the same time. */
-static void report(struct ib_comm *comm) {
-  struct ib_failover *f = comm->failover;
-  const struct ib_failover_qp *fq = ib_failover_qp(comm, f->first);
-  char status[64] = "";
-  if (fq->has_wc) snprintf(status, sizeof status, " (IBV_WC_%s)", ib_error_row(fq->wc.status)->name);
-  f->open = false;
-  RAIL_WARN("RailIB: %s %s over %s goes on without %u of %u queue pairs, the first of port %s to %s: %s%s; %u %s "
-            "resent; %.1f ms without a completion when it was noticed, %.1f ms until both sides had stopped it, "
-            "%.1f ms until all was resent; %u queue pairs are left",
-            comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
-            comm->plan.nqps, ib_qp_port(comm, f->first)->name,
-            comm->remote_rails[comm->qps[f->first].remote_rail].name, fq->why_lost, status, f->resent,
-            comm->sender ? "parts were" : "clear-to-sends were", (double)f->idle_ns / 1e6, ms(f->noticed, f->switched),
-            ms(f->switched, rail_now_ns()), ib_count_qps_up(comm));
-}
-
-/* ---- from state to state -------------------------------------------------------- */
-
-/* Is there a QP over another port, and that port not down? */
-static bool has_better(const struct ib_comm *comm, unsigned int index) {
-  for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (ib_failover_qp(comm, i)->state == IB_FAILOVER_UP && ib_qp_port(comm, i) != ib_qp_port(comm, index) &&
-        !(atomic_load(&ib_qp_port(comm, i)->faults) & IB_PORT_DOWN))
-      return true;
-  return false;
-}
-
-/* A port that is down may come back in time, and meanwhile its HCA goes on trying; with no better one it tries on. */
-static bool may_come_back(struct ib_comm *comm, unsigned int index) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  atomic_fetch_and(&fq->faults, ~IB_FAULT_PORT); /* before the look at it, or else its next fall is forgotten */
-  if (!(atomic_load(&ib_qp_port(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
-    fq->deadline = 0;
-    return true;
-  }
-  ib_qp_fault(comm, index, IB_FAULT_PORT); /* look again */
-  if (!fq->deadline) fq->deadline = rail_deadline_in_ms((uint64_t)ib_params.port_grace_ms);
-  return !rail_deadline_passed(fq->deadline);
-}
-
-/* Sends STOPPED, once. False: it cannot be sent. */
-static bool tell_stopped(struct ib_comm *comm, unsigned int index) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  fq->state = IB_FAILOVER_AWAIT_PEER;
-  if (atomic_exchange(&fq->answered, true)) return true;
-  uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[index].tails, memory_order_relaxed);
-  atomic_store(&fq->own_count, count);
-  atomic_store(&fq->send_stopped, true);
-  atomic_store(&comm->failover->frames, true);
-  return rail_watch_wake(&comm->watched);
-}
-
-/* Ends a failed attempt to bring a QP back; no data went over it. */
-static void abandon(struct ib_comm *comm, unsigned int index) {
-  ib_qp_destroy(&ib_failover_qp(comm, index)->next);
-  (void)tell_stopped(comm, index); /* without the oob connection there is no other try */
-}
-
-/* What the watch thread has read, or a post returned. */
-static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  uint32_t faults = atomic_load(&fq->faults);
-  if (!faults) return RAIL_OK;
-  if (faults & IB_FAULT_PEER_REFUSED) return fail_connection(comm, index, faults);
-  if (fq->state == IB_FAILOVER_DOWN) return faults & IB_FAULT_PEER_STOPPED ? stopped_twice(comm, index) : RAIL_OK;
-  if (fq->state == IB_FAILOVER_REBUILDING) {
-    if (faults & IB_FAULT_PEER_STOPPED) abandon(comm, index);
-    return RAIL_OK;
-  }
-  if (faults == IB_FAULT_PORT && fq->state == IB_FAILOVER_UP && may_come_back(comm, index)) return RAIL_OK;
-  if (lose(comm, index)) return RAIL_OK;
-  return fail_connection(comm, index, faults);
-}
-
-/* A HCA that failed writes nothing any more, and may flush nothing. */
-static rail_result_t stop(struct ib_comm *comm, unsigned int index) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  struct ib_qp *qp = &comm->qps[index];
-  if (fq->state != IB_FAILOVER_AWAIT_FLUSH) return RAIL_OK;
-  if (atomic_load(&ib_qp_port(comm, index)->hca->faults) & IB_HCA_FATAL) atomic_store(&qp->flushed, true);
-  if (!atomic_load(&qp->flushed))
-    return rail_deadline_passed(fq->deadline) ? not_stopped(comm, index) : RAIL_OK;
-  qp->ignore_completions = !comm->sender; /* the count is sent: nothing more is counted */
-  return tell_stopped(comm, index) ? RAIL_OK : cannot_notify(comm, index);
-}
-
-/* The next QP in its place begins with nothing, and may be stopped again. The peer's bit goes first: the watch thread
- * answers one that is not answered. What was not sent before STOPPED goes before `answered`, which holds it back. */
-static void forget_counts(struct ib_comm *comm, unsigned int index) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  atomic_store_explicit(&comm->qps[index].tails, 0, memory_order_relaxed);
-  atomic_fetch_and(&fq->faults, ~IB_FAULT_PEER_STOPPED);
-  atomic_store(&fq->send_new, false);
-  atomic_store(&fq->send_ready, false);
-  atomic_store(&fq->answered, false);
-}
-
-static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  struct ib_failover *f = comm->failover;
-  if (fq->state != IB_FAILOVER_AWAIT_PEER || !(atomic_load(&fq->faults) & IB_FAULT_PEER_STOPPED)) return RAIL_OK;
-  fq->state = IB_FAILOVER_DOWN;
-  fq->why_lost = why_lost(comm, index);
-  comm->qps[index].ignore_completions = true;
-  f->switched = rail_now_ns();
-  ib_return_schedule(fq);
-  if (!comm->sender) {
-    unsigned int rail = comm->qps[index].rail;
-    forget_counts(comm, index);
-    f->resent += ib_recv_move_cts(ib_recv_comm_of(comm), index);
-    /* What the rail's HCA has written is in place by now: the peer has answered since. Its flush QP is as lost. */
-    if (is_down(comm, rail)) ib_flush_lose_rail(ib_recv_comm_of(comm), rail);
-    return RAIL_OK;
-  }
-  uint32_t count = atomic_load(&fq->peer_count);
-  unsigned int left = ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], count);
-  if (left == IB_RECONCILE_INVALID) return bad_count(comm, index, count);
-  forget_counts(comm, index);
-  f->resent += left;
-  return RAIL_OK;
-}
-
-/* The oldest part of a lost QP first; what has begun goes on first of all. */
-static rail_result_t resend(struct ib_comm *comm) {
-  if (!comm->sender) return ib_recv_resend(ib_recv_comm_of(comm));
-  struct ib_send_comm *sc = ib_send_comm_of(comm);
-  if (sc->resend.posted) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
-  for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (ib_failover_qp(comm, i)->state == IB_FAILOVER_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
-  return RAIL_OK;
-}
-
-/* Not one that the peer has stopped: handle_faults ends that try. What came after STOPPED is the next try's. */
-static void bring_back(struct ib_comm *comm, unsigned int index, bool *pending) {
-  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return;
-  enum ib_return step = ib_return_step(comm, index);
-  if (step == IB_RETURN_GOES_ON) *pending = true;
-  if (step != IB_RETURN_FAILED) return;
-  *pending = true;
-  if (fq->state == IB_FAILOVER_VERIFYING) {
-    stop_qp(comm, index);
-  } else if (fq->peer_known) {
-    abandon(comm, index);
-  } else { /* the peer knows nothing of it */
-    ib_qp_destroy(&fq->next);
-    atomic_store(&fq->send_new, false);
-    fq->state = IB_FAILOVER_DOWN;
-    ib_return_schedule(fq);
-  }
-}
-
-static rail_result_t finish_loss(struct ib_comm *comm, bool *pending) {
-  if (!comm->failover->open) return RAIL_OK;
-  rail_result_t result = resend(comm);
-  if (result != RAIL_OK && result != RAIL_IN_PROGRESS) return result;
-  if (!*pending && result == RAIL_OK) report(comm);
-  *pending = true; /* run again: only then are those that are DOWN rebuilt */
-  return RAIL_OK;
-}
-
-rail_result_t ib_failover_run(struct ib_comm *comm) {
-  struct ib_failover *f = comm->failover;
-  bool pending = false;
-  atomic_fetch_and(&comm->faults, ~IB_COMM_FAILOVER);
-  if (!f) return RAIL_OK;
-  /* Those on their way back first, so that one that is UP by now counts when another is lost. */
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) bring_back(comm, i, &pending);
-  bool returning = pending;
-  pending = false;
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    RAIL_TRY(handle_faults(comm, i));
-    RAIL_TRY(stop(comm, i));
-    RAIL_TRY(reconcile(comm, i));
-    pending |= ib_failover_qp(comm, i)->state == IB_FAILOVER_AWAIT_FLUSH || ib_failover_qp(comm, i)->state == IB_FAILOVER_AWAIT_PEER;
-  }
-  RAIL_TRY(finish_loss(comm, &pending));
-  if (pending || returning) atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
-  else atomic_store(&f->retry_at, ib_return_next(comm));
-  return RAIL_OK;
 }

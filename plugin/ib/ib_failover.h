@@ -2,19 +2,19 @@
  *
  * Loss of a queue pair (QP) of a connection that has others: both sides stop it, the receiver says how many tails (last
  * writes of parts) it has had on it, and the sender resends the other parts over QPs that are left. One number
- * says all, because RC delivers in order on each QP. The story is in ib_failover.c; docs/protocol-ib.md has why it is
+ * says all, because RC delivers in order on each QP. ib_failover.c has the steps; docs/protocol-ib.md has why they are
  * safe.
  *
- *   UP        in use
- *   STOPPING  lost: in ERR, and its completion queue is polled until a flushed receive WR shows that the HCA writes to
- *             no memory for it any more
- *   STOPPED   STOPPED is sent to the peer, whose STOPPED is awaited
- *   DOWN      both are there: its parts, or the clear-to-send of all receives, go over other QPs
+ *   UP           in use
+ *   AWAIT_FLUSH  lost: in ERR, and its completion queue is polled until a flushed receive WR shows that the HCA writes
+ *                to no memory for it any more
+ *   AWAIT_PEER   STOPPED is sent to the peer, whose STOPPED is awaited
+ *   DOWN         both are there: its parts, or the CTS of all receives, go over other QPs
  *
  * and back (ib_return.c), as soon as its port is up:
  *
- *   REBUILDING  a new QP takes its place, and its number is exchanged with the peer's
- *   VERIFYING   it is in RTS, and a first write goes over it
+ *   REBUILDING   a new QP takes its place, and its number is exchanged with the peer's
+ *   VERIFYING    it is in RTS, and a first write goes over it
  *
  * The progress thread moves a QP from state to state. The watch thread writes what it reads into atomics here, and
  * sends the frames that are to be sent.
@@ -34,15 +34,20 @@
 #define IB_FRAME_READY ((enum rail_oob_frame_type)(RAIL_OOB_PLUGIN + 3))
 
 enum ib_failover_state {
-  IB_FAILOVER_UP, IB_FAILOVER_AWAIT_FLUSH, IB_FAILOVER_AWAIT_PEER, IB_FAILOVER_DOWN, IB_FAILOVER_REBUILDING, IB_FAILOVER_VERIFYING
+  IB_FAILOVER_UP,
+  IB_FAILOVER_AWAIT_FLUSH,
+  IB_FAILOVER_AWAIT_PEER,
+  IB_FAILOVER_DOWN,
+  IB_FAILOVER_REBUILDING,
+  IB_FAILOVER_VERIFYING,
 };
 
-/* ib_failover_qp.faults: why a QP is to be stopped. */
-#define IB_FAULT_EVENT 1u    /* IBV_EVENT_QP_FATAL */
-#define IB_FAULT_PORT 2u     /* its port went down */
-#define IB_FAULT_DEVICE 4u   /* its HCA failed */
-#define IB_FAULT_POST 8u     /* a work request could not be posted; written by the progress thread */
-#define IB_FAULT_PEER_STOPPED 16u    /* the peer's STOPPED is there */
+/* ib_failover_qp.faults: why a QP is to be given up. */
+#define IB_FAULT_EVENT 1u         /* IBV_EVENT_QP_FATAL */
+#define IB_FAULT_PORT 2u          /* its port went down */
+#define IB_FAULT_DEVICE 4u        /* its HCA failed */
+#define IB_FAULT_POST 8u          /* a work request could not be posted; written by the progress thread */
+#define IB_FAULT_PEER_STOPPED 16u /* the peer's STOPPED is there */
 #define IB_FAULT_PEER_REFUSED 32u /* the peer's REFUSED is there */
 
 /* ib_failover_qp.events: what the watch thread has read that concerns its return. */
@@ -50,25 +55,28 @@ enum ib_failover_state {
 #define IB_EVENT_PEER_READY 2u
 #define IB_EVENT_PORT_UP 4u /* its port has come up, or has other GIDs */
 
-/* One QP of a connection with failover. */
+/* What failover knows of one QP of a connection. */
 struct ib_failover_qp {
-  _Atomic uint32_t faults;     /* IB_FAULT_* */
-  _Atomic uint32_t peer_count; /* of the peer's STOPPED, before its bit is set */
-  _Atomic bool answered;       /* STOPPED, or REFUSED, is sent or to be sent: once */
-  _Atomic bool send_stopped;       /* STOPPED is to be sent, */
-  _Atomic uint32_t own_count;  /* with this count */
-  _Atomic uint32_t events;     /* IB_EVENT_PEER_*, IB_EVENT_PORT_UP */
-  _Atomic uint32_t peer_qpn, peer_psn; /* of NEW, before its bit is set */
-  _Atomic uint32_t own_qpn, own_psn;
-  _Atomic bool send_new, send_ready;   /* NEW, READY are to be sent */
+  /* The watch thread has read: */
+  _Atomic uint32_t faults;             /* IB_FAULT_*; set by the progress thread, too */
+  _Atomic uint32_t events;             /* IB_EVENT_* */
+  _Atomic uint32_t peer_count;         /* of the peer's STOPPED, before its bit is set */
+  _Atomic uint32_t peer_qpn, peer_psn; /* of its NEW, before its bit is set */
+  /* It is to send: */
+  _Atomic bool answered;               /* STOPPED, or REFUSED, is sent or to be sent: once */
+  _Atomic bool send_stopped;           /* STOPPED, */
+  _Atomic uint32_t own_count;          /* with this count */
+  _Atomic bool send_new, send_ready;   /* NEW, READY */
+  _Atomic uint32_t own_qpn, own_psn;   /* of NEW */
+
   /* The progress thread's: */
   enum ib_failover_state state;
-  int post_errno;             /* with IB_FAULT_POST */
   bool has_wc;                /* wc is the completion that showed the loss */
   struct ibv_wc wc;
-  uint64_t deadline;          /* STOPPING: to be STOPPED. UP, its port down: for the port to be up again; 0: unset */
+  int post_errno;             /* with IB_FAULT_POST */
+  uint64_t deadline;          /* AWAIT_FLUSH: for the flush. UP, its port down: for the port to be up again; 0: unset */
   const char *why_lost;       /* DOWN */
-  struct ib_qp next;          /* REBUILDING */
+  struct ib_qp next;          /* REBUILDING: the new QP, until it is in RTS */
   bool peer_known;            /* the peer's NEW is in next.attr */
   bool verified;              /* VERIFYING: the first write has completed */
   unsigned int tries;         /* to rebuild it, since it was in use for long */
@@ -77,16 +85,16 @@ struct ib_failover_qp {
 
 /* A connection's failover state. */
 struct ib_failover {
-  bool open;                            /* some QP is STOPPING or STOPPED, or parts are to be resent */
-  /* What is logged of the losses since all was reconciled last: */
-  unsigned int lost, first;             /* QPs; the first of them */
-  uint32_t resent;                      /* parts, or receives */
-  uint64_t idle_ns;                     /* without a completion, when it was noticed */
-  uint64_t noticed, switched;           /* rail_now_ns(): the first was noticed, the last was DOWN */
+  bool open;                   /* a loss: a QP that was UP awaits flush or peer, or something is to be resent */
+  /* What is logged of it: */
+  unsigned int lost, first;    /* QPs; the first of them */
+  uint32_t resent;             /* parts, or CTS */
+  uint64_t idle_ns;            /* without a completion, when it was noticed */
+  uint64_t noticed, switched;  /* rail_now_ns(): the first was noticed, the last was DOWN */
 
-  _Atomic bool frames;                  /* ib_failover_next has something to look for */
-  _Atomic uint64_t retry_at;            /* rail_now_ns(): a QP is to be rebuilt then; 0: none */
-  struct ib_failover_qp qps[];   /* plan.nqps */
+  _Atomic bool frames;         /* ib_failover_next has something to look for */
+  _Atomic uint64_t retry_at;   /* rail_now_ns(): a QP is to be rebuilt then; 0: none */
+  struct ib_failover_qp qps[]; /* plan.nqps */
 };
 
 static inline struct ib_failover_qp *ib_failover_qp(const struct ib_comm *comm, unsigned int qp) {

@@ -56,14 +56,10 @@ void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
 /* Messages go over the QPs that are UP (ib_failover.h), from now on. */
 void ib_send_use_up(struct ib_send_comm *sc);
 /* What follows when a QP is DOWN (ib_failover.h). Completes what the receiver has, which has had `count` tails on that
- * QP, and returns how many parts are left, to be resent. */
-#define IB_RECONCILE_INVALID UINT32_MAX /* a count that cannot be */
+ * QP, and returns how many parts are left, to be resent; IB_COUNT_INVALID: that count cannot be. */
 unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count);
 /* Resends them. RAIL_IN_PROGRESS: some wait for room in a send queue, or for what is known of another lost QP. */
 rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
-/* Keeps in qp->posted the tails that are to be resent, and writes all other entries, which are over, into `over`
- * (IB_SEND_DEPTH). Pure. */
-unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 

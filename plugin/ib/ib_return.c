@@ -241,7 +241,8 @@ static enum ib_return verify(struct ib_comm *comm, unsigned int index) {
 }
 
 void ib_return_verified(struct ib_comm *comm, unsigned int index) {
-  if (!comm->failover || index >= comm->plan.nqps || ib_failover_qp(comm, index)->state != IB_FAILOVER_VERIFYING) return;
+  if (!comm->failover || index >= comm->plan.nqps) return;
+  if (ib_failover_qp(comm, index)->state != IB_FAILOVER_VERIFYING) return;
   comm->qps[index].sq_avail++;
   ib_failover_qp(comm, index)->verified = true;
   atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);

@@ -427,27 +427,6 @@ void ib_send_use_up(struct ib_send_comm *sc) {
   if (sc->stripe) ib_stripe_use_live(sc);
 }
 
-unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover) {
-  struct ib_posted_ring *ring = &qp->posted;
-  uint32_t unacked = 0, end = ring->first; /* tails; of what is kept */
-  for (uint32_t i = ring->first; i != ring->end; i++) unacked += ib_posted_at(ring, i)->tail;
-  const uint32_t acked = atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked;
-  uint32_t delivered = count - acked; /* of the unacked ones */
-  *nover = 0;
-  if (delivered > unacked) return IB_RECONCILE_INVALID;
-  for (uint32_t i = ring->first; i != ring->end; i++) {
-    const struct ib_posted entry = *ib_posted_at(ring, i);
-    if (entry.tail && !delivered) {
-      *ib_posted_at(ring, end++) = entry;
-      continue;
-    }
-    delivered -= entry.tail;
-    over[(*nover)++] = entry;
-  }
-  ring->end = end;
-  return end - ring->first;
-}
-
 /* A part that was begun over a QP that is DOWN begins again, over another one. */
 static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
   if (at->posted && at->qp == qp->index) at->posted = 0;
@@ -456,7 +435,7 @@ static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
 unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count) {
   struct ib_posted over[IB_SEND_DEPTH];
   unsigned int nover, left = ib_posted_split(qp, count, over, &nover);
-  if (left == IB_RECONCILE_INVALID) return left;
+  if (left == IB_COUNT_INVALID) return left;
   for (unsigned int i = 0; i < nover; i++) {
     struct ib_send *send = &sc->sends[over[i].send];
     if (sc->stripe) ib_stripe_done(sc->stripe, qp, send, over[i]);

@@ -59,7 +59,7 @@ TEST(a_count_that_cannot_be) {
     for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
       struct ib_qp qp = qp_with(7, acked, 4, 1);
       const uint32_t end = qp.posted.end;
-      CHECK(ib_posted_split(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_RECONCILE_INVALID);
+      CHECK(ib_posted_split(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_COUNT_INVALID);
       CHECK(nover == 0 && qp.posted.end == end); /* nothing has changed */
     }
   }

@@ -311,7 +311,7 @@ static void sender_reconciles(struct state s, unsigned int q) {
   }
   atomic_init(&qp.tails, p->posted_tails);
   uint32_t count = wait && model.flaw != IGNORE_COUNT ? p->count : p->posted_tails - unacked;
-  if (ib_posted_split(&qp, count, over, &nover) == IB_RECONCILE_INVALID) {
+  if (ib_posted_split(&qp, count, over, &nover) == IB_COUNT_INVALID) {
     wrong("a count that cannot be");
     return;
   }
