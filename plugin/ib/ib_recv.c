@@ -216,7 +216,7 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   }
 
   /* Take the request, and encode an entry per buffer. */
-  ib_request_begin(&recv->base, IB_REQ_RECV, (uint32_t)n);
+  ib_request_begin(comm, &recv->base, IB_REQ_RECV, (uint32_t)n);
   recv->n = (uint32_t)n;
   for (unsigned int i = 0; i < recv->n; i++) {
     struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;
@@ -248,7 +248,7 @@ static void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_
   rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&comm->stats[IB_COMM_BYTES], b->arrived);
   ib_mr_release(b->mr);
-  if (--recv->base.pending == 0) ib_request_end(&recv->base);
+  if (--recv->base.pending == 0) ib_request_end(comm);
 }
 
 /* The immediate carries an error instead of a length: the message is larger than this buffer, and was not written. */

@@ -349,7 +349,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
 
   /* Take the request. */
   SLIST_REMOVE_HEAD(&sc->free, free);
-  ib_request_begin(r, IB_REQ_SEND, 1);
+  ib_request_begin(comm, r, IB_REQ_SEND, 1);
   send->data = data;
   send->size = send->length = size;
   send->at.posted = 0;
@@ -389,7 +389,7 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
   rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&comm->stats[IB_COMM_BYTES], send->length);
   ib_mr_release(send->mr);
-  ib_request_end(&send->base);
+  ib_request_end(comm);
 }
 
 RAIL_HOT_INLINE void signaled_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {
