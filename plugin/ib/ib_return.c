@@ -2,16 +2,17 @@
  *
  * Return of a lost QP: a new one takes its place.
  *
- *   this side, its port up, all resent                 the other side
- *   DOWN: the lost QP is destroyed
- *   REBUILDING: a new one to INIT
- *   NEW, with its number                         ────▶
- *                                                ◀──── NEW, when it can
- *   to RTS, into the comm
- *   VERIFYING
- *     the sender                                       the receiver
- *     READY                                      ────▶ writes zero bytes over it; when that completes it is UP
- *     UP                                         ◀──── READY
+ *   this side, its port up, all resent                    the other side
+ *   begin      DOWN → REBUILDING: the lost QP is destroyed
+ *   create, announce: a new one, to INIT, with receive WRs
+ *     NEW, with its number                            ────▶
+ *                                                     ◀──── NEW, when it can
+ *   to_rtr_with_peer, then to RTS
+ *   install    → VERIFYING: it takes its place in the comm
+ *   verify     → UP
+ *     a sender sends READY                            ────▶ a receiver writes zero bytes over it (write_first);
+ *                                                           when that has completed it is UP,
+ *     and with this is UP                             ◀──── READY
  *
  * Each call does one step, with at most one call of the verbs library that may take long. A step that fails before NEW
  * is sent is tried again later, after 1, 2, 4 ... 30 s, without end; after the peer's NEW it ends as a loss does, by
