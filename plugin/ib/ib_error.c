@@ -9,6 +9,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
 
@@ -294,6 +295,29 @@ rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const
   ib_failover_qp(comm, qp->index)->post_errno = err;
   ib_qp_fault(comm, qp->index, IB_FAULT_POST);
   return RAIL_OK;
+}
+
+/* ---- sends that find no receive ----------------------------------------------------- */
+
+#define TAGS_SHOWN 8
+
+rail_result_t ib_error_tag_timeout(struct ib_send_comm *sc, uint32_t tag) {
+  uint32_t tags[TAGS_SHOWN];
+  char text[TAGS_SHOWN * 12] = "";
+  unsigned int n = ib_cts_tags(&sc->match, tags, TAGS_SHOWN);
+  for (unsigned int i = 0, at = 0; i < RAIL_MIN(n, TAGS_SHOWN); i++)
+    at += (unsigned int)snprintf(text + at, sizeof text - at, " %u", tags[i]);
+  RAIL_WARN("RailIB: isend to %s over %s: no receive of tag %u for %lld ms (RAIL_IB_TAG_TIMEOUT), while %u buffers are "
+            "posted with tag%s%s; send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
+            tag, (long long)ib_params.tag_ms, n, text, n > TAGS_SHOWN ? " ..." : "");
+  return ib_comm_fail(&sc->base, RAIL_BAD_USAGE);
+}
+
+rail_result_t ib_error_torn(struct ib_send_comm *sc, uint64_t ms) {
+  RAIL_WARN("RailIB: isend to %s over %s: the CTS of receive %u has been torn (only a part of it is there) for %llu "
+            "ms, longer than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
+            sc->base.peer_text, sc->base.device->name, sc->match.next, (unsigned long long)ms);
+  return ib_comm_fail(&sc->base, RAIL_SYSTEM_ERROR);
 }
 
 /* ---- lost queue pairs -------------------------------------------------------------- */

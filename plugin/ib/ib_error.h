@@ -34,6 +34,13 @@ RAIL_COLD rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp 
 /* ibv_post_* or ibv_poll_cq failed with `err`. */
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err);
 
+/* ---- sends that find no receive: the line, and the comm fails ---- */
+
+/* Receives are posted, none of the tag, for RAIL_IB_TAG_TIMEOUT. */
+RAIL_COLD rail_result_t ib_error_tag_timeout(struct ib_send_comm *sc, uint32_t tag);
+/* The next receive's CTS has been torn for so long. */
+RAIL_COLD rail_result_t ib_error_torn(struct ib_send_comm *sc, uint64_t ms);
+
 /* ---- lost queue pairs (ib_failover.c): the line, and the comm fails ---- */
 
 /* The last one failed, by those faults of ib_failover_qp, or the peer refuses to go on. */

@@ -11,9 +11,7 @@
 #include <arpa/inet.h>
 #include <assert.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -25,7 +23,6 @@
 #include "plugin/ib/ib_stripe.h"
 
 #define BATCH 16 /* writes that are posted at once */
-#define TAGS_SHOWN 8
 #define EMPTY_CALLS 64 /* of so many isends that found no receive one looks for a torn one */
 
 /* ---- the comm ----------------------------------------------------------- */
@@ -78,25 +75,6 @@ RAIL_COLD static rail_result_t invalid_cts(struct ib_send_comm *sc) {
   return ib_comm_fail(&sc->base, RAIL_REMOTE_ERROR);
 }
 
-RAIL_COLD static rail_result_t tag_timed_out(struct ib_send_comm *sc, uint32_t tag) {
-  uint32_t tags[TAGS_SHOWN];
-  char text[TAGS_SHOWN * 12] = "";
-  unsigned int n = ib_cts_tags(&sc->match, tags, TAGS_SHOWN);
-  for (unsigned int i = 0, at = 0; i < RAIL_MIN(n, TAGS_SHOWN); i++)
-    at += (unsigned int)snprintf(text + at, sizeof text - at, " %u", tags[i]);
-  RAIL_WARN("RailIB: isend to %s over %s: no receive of tag %u for %lld ms (RAIL_IB_TAG_TIMEOUT), while %u buffers are "
-            "posted with tag%s%s; send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
-            tag, (long long)ib_params.tag_ms, n, text, n > TAGS_SHOWN ? " ..." : "");
-  return ib_comm_fail(&sc->base, RAIL_BAD_USAGE);
-}
-
-RAIL_COLD static rail_result_t torn_for_too_long(struct ib_send_comm *sc, uint64_t ms) {
-  RAIL_WARN("RailIB: isend to %s over %s: the CTS of receive %u has been torn (only a part of it is there) for %llu "
-            "ms, longer than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
-            sc->base.peer_text, sc->base.device->name, sc->match.next, (unsigned long long)ms);
-  return ib_comm_fail(&sc->base, RAIL_SYSTEM_ERROR);
-}
-
 /* Counts for how long sends have found the ring as it is; any change of it restarts the wait. So does a send of another
  * tag when the first tag's time is up: the caller may have given that one up. */
 static bool wait_is_over(const struct ib_send_comm *sc, struct ib_ring_wait *wait, uint32_t tag, uint64_t ms) {
@@ -117,7 +95,7 @@ static bool wait_is_over(const struct ib_send_comm *sc, struct ib_ring_wait *wai
 /* Receives are posted, of other tags only. That ends soon, or the two sides disagree. */
 static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
   uint64_t ms = (uint64_t)ib_params.tag_ms;
-  return ms && wait_is_over(sc, &sc->tag_wait, tag, ms) ? tag_timed_out(sc, tag) : RAIL_OK;
+  return ms && wait_is_over(sc, &sc->tag_wait, tag, ms) ? ib_error_tag_timeout(sc, tag) : RAIL_OK;
 }
 
 /* A receive is announced by one write of up to 512 bytes. It is seen torn for some nanoseconds, or until the peer's HCA
@@ -126,7 +104,7 @@ static rail_result_t check_torn(struct ib_send_comm *sc) {
   const struct ib_qp_attr *attr = &sc->base.qps[0].attr;
   double budget = ib_error_budget(attr->timeout, attr->retry_cnt);
   uint64_t ms = (uint64_t)(IB_ACK_TOLERANCE * budget * 1000) + IB_GRACE_MS;
-  return wait_is_over(sc, &sc->torn_wait, 0, ms) ? torn_for_too_long(sc, ms) : RAIL_OK;
+  return wait_is_over(sc, &sc->torn_wait, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
@@ -229,40 +207,39 @@ RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cu
   return RAIL_IN_PROGRESS;
 }
 
-/* Posts what the QP has room for of a part, up to a batch. The last write of a batch is signaled; its completion
- * stands for all of them. The part is posted when nothing of it is in `at` any more. */
-RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, unsigned int number,
-                                         struct ib_cursor *at, struct ib_qp *qp) {
-  struct ibv_send_wr wrs[BATCH], *bad;
-  struct ibv_sge sges[BATCH];
-  struct ib_notice_wire notice;
+RAIL_HOT_INLINE struct ib_part part_over(const struct ib_send_comm *sc, const struct ib_send *send, unsigned int number,
+                                         const struct ib_qp *qp) {
   struct ib_part part = part_of(send, number, sc->base.plan.max_write_log2,
                                 send->length > sc->separate_above[qp->rail]);
-  const bool notices = sc->base.plan.notices;
-  if (rail_unlikely(notices)) part.body = part.size; /* the tail is a SEND that reports it */
-  unsigned int n = 0, most = RAIL_MIN(qp->sq_avail, BATCH);
-  const uint64_t before = at->posted;
-  uint64_t posted = before;
-  bool tail;
-  do {
-    tail = posted == part.body;
-    uint64_t len = tail ? part.size - part.body : RAIL_MIN(part.write, part.body - posted);
-    make_write(send, qp, part.offset + posted, len, &wrs[n], &sges[n]);
-    wrs[n].wr_id = ib_wr_id_of(qp, n + 1, send->number);
-    if (n) wrs[n - 1].next = &wrs[n];
-    posted += len;
-    n++;
-  } while (!tail && n < most);
-  struct ibv_send_wr *last = &wrs[n - 1];
-  last->send_flags |= IBV_SEND_SIGNALED;
-  if (tail) {
-    struct ib_imm imm = immediate_of(send, part.body);
-    last->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-    if (rail_unlikely(notices)) ib_notice_make(sc, &imm, part.size, last, &sges[n - 1], &notice);
-    else last->imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
+  if (rail_unlikely(sc->base.plan.notices)) part.body = part.size; /* the tail is a SEND that reports it */
+  return part;
+}
+
+/* Makes the part's tail the write behind the `n` that are made. */
+RAIL_HOT_INLINE void make_tail(const struct ib_send_comm *sc, const struct ib_send *send, const struct ib_qp *qp,
+                               const struct ib_part *part, unsigned int n, struct ibv_send_wr *wrs,
+                               struct ibv_sge *sges, struct ib_notice_wire *notice) {
+  const struct ib_imm imm = immediate_of(send, part->body);
+  make_write(send, qp, part->offset + part->body, part->size - part->body, &wrs[n], &sges[n]);
+  wrs[n].wr_id = ib_wr_id_of(qp, n + 1, send->number);
+  wrs[n].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  if (n) wrs[n - 1].next = &wrs[n];
+  if (rail_unlikely(sc->base.plan.notices)) {
+    struct ib_imm copy = imm; /* so that the other stays in registers */
+    ib_notice_make(sc, &copy, part->size, &wrs[n], &sges[n], notice);
+  } else {
+    wrs[n].imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
   }
+}
+
+/* Posts a chain of n writes. Its last is signaled; its completion stands for all of them. */
+RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, struct ib_send *send, unsigned int number,
+                                         struct ib_cursor *at, struct ib_qp *qp, struct ibv_send_wr *wrs,
+                                         unsigned int n, uint64_t posted, bool tail) {
+  struct ibv_send_wr *bad;
+  wrs[n - 1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, wrs, &bad);
-  if (rail_unlikely(err)) return post_failed(sc, at, before, n, qp, err);
+  if (rail_unlikely(err)) return post_failed(sc, at, at->posted, n, qp, err);
   at->posted = tail ? 0 : posted;
   at->qp = qp->index;
   *ib_posted_at(&qp->posted, qp->posted.end++) =
@@ -272,6 +249,42 @@ RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send
   qp->sq_avail -= n;
   rail_stats_add(&sc->base.stats[IB_COMM_WRITES], n);
   return RAIL_OK;
+}
+
+/* Of a part with a body, or what is left of it: up to a batch. */
+static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc, struct ib_send *send,
+                                                         unsigned int number, struct ib_cursor *at,
+                                                         struct ib_qp *qp) {
+  struct ibv_send_wr wrs[BATCH];
+  struct ibv_sge sges[BATCH];
+  struct ib_notice_wire notice;
+  const struct ib_part part = part_over(sc, send, number, qp);
+  const unsigned int most = RAIL_MIN(qp->sq_avail, BATCH);
+  uint64_t posted = at->posted;
+  unsigned int n = 0;
+  for (; n < most && posted != part.body; n++) {
+    uint64_t len = RAIL_MIN(part.write, part.body - posted);
+    make_write(send, qp, part.offset + posted, len, &wrs[n], &sges[n]);
+    wrs[n].wr_id = ib_wr_id_of(qp, n + 1, send->number);
+    if (n) wrs[n - 1].next = &wrs[n];
+    posted += len;
+  }
+  const bool tail = n < most;
+  if (tail) make_tail(sc, send, qp, &part, n++, wrs, sges, &notice);
+  return post_chain(sc, send, number, at, qp, wrs, n, posted, tail);
+}
+
+/* Posts what the QP has room for of a part, up to a batch. The part is posted when nothing of it is in `at` any more.
+ * Mostly a part is one write, its tail: that has a way without a loop. */
+RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, unsigned int number,
+                                         struct ib_cursor *at, struct ib_qp *qp) {
+  const struct ib_part part = part_over(sc, send, number, qp);
+  if (rail_unlikely(at->posted != part.body)) return post_body(sc, send, number, at, qp);
+  struct ibv_send_wr wr;
+  struct ibv_sge sge;
+  struct ib_notice_wire notice;
+  make_tail(sc, send, qp, &part, 0, &wr, &sge, &notice);
+  return post_chain(sc, send, number, at, qp, &wr, 1, part.body, true);
 }
 
 /* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
