@@ -216,7 +216,7 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   }
 
   /* Take the request, and encode an entry per buffer. */
-  ib_request_begin(comm, &recv->base, IB_REQ_RECV, (uint32_t)n);
+  ib_request_begin(&recv->base, IB_REQ_RECV, (uint32_t)n);
   recv->n = (uint32_t)n;
   for (unsigned int i = 0; i < recv->n; i++) {
     struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;

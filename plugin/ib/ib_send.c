@@ -362,7 +362,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
 
   /* Take the request. */
   SLIST_REMOVE_HEAD(&sc->free, free);
-  ib_request_begin(comm, r, IB_REQ_SEND, 1);
+  ib_request_begin(r, IB_REQ_SEND, 1);
   send->data = data;
   send->size = send->length = size;
   send->at.posted = 0;
