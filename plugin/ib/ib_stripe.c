@@ -330,7 +330,7 @@ static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t no
 }
 
 /* So much that a rate is measured, not the latency of a completion; and so little that a route which is as slow as ever
- * delays the message by TRIAL_MOST_NS at most. */
+ * delays the message by about TRIAL_MOST_NS, or by its smallest part. */
 static uint64_t trial_lines(const struct ib_stripe *stripe, const struct ib_stripe_route *route) {
   double others = 0;
   unsigned int n = 0;
