@@ -118,6 +118,7 @@ static rail_result_t lose_stream(struct sk_comm *comm, struct sk_stream *s, cons
   bool was_main = sk_main_stream(comm) == s;
   take_down(comm, s, comm->side == SK_SENDER ? SK_PATH_AWAITING_COUNT : SK_PATH_DOWN);
   if (comm->side == SK_SENDER) {
+    sk_shares_renew(&sender_of(comm)->shares, comm->streams);
     request_counts(comm);
     return RAIL_OK;
   }
@@ -209,7 +210,7 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   if (path->count) return; /* pieces of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
-  sk_shares_renew(&sc->shares, s->index);
+  sk_shares_renew(&sc->shares, comm->streams);
   path->generation++;
   path->frames = path->first = path->count = 0;
   sk_stream_send_frame(s, SK_FRAME_JOIN, 0, path->generation, s->index);

@@ -23,7 +23,7 @@
 #define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: a system call costs more than their copy */
 #define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */
 #define BATCH_MAX (32 * 1024)    /* but not when this much has come together */
-#define SPREAD_BYTES (32 * 1024) /* payloads from here on go to the stream that is free first */
+#define SPREAD_BYTES (32 * 1024) /* payloads from here on go to the stream that is free first, in chunks */
 #define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
 
 rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *args) {
@@ -45,8 +45,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
   sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
-  sc->whole = several ? RAIL_MIN(sc->shares.chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
-  sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
+  sc->whole = several ? SPREAD_BYTES - 1 : SK_MAX_FRAME;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
@@ -190,10 +189,10 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   if (rail_unlikely(failover)) sk_path_remember(&sc->base, s, send->size ? send : NULL, offset, len);
 }
 
-/* How much of the message the stream takes now. */
-static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
+/* How much of the message the stream takes now; 0 if it is slow and has had its part. */
+static uint32_t chunk_of(struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
-  return left <= sc->whole ? (uint32_t)left : sk_shares_chunk(&sc->shares, s->index, send->size, left);
+  return send->size <= sc->whole ? (uint32_t)left : sk_shares_take(&sc->shares, s->index, send->size, left);
 }
 
 /* A frame with the next `len` bytes of the message. */
@@ -214,16 +213,16 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   return true;
 }
 
-/* The announcement carries the first chunk, if the main stream is free: one call does for both. Else a payload that is
- * worth a call of its own goes to the first stream that is free, as its later chunks do. With FAILOVER it always does:
- * on the main stream, messages of one chunk would leave all other devices idle. */
+/* The announcement carries the first chunk, if the main stream is free and may take one: one call does for both. Else
+ * a payload that is worth a call of its own goes to the first stream that is free, as its later chunks do. With
+ * FAILOVER it always does: on the main stream, messages of one chunk would leave all other devices idle. */
 static void announce_ready(struct sk_send_comm *sc) {
   struct sk_stream *s = sk_main_stream(&sc->base);
   struct sk_send *send;
   while ((send = STAILQ_FIRST(&sc->ready)) && can_announce(sc, s)) {
     STAILQ_REMOVE_HEAD(&sc->ready, next);
-    if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_look(&sc->shares, sc->base.streams, send->size);
-    bool anywhere = send->size >= sc->spread_from && (s->out_count || sc->base.paths);
+    if (rail_unlikely(send->size > sc->whole)) sk_shares_announce(&sc->shares, sc->base.streams, send->size);
+    bool anywhere = send->size > sc->whole && (s->out_count || sc->base.paths);
     if (!anywhere || !sc->base.paths) queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
     if (rail_unlikely(sc->base.paths != NULL)) sk_path_announce(sc, anywhere ? NULL : s, send);
     if (send->framed == send->size) all_framed(sc, send);
@@ -231,7 +230,11 @@ static void announce_ready(struct sk_send_comm *sc) {
   }
 }
 
-/* The free stream takes the next chunk: a slow one just takes fewer. */
+static bool may_take_chunk(const struct sk_send_comm *sc, const struct sk_stream *s) {
+  return sk_path_has_room(&sc->base, s) && sk_shares_may_take(&sc->shares, s->index);
+}
+
+/* The free stream takes the next chunk. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = STAILQ_FIRST(&sc->bulk);
   queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, s, send));
@@ -266,7 +269,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
         queue_resends(sc, s);
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
-      if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
+      if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && may_take_chunk(sc, s)) take_chunk(sc, s);
       if (!s->out_count || rail_unlikely(comm->not_ready)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR && !comm->paths)) return result;

@@ -60,9 +60,8 @@ struct sk_send_comm {
   struct sk_send_list bulk;       /* announced, with bytes that are in no frame yet */
   uint32_t next_seq;
   uint32_t seen;  /* messages that the peer had seen when it wrote its latest report */
-  uint32_t whole;         /* messages of up to so many bytes are not cut */
+  uint32_t whole;          /* messages of up to so many bytes are not cut, and go over the main stream */
   struct sk_shares shares; /* how others are cut */
-  uint64_t spread_from; /* messages of this size and more need not begin on the main stream */
   uint32_t next_stream;
   TAILQ_HEAD(, sk_send) undelivered; /* with FAILOVER: announced and not counted as arrived, in order */
   uint32_t undelivered_count;

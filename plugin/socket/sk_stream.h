@@ -146,8 +146,12 @@ void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams);
  * the others. */
 #define SK_UNSENT_BYTES (256u * 1024)
 void sk_stream_limit_unsent(struct sk_stream *s, uint32_t bytes);
-/* Is something queued here, or in the socket and not sent? A system call. */
-bool sk_stream_is_busy(const struct sk_stream *s);
+/* What a socket has sent since it was connected. */
+struct sk_sent {
+  uint64_t bytes;   /* that the peer's host has acknowledged */
+  uint64_t busy_us; /* when it had bytes to send or to be acknowledged, and the peer's window was open */
+};
+struct sk_sent sk_stream_sent(const struct sk_stream *s); /* a system call; nothing where the kernel does not tell */
 
 /* ---- out -------------------------------------------------------------- */
 
