@@ -12,7 +12,7 @@
 #define PERIOD_NS 50000000       /* at least: the kernel counts busy times in ticks of up to 10 ms */
 #define PERIOD_LOOKS 8           /* at the clock, at least: a few chunks of each stream say nothing */
 #define LEAST_BUSY_US 1000       /* less than a tick is counted as this */
-#define SLOW 0.7                 /* of the others' rate. What is between that and their rate costs less than to judge */
+#define SLOW 0.7                 /* of the others' rate, and less: what is nearer to it does little harm */
 #define LEAST_WEIGHT 10
 #define FIRST_PAUSE 8 /* periods before a slow stream is tried with more; twice as many each time that fails, because */
 #define MAX_PAUSE 128 /* all streams wait for what it was given too much */

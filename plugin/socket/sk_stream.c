@@ -5,13 +5,11 @@
 #include <assert.h>
 #include <errno.h>
 #include <linux/errqueue.h>
-#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
