@@ -16,6 +16,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
+#include "plugin/ib/ib_two_sided.h"
 
 static void fill_base(struct ib_setup *s) {
   struct ib_comm *c = s->comm;
@@ -199,6 +200,7 @@ rail_result_t ib_setup_start(struct rail_setup *base) {
   struct ib_remote_ring ring = {.addr = s->peers.ctrl_addr};
   memcpy(ring.rkeys, s->peers.rkeys, sizeof ring.rkeys);
   bool ok = !s->plan.failover || ib_failover_init(s->comm) == RAIL_OK;
+  if (base->connector && s->plan.two_sided) ok = ib_two_sided_open(s->comm, &ring) && ok;
   if (!base->connector) ib_recv_comm_start(s->comm, &ring, ib_progress);
   else ok = ib_send_comm_start(s->comm, ib_progress) && ok;
   if (ok) return RAIL_OK;

@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stripe.h"
+#include "plugin/ib/ib_two_sided.h"
 
 #define LINGER_MAX_MS 60000 /* as the parameter's own limit */
 
@@ -35,9 +36,9 @@ void ib_request_pool_init(struct ib_request_pool *pool, void *first, size_t size
 
 RAIL_COLD rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call,
                                               const struct ib_mhandle *mr, const void *data, uint64_t size) {
-  if (size > RAIL_NET_MAX_BYTES)
-    RAIL_WARN("RailIB: %s: size %llu; allowed: up to %llu", call, (unsigned long long)size,
-              (unsigned long long)RAIL_NET_MAX_BYTES);
+  if (size > comm->max_bytes)
+    RAIL_WARN("RailIB: %s: size %llu; allowed: up to %llu%s", call, (unsigned long long)size,
+              (unsigned long long)comm->max_bytes, comm->plan.two_sided ? " (with RAIL_IB_PROTOCOL=send)" : "");
   else if (!data) RAIL_WARN("RailIB: %s: data is NULL with size %llu; allowed: NULL only with size 0", call,
                             (unsigned long long)size);
   else if (!mr) RAIL_WARN("RailIB: %s: mhandle is NULL with size %llu; allowed: NULL only with size 0, else what "
@@ -60,6 +61,7 @@ bool ib_comm_init(struct ib_comm *comm, uint32_t magic) {
   comm->magic = magic;
   comm->sender = magic == IB_SEND_COMM_MAGIC;
   comm->oob_fd = -1;
+  comm->max_bytes = RAIL_NET_MAX_BYTES;
   return true;
 }
 
@@ -69,6 +71,7 @@ void ib_comm_free(struct ib_comm *comm) {
   free(comm->failover);
   if (comm->sender) {
     ib_stripe_close(ib_send_comm_of(comm));
+    ib_two_sided_close(ib_send_comm_of(comm));
     free(ib_send_comm_of(comm)->posted);
   }
   comm->magic = 0;

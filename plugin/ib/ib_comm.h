@@ -78,15 +78,18 @@ struct ib_mhandle {
 /* The connection's registered memory, on pages of its own. */
 struct ib_ctrl_buf {
   struct ib_cts_ring ring; /* a sender's: the peer writes here. A receiver's: the source of its CTS writes */
+  uint32_t refused[IB_MAX_RECVS][IB_MAX_GROUP]; /* number of a receive whose message was too large (ib_two_sided.h) */
   struct ib_verify {       /* target and source of the handshake's first writes */
     uint64_t in[IB_MAX_QPS]; /* the peer's token, one per QP */
     uint64_t out;
   } verify;
 };
+_Static_assert(offsetof(struct ib_ctrl_buf, refused) == sizeof(struct ib_cts_ring), "docs/protocol-ib.md says where");
 
 struct ib_comm {
   uint32_t magic;
   bool sender;
+  uint64_t max_bytes; /* of a buffer */
   const struct ib_device *device;
   struct ib_plan plan;
   unsigned int nrails, nremote_rails;
@@ -121,10 +124,10 @@ struct ib_comm {
   rail_result_t (*progress)(struct ib_comm *comm); /* ib_progress, for calls that must poll and cannot call it */
 };
 
-/* Where the sender's CTS ring is. */
+/* Where the peer's control buffer is, which begins with the CTS ring. */
 struct ib_remote_ring {
   uint64_t addr;
-  uint32_t rkeys[IB_MAX_RAILS]; /* by the sender's rail */
+  uint32_t rkeys[IB_MAX_RAILS]; /* by the peer's rail */
 };
 
 /* ---- requests --------------------------------------------------------------
@@ -219,17 +222,20 @@ struct ib_send_comm {
   struct ib_request_pool free;
   STAILQ_HEAD(, ib_send) unposted; /* matched and not all posted, in order */
   uint64_t min_part;
+  bool takes_turns;                      /* parts are equal, and QPs take turns: neither `stripe` nor `two_sided` */
   uint64_t separate_above[IB_MAX_RAILS]; /* larger messages end with a write of their own: adaptive routing */
   unsigned int next_qp;                  /* in live */
   unsigned int nlive, most_parts;        /* of a message */
   struct ib_qp *live[IB_MAX_QPS];        /* QPs that are in use */
   struct ib_stripe *stripe;              /* ib_stripe.h; NULL: parts are equal, and QPs take turns */
+  struct ib_two_sided *two_sided;        /* ib_two_sided.h; NULL: messages are written */
   struct ib_posted *posted;              /* of all QPs: the entries of ib_qp.posted */
   struct ib_cursor resend;               /* of the part that is being resent */
-  uint16_t resend_of;                     /* the lost QP whose it was */
-  struct ib_ring_wait tag_wait;     /* receives are posted, none of the send's tag */
-  struct ib_ring_wait torn_wait;    /* the next receive is torn */
-  uint32_t empty_calls;             /* isends that found no receive */
+  uint16_t resend_of;                    /* the lost QP whose it was */
+  struct ib_ring_wait tag_wait;          /* receives are posted, none of the send's tag */
+  struct ib_ring_wait torn_wait;         /* the next receive is torn */
+  struct ib_ring_wait turn_wait;         /* all sends wait for one before them (ib_two_sided.h) */
+  uint32_t empty_calls;                  /* isends that found no receive */
   uint64_t closed_deadline; /* after GOODBYE: the peer acknowledges retransmissions until then; 0: no GOODBYE */
   bool peer_gone;           /* IB_COMM_PEER_GONE is in closed_deadline */
   struct ib_cts_match match;
@@ -245,6 +251,7 @@ struct ib_recv_comm {
   unsigned int cts_index;    /* the QP that carries them, or did */
   uint32_t cts_unsignaled;   /* CTS writes since the last signaled one */
   uint32_t cts_resend;        /* one bit per receive whose CTS is to be resent */
+  unsigned int next_qp;      /* where the next buffer's first part is received (ib_two_sided.h) */
   struct ib_flush *flush;    /* NULL: no flush is needed */
   struct ib_notice_wire *notices; /* ib_notice.h: IB_RECV_DEPTH of each QP; NULL: immediates report parts */
   struct ib_request_pool free_flushes;
@@ -362,7 +369,7 @@ rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call
 /* NULL: out of memory. The handshake fills in the rest of the base. */
 struct ib_comm *ib_send_comm_alloc(void);
 struct ib_comm *ib_recv_comm_alloc(void);
-/* Posts the receive WRs; the QPs are in INIT. */
+/* Posts the receive WRs, unless irecv does (ib_two_sided.h); the QPs are in INIT. */
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
 /* Posts those of one QP; errno of ibv_post_recv, or 0. */
 int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp);

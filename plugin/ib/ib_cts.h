@@ -46,7 +46,12 @@ struct ib_cts {
   union {
     struct {
       uint64_t addr, size;
-      uint32_t rkeys[IB_MAX_RAILS];
+      union {
+        uint32_t rkeys[IB_MAX_RAILS];
+        struct {
+          uint32_t parts, first_qp; /* ib_two_sided.h: part i goes over QP first_qp + i, modulo their number */
+        };
+      };
       uint32_t tag;
       uint8_t count, index;
       uint8_t slot, unused; /* slot: for the immediate; zero on the wire */

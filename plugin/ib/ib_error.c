@@ -125,6 +125,7 @@ static const char *operation(const struct ib_comm *comm, const struct ibv_wc *wc
       size = size_of_send(comm, ib_wr_arg(wc->wr_id));
       snprintf(text, PIECE, "isend of %llu bytes to", (unsigned long long)size);
       return text;
+    case IB_WR_BUFFER:
     case IB_WR_RECV: return "irecv from";
     case IB_WR_PROBE:
     case IB_WR_CTS: return "irecv (CTS write) from";

@@ -310,9 +310,9 @@ static void retire_entries(struct ib_comm *comm, struct ib_mhandle *handle) {
 
 /* One set of access bits for all uses of a buffer (sends read it, receives write it, a flush reads it back), so that a
  * buffer which several connections register is registered once. The peer of a send comm never learns a key of its
- * buffers. */
-static int access_on(const struct ib_hca *hca) {
-  int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+ * buffers; with the SEND protocol no peer does. */
+static int access_on(const struct ib_hca *hca, bool two_sided) {
+  int access = IBV_ACCESS_LOCAL_WRITE | (two_sided ? 0 : IBV_ACCESS_REMOTE_WRITE) | IBV_ACCESS_REMOTE_READ;
   return hca->relaxed_ordering ? access | (int)IBV_ACCESS_RELAXED_ORDERING : access;
 }
 
@@ -352,7 +352,7 @@ static rail_result_t check_args(const struct ib_comm *comm, const char *call, co
 static rail_result_t register_on_rails(struct ib_comm *comm, struct ib_mr_key *key, struct ib_mhandle *handle) {
   for (unsigned int i = 0; key->size && i < comm->nrails; i++) {
     struct ib_hca *hca = comm->rails[i].port->hca;
-    key->access = access_on(hca);
+    key->access = access_on(hca, comm->plan.two_sided);
     rail_result_t result = ib_mr_cache_get(hca, key, &handle->entries[i]);
     if (result != RAIL_OK) {
       release_entries(comm, handle);

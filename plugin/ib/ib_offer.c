@@ -168,12 +168,13 @@ rail_result_t ib_setup_offer(struct rail_setup *base) {
   o->split = ib_params.split != 0;
   o->rdmacm = s->device->rails[0]->rdmacm;
   o->no_imm = iwarp;
+  o->two_sided = ib_params.protocol == IB_PROTOCOL_SEND;
   o->ece = ib_params.ece && ib_verbs.query_ece && ib_verbs.set_ece && !o->rdmacm;
   o->verify = ib_params.verify != 0;
   /* A completion of iWARP says that the NIC has taken the bytes, not that the peer has them: what a lost queue pair has
    * delivered is not known. */
   o->failover = ib_params.failover && !iwarp;
-  o->max_write_log2 = log2_of((uint64_t)ib_params.max_write);
+  o->max_write_log2 = o->two_sided ? IB_MAX_WRITE_LOG2 : log2_of((uint64_t)ib_params.max_write);
   o->recv_depth = IB_RECV_DEPTH;
   o->timeout = (uint8_t)ib_params.timeout;
   o->process = rail_setup_process_id();

@@ -27,6 +27,7 @@ static const char *const refusal_text[] = {
                      "ports, or use a device with larger completion queues",
   [IB_REFUSAL_OFFER] = "a value out of its range",
   [IB_REFUSAL_CM] = "one side sets up queue pairs by the RDMA CM, the other does not; set RAIL_IB_CM alike on both",
+  [IB_REFUSAL_PROTOCOL] = "one side moves payload by SEND, the other by RDMA write; set RAIL_IB_PROTOCOL alike on both",
 };
 _Static_assert(RAIL_COUNT_OF(refusal_text) == IB_REFUSAL_COUNT, "a text for each refusal");
 
@@ -101,7 +102,7 @@ static enum ib_refusal check_pair(const struct ib_offer_rail *sender, const stru
 
 static bool in_range(const struct ib_offer *o) {
   return o->nrails >= 1 && o->nrails <= IB_MAX_RAILS && o->qps_per_rail >= 1 && o->qps_per_rail <= IB_MAX_QPS &&
-         o->max_write_log2 >= 12 && o->max_write_log2 <= 30 && o->sl <= 15 && o->timeout <= 31;
+         o->max_write_log2 >= 12 && o->max_write_log2 <= IB_MAX_WRITE_LOG2 && o->sl <= 15 && o->timeout <= 31;
 }
 
 /* A multiple of the larger side's rails: each message of one part per rail then uses each rail once. */
@@ -131,14 +132,18 @@ static enum ib_refusal make(const struct ib_offer *sender, const struct ib_offer
                                        .mtu = RAIL_MIN(from->mtu, to->mtu), .grh = wants_grh(from, to)};
   }
   if (sender->rdmacm != receiver->rdmacm) return IB_REFUSAL_CM;
+  if (sender->two_sided != receiver->two_sided) return IB_REFUSAL_PROTOCOL;
   plan->qps_per_message = sender->split || receiver->split ? plan->nqps : rails;
   plan->max_write_log2 = RAIL_MIN(sender->max_write_log2, receiver->max_write_log2);
   plan->ece = sender->ece && receiver->ece;
   plan->verify = sender->verify || receiver->verify;
   plan->rdmacm = sender->rdmacm;
-  plan->notices = sender->no_imm || receiver->no_imm;
-  /* Notices are for NICs whose completions do not say that the peer has the bytes (docs/protocol-ib.md, 8). */
-  plan->failover = sender->failover && receiver->failover && plan->nqps > 1 && !plan->notices;
+  plan->two_sided = sender->two_sided;
+  plan->notices = (sender->no_imm || receiver->no_imm) && !plan->two_sided;
+  /* Notices are for NICs whose completions do not say that the peer has the bytes (docs/protocol-ib.md, 8), and a SEND
+   * that came twice would take two receive WRs. */
+  plan->failover =
+    sender->failover && receiver->failover && plan->nqps > 1 && !plan->notices && !plan->two_sided;
   return IB_REFUSAL_NONE;
 }
 

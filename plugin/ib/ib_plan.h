@@ -22,11 +22,21 @@
 #define IB_MAX_SENDS (IB_MAX_RECVS * IB_MAX_GROUP) /* sends outstanding on one connection: 256 */
 #define IB_MAX_FLUSHES IB_MAX_RECVS
 
+#define IB_MAX_WRITE_LOG2 30 /* of the bytes of one write, or SEND */
 #define IB_ALIGN 128 /* parts of a message end at multiples of it, so that no LL128 line is split between QPs */
 
 #define IB_RECV_BATCH 32                             /* receive WRs are posted again in batches of this many */
 #define IB_RECV_DEPTH (IB_MAX_SENDS + IB_RECV_BATCH) /* receive queue of each data QP */
 #define IB_SEND_DEPTH 512                            /* send queue of each data QP, where the device allows it */
+
+/* RAIL_IB_PROTOCOL */
+enum ib_protocol_kind { IB_PROTOCOL_WRITE, IB_PROTOCOL_SEND };
+
+/* With the SEND protocol a buffer is as large as this many SENDs at most, so that the receive WRs of a group fit into
+ * one QP. Soft-RoCE has the shortest messages, of 8 MiB: IB_TWO_SIDED_MAX_P2P is possible everywhere. */
+#define IB_LARGE_PARTS 32
+#define IB_TWO_SIDED_MAX_P2P ((uint64_t)IB_LARGE_PARTS << 23)
+_Static_assert(IB_MAX_GROUP * IB_LARGE_PARTS <= IB_RECV_DEPTH, "the receive WRs of a group");
 
 /* One port of a side. */
 struct ib_offer_rail {
@@ -52,6 +62,7 @@ struct ib_offer {
   bool ece, verify, failover;
   bool rdmacm;               /* its QPs are set up by the RDMA CM */
   bool no_imm;               /* its HCAs have no write with immediate */
+  bool two_sided;            /* RAIL_IB_PROTOCOL=send */
   uint64_t cm_token;         /* random; what the peer's messages of the RDMA CM must show */
   unsigned int max_write_log2; /* 12..30: bytes of one RDMA write */
   unsigned int recv_depth;     /* receive WRs that each of its QPs holds */
@@ -74,6 +85,7 @@ struct ib_plan {
   bool ece, verify;
   bool failover; /* the connection outlives the loss of a QP, as long as there is another */
   bool rdmacm;   /* QPs are set up by the RDMA CM */
+  bool two_sided; /* payload goes by SEND into posted receives (ib_two_sided.h) */
   bool notices;  /* a SEND reports each part, in place of a write with immediate (ib_notice.h) */
 };
 
@@ -90,6 +102,7 @@ enum ib_refusal {
   IB_REFUSAL_QPS = 8,    /* more rails than QPs allowed */
   IB_REFUSAL_OFFER = 9,  /* a value out of its range */
   IB_REFUSAL_CM = 10,    /* one side uses the RDMA CM, the other does not */
+  IB_REFUSAL_PROTOCOL = 11, /* one side sends payload by SEND, the other by RDMA write */
   IB_REFUSAL_COUNT
 };
 const char *ib_refusal_text(unsigned int refusal);

@@ -23,15 +23,17 @@
 
 /* ---- completions -------------------------------------------------------- */
 
-/* An HCA handles the packets of a QP in order, so a flushed receive WR shows that none is being handled any more. */
-static void note_flushed(struct ib_comm *comm, const struct ibv_wc *wc) {
+/* An HCA handles the packets of a QP in order, so a flushed receive WR shows that none is being handled any more. With
+ * the SEND protocol only receive WRs give away the caller's memory. */
+static void note_receive(struct ib_comm *comm, const struct ibv_wc *wc) {
   unsigned int qp = ib_wr_qp(wc->wr_id);
-  if (ib_wr_kind(wc->wr_id) == IB_WR_RECV && wc->status != IBV_WC_SUCCESS && qp < comm->plan.nqps)
-    atomic_store(&comm->qps[qp].flushed, true);
+  if (qp >= comm->plan.nqps) return;
+  if (ib_wr_kind(wc->wr_id) == IB_WR_RECV && wc->status != IBV_WC_SUCCESS) atomic_store(&comm->qps[qp].flushed, true);
+  if (ib_wr_kind(wc->wr_id) == IB_WR_BUFFER) atomic_fetch_sub(&comm->qps[qp].receives, 1);
 }
 
 RAIL_COLD static rail_result_t failed_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
-  note_flushed(comm, wc);
+  note_receive(comm, wc);
   return ib_failover_completion(comm, wc) ? RAIL_OK : ib_error_completion(comm, wc);
 }
 
@@ -48,6 +50,16 @@ static void probe_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   comm->completions--; /* poll_cq counts its batch */
 }
 
+/* Kinds that most connections, or most calls, do not meet. Apart, so that the others are told by a branch each. */
+static __attribute__((noinline)) rail_result_t dispatch_rare(struct ib_comm *comm, const struct ibv_wc *wc) {
+  const enum ib_wr_kind kind = ib_wr_kind(wc->wr_id);
+  if (kind == IB_WR_BUFFER) return ib_recv_buffer_done(comm, wc);
+  if (kind == IB_WR_FLUSH) ib_flush_done(comm, wc);
+  else if (kind == IB_WR_PROBE) probe_done(comm, wc);
+  else ib_return_verified(comm, ib_wr_qp(wc->wr_id));
+  return RAIL_OK;
+}
+
 /* Status first: the other fields of a failed completion, but wr_id and qp_num, mean nothing. The most frequent kinds
  * come first. */
 static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
@@ -56,9 +68,7 @@ static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *
   if (kind == IB_WR_RECV) return ib_recv_done(comm, wc);
   if (kind == IB_WR_SEND) ib_send_done(comm, wc);
   else if (kind == IB_WR_CTS) ib_recv_cts_done(comm, wc);
-  else if (kind == IB_WR_FLUSH) ib_flush_done(comm, wc);
-  else if (kind == IB_WR_PROBE) probe_done(comm, wc);
-  else ib_return_verified(comm, ib_wr_qp(wc->wr_id));
+  else return dispatch_rare(comm, wc);
   return RAIL_OK;
 }
 
@@ -119,8 +129,10 @@ rail_result_t ib_progress(struct ib_comm *comm) {
 /* ---- draining stopped QPs -------------------------------------------------- */
 
 static bool all_flushed(const struct ib_comm *comm) {
-  for (unsigned int i = 0; i < comm->plan.nqps; i++)
-    if (!atomic_load(&comm->qps[i].flushed)) return false;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    const struct ib_qp *qp = &comm->qps[i];
+    if (comm->plan.two_sided ? atomic_load(&qp->receives) != 0 : !atomic_load(&qp->flushed)) return false;
+  }
   return true;
 }
 
@@ -135,7 +147,7 @@ bool ib_qp_drain(struct ib_comm *comm) {
     struct ibv_wc wcs[BATCH];
     for (unsigned int r = 0; r < comm->nrails; r++) {
       int n = ibv_poll_cq(comm->rails[r].cq, BATCH, wcs);
-      for (int i = 0; i < n; i++) note_flushed(comm, &wcs[i]);
+      for (int i = 0; i < n; i++) note_receive(comm, &wcs[i]);
     }
     if (all_flushed(comm)) return true;
     if (rail_deadline_passed(deadline)) return false;
@@ -186,6 +198,8 @@ static uint64_t completion_limit_ms(const struct ib_comm *comm) {
  * wait for the peer, so a probe is posted. The HCA completes that whatever the peer does; when the deadline has passed
  * after a poll without a completion, the work request is lost. */
 RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
+  rail_result_t result = comm->sender ? ib_send_check_turn(ib_send_comm_of(comm)) : RAIL_IN_PROGRESS;
+  if (result != RAIL_IN_PROGRESS) return result;
   if (comm->probe_deadline)
     return rail_deadline_passed(comm->probe_deadline) ? ib_error_faults(comm, IB_COMM_STALLED) : RAIL_OK;
   uint64_t ms = completion_limit_ms(comm);

@@ -3,6 +3,8 @@
 #ifndef IB_PROGRESS_H
 #define IB_PROGRESS_H
 
+#include <assert.h>
+
 #include "plugin/ib/ib_comm.h"
 
 /* ---- vtable calls ----------------------------------------------------------- */
@@ -23,6 +25,7 @@ enum ib_wr_kind {
   IB_WR_FLUSH = 4,  /* arg = index of the flush request */
   IB_WR_VERIFY = 5, /* first writes: the handshake's, and of a QP that comes back */
   IB_WR_PROBE = 6,  /* a receiver's write of zero bytes behind CTS writes: count = those it stands for, and itself */
+  IB_WR_BUFFER = 7, /* a receive WR with the caller's memory: arg = ib_buffer_arg (ib_two_sided.h) */
 };
 
 static inline uint64_t ib_wr_id(enum ib_wr_kind kind, unsigned int qp, unsigned int count, unsigned int arg) {
@@ -49,6 +52,9 @@ bool ib_qp_drain(struct ib_comm *comm);
 /* ---- ib_send.c ------------------------------------------------------------------ */
 
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
+/* The HCA completes nothing: is it because all sends wait for the turn of one that is not called (ib_two_sided.h)? Then
+ * RAIL_OK, or for too long, an error; else RAIL_IN_PROGRESS. */
+rail_result_t ib_send_check_turn(struct ib_send_comm *sc);
 /* Posts what waited for room in a send queue, as far as there is room now. */
 rail_result_t ib_send_resume(struct ib_send_comm *sc);
 /* A request that is done goes back into its pool; sizes may be NULL. Here and below. */
@@ -63,21 +69,25 @@ rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 
-/* How many parts: a power of two, or all; none smaller than min_part unless it is the only one. */
-unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part);
-
-struct ib_part {
-  uint64_t offset, size;
-  uint64_t body;  /* of `size`: goes first, in plain writes; the rest is at most one write */
-  uint64_t write; /* bytes of one write; above max_write only for a part of more than 65535 such writes, which the
-                     immediate could not count otherwise */
-};
-/* Part i of n. separate: all but a short tail goes in the body (adaptive routing). */
-struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2, bool separate);
+/* Gives `wr` the `len` bytes at `at` of the message; its flags are set anew. */
+RAIL_HOT_INLINE void ib_attach_payload(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
+                                       struct ibv_send_wr *wr, struct ibv_sge *sge) {
+  wr->sg_list = sge;
+  wr->num_sge = len != 0;
+  wr->send_flags = 0;
+  if (!len) return;
+  assert(send->mr); /* isend refuses bytes without a registration */
+  sge->addr = (uintptr_t)send->data + at;
+  sge->length = (uint32_t)len;
+  sge->lkey = send->mr->lkeys[qp->rail];
+  if (len <= qp->max_inline && send->mr->type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;
+}
 
 /* ---- ib_recv.c ------------------------------------------------------------------ */
 
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
+/* The same for a receive WR with the caller's memory (ib_two_sided.h). */
+rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
 void ib_recv_finish(struct ib_recv *recv, int *sizes);
 /* What follows when the QP that carried CTS writes is DOWN (ib_failover.h): takes another one, and returns how many

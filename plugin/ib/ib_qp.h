@@ -64,6 +64,7 @@ struct ib_qp {
   /* The progress thread's: */
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
+  _Atomic uint32_t receives;   /* receive WRs that irecv posted, and that have not completed (ib_two_sided.h) */
   uint16_t next_notice;        /* place of the notice that is posted again next (ib_notice.h) */
   bool ignore_completions;     /* set once the tail count is fixed: a receiver's when it sends STOPPED, a sender's
                                 * when reconciled (ib_failover.h) */

@@ -18,6 +18,7 @@
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_two_sided.h"
 
 #define CTS_SIGNALED 16 /* of so many CTS writes one is signaled */
 
@@ -45,6 +46,7 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
   rc->cts = &comm->qps[0];
   for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
   comm->progress = progress;
+  if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
   ib_comm_limit_inline(comm);
 }
 
@@ -74,6 +76,7 @@ int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
 }
 
 rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
+  if (comm->plan.two_sided) return RAIL_OK;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     int err = ib_recv_prepost_qp(comm, &comm->qps[i]);
     if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
@@ -173,7 +176,7 @@ static bool recv_args_ok(const struct ib_comm *comm, int n, void **data, const s
                          void **mhandles) {
   if (!data || !sizes || !tags || n < 1 || n > IB_MAX_GROUP) return false;
   for (int i = 0; i < n; i++)
-    if (!ib_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES)
+    if (!ib_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > comm->max_bytes)
       return false;
   return true;
 }
@@ -187,10 +190,55 @@ RAIL_COLD static rail_result_t bad_recv(const struct ib_comm *comm, int n, void 
   else
     for (int i = 0; i < n; i++) {
       const struct ib_mhandle *mr = mhandles ? mhandles[i] : NULL;
-      if (!ib_mr_covers(comm, mr, data[i], sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES)
+      if (!ib_mr_covers(comm, mr, data[i], sizes[i]) || sizes[i] > comm->max_bytes)
         return ib_comm_refuse_buffer(comm, "irecv", mr, data[i], sizes[i]);
     }
   return RAIL_BAD_ARGUMENT;
+}
+
+/* Twice the same but for `two_sided`, a constant (ib_two_sided.h). */
+RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
+                                      const int *tags, void **mhandles, void **phandles, void **request,
+                                      const bool two_sided) {
+  struct ib_comm *comm = &rc->base;
+
+  /* The next slot, if its last receive is done, and room in the send queue. Poll here when there is none: the caller
+   * may have no request left to test. */
+  unsigned int slot = rc->next_seq % IB_MAX_RECVS;
+  struct ib_recv *recv = &rc->recvs[slot];
+  if (rail_unlikely(!has_room(rc)) || (two_sided && !ib_two_sided_has_room(rc, n, sizes))) (void)comm->progress(comm);
+  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || (rc->cts && !rc->cts->sq_avail)) ||
+      (two_sided && !ib_two_sided_has_room(rc, n, sizes))) {
+    rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
+    return rail_first_error(&comm->error);
+  }
+
+  /* Take the request, and encode an entry per buffer. */
+  ib_request_begin(&recv->base, IB_REQ_RECV, n);
+  recv->n = n;
+  for (unsigned int i = 0; i < recv->n; i++) {
+    struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;
+    struct ib_cts cts = {.addr = (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i],
+                         .count = (uint8_t)n, .index = (uint8_t)i};
+    recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = (uint32_t)tags[i], .mr = mr};
+    ib_mr_hold(mr);
+    if (two_sided) (void)ib_two_sided_receive(rc, slot, i, &cts); /* test reports a failure to post */
+    else if (mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
+    ib_cts_encode(&cts, rc->next_seq, &comm->ctrl_buf->ring.slots[slot][i]);
+  }
+  *request = recv;
+  if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, phandles);
+
+  /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again. */
+  if (rail_unlikely(!rc->cts) || rail_likely(post_cts(rc, rc->cts, recv->n, slot) == RAIL_OK)) rc->next_seq++;
+  return RAIL_OK;
+}
+
+/* Out of line: nothing of it is in the way of receives without it. */
+static __attribute__((noinline)) rail_result_t receive_two_sided(struct ib_recv_comm *rc, unsigned int n, void **data,
+                                                                 const size_t *sizes, const int *tags, void **mhandles,
+                                                                 void **phandles, void **request) {
+  return receive(rc, n, data, sizes, tags, mhandles, phandles, request, true);
 }
 
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
@@ -204,35 +252,9 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
     return bad_recv(comm, n, data, sizes, tags, mhandles);
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-
-  /* The next slot, if its last receive is done, and room in the send queue. Poll here when there is none: the caller
-   * may have no request left to test. */
-  unsigned int slot = rc->next_seq % IB_MAX_RECVS;
-  struct ib_recv *recv = &rc->recvs[slot];
-  if (rail_unlikely(!has_room(rc))) (void)comm->progress(comm);
-  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || (rc->cts && !rc->cts->sq_avail))) {
-    rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
-    return rail_first_error(&comm->error);
-  }
-
-  /* Take the request, and encode an entry per buffer. */
-  ib_request_begin(&recv->base, IB_REQ_RECV, (uint32_t)n);
-  recv->n = (uint32_t)n;
-  for (unsigned int i = 0; i < recv->n; i++) {
-    struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;
-    struct ib_cts cts = {.addr = (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i],
-                         .count = (uint8_t)n, .index = (uint8_t)i};
-    recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = (uint32_t)tags[i], .mr = mr};
-    ib_mr_hold(mr);
-    if (mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
-    ib_cts_encode(&cts, rc->next_seq, &comm->ctrl_buf->ring.slots[slot][i]);
-  }
-  *request = recv;
-  if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, phandles);
-
-  /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again. */
-  if (rail_unlikely(!rc->cts) || rail_likely(post_cts(rc, rc->cts, recv->n, slot) == RAIL_OK)) rc->next_seq++;
-  return RAIL_OK;
+  if (rail_unlikely(comm->plan.two_sided))
+    return receive_two_sided(rc, (unsigned int)n, data, sizes, tags, mhandles, phandles, request);
+  return receive(rc, (unsigned int)n, data, sizes, tags, mhandles, phandles, request, false);
 }
 
 /* ---- from test ------------------------------------------------------------ */
@@ -251,14 +273,19 @@ static void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_
   if (--recv->base.pending == 0) ib_request_end(comm);
 }
 
-/* The immediate carries an error instead of a length: the message is larger than this buffer, and was not written. */
-RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const struct ibv_wc *wc,
-                                                 const struct ib_imm *imm, struct ib_recv *recv, struct ib_buffer *b) {
-  if (imm->error != IB_IMM_TOO_LARGE || b->parts) return protocol_error(comm, wc, "an unknown error code");
+/* The peer's message was larger than this buffer, and has not been sent. */
+RAIL_COLD static void refused_size(struct ib_comm *comm, struct ib_recv *recv, const struct ib_buffer *b) {
   RAIL_WARN("RailIB: irecv from %s over %s: the peer's message with tag %u is larger than the receive buffer of %llu "
             "bytes; send and receive do not fit together", comm->peer_text, comm->device->name, b->tag,
             (unsigned long long)b->capacity);
   recv->base.result = RAIL_BAD_USAGE;
+}
+
+/* The immediate carries an error instead of a length. */
+RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const struct ibv_wc *wc,
+                                                 const struct ib_imm *imm, struct ib_recv *recv, struct ib_buffer *b) {
+  if (imm->error != IB_IMM_TOO_LARGE || b->parts) return protocol_error(comm, wc, "an unknown error code");
+  refused_size(comm, recv, b);
   b->parts = 1;
   finish_buffer(comm, recv, b);
   return RAIL_OK;
@@ -301,6 +328,20 @@ rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_qp_count_tail(qp);
   RAIL_TRY(handle_part(ib_recv_comm_of(comm), wc));
   return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : post_recv_batch(comm, qp);
+}
+
+/* The receive WR says which part it is, so that nothing needs to be believed; the HCA has checked the length. */
+rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  const unsigned int arg = ib_wr_arg(wc->wr_id), slot = ib_buffer_slot(arg), index = ib_buffer_index(arg);
+  struct ib_recv *recv = &rc->recvs[slot];
+  struct ib_buffer *b = &recv->buffers[index];
+  atomic_fetch_sub(&comm->qps[ib_wr_qp(wc->wr_id)].receives, 1);
+  if (rail_unlikely(wc->opcode != IBV_WC_RECV)) return protocol_error(comm, wc, "a write in place of a SEND");
+  b->arrived += wc->byte_len;
+  if (!wc->byte_len && !ib_buffer_part(arg) && ib_two_sided_is_refused(rc, slot, index)) refused_size(comm, recv, b);
+  if (--b->left == 0) finish_buffer(comm, recv, b);
+  return RAIL_OK;
 }
 
 void ib_recv_finish(struct ib_recv *recv, int *sizes) {

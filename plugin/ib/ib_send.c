@@ -9,7 +9,6 @@
  * lost (ib_failover.c) the parts that the receiver has not had on it are resent.
  */
 #include <arpa/inet.h>
-#include <assert.h>
 #include <limits.h>
 #include <stdlib.h>
 
@@ -20,7 +19,9 @@
 #include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_split.h"
 #include "plugin/ib/ib_stripe.h"
+#include "plugin/ib/ib_two_sided.h"
 
 #define BATCH 16 /* writes that are posted at once */
 #define EMPTY_CALLS 64 /* of so many isends that found no receive one looks for a torn one */
@@ -60,7 +61,8 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
   sc->most_parts = comm->plan.qps_per_message;
   sc->min_part = (uint64_t)ib_params.min_part;
   ib_stripe_close(sc);
-  if (!ib_stripe_open(sc)) return false;
+  if (!sc->two_sided && !ib_stripe_open(sc)) return false;
+  sc->takes_turns = !sc->stripe && !sc->two_sided;
   for (unsigned int i = 0; i < comm->nrails; i++)
     sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
   ib_comm_limit_inline(comm);
@@ -122,52 +124,32 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   return found == IB_CTS_OTHER_TAGS ? check_tag_wait(sc, tag) : RAIL_OK;
 }
 
-/* ---- split: a message into parts. Pure ------------------------------------
- *
- * A message has 1 to 128 parts, each on a QP of its own; all but the last are multiples of IB_ALIGN bytes. A part is a
- * chain of plain writes (its body) and one write with immediate (its tail), the only one that consumes a receive WR of
- * the receiver. A part of up to one write is its tail, unless adaptive routing wants the bulk without immediate. The
- * tail's length is in the receiver's completion; the body's is in the immediate, so the body is a multiple of the unit
- * in which the immediate counts.
- */
+RAIL_COLD static rail_result_t turn_timed_out(struct ib_send_comm *sc) {
+  const struct ib_two_sided *t = sc->two_sided;
+  RAIL_WARN("RailIB: isend to %s over %s: no send of tag %u for %lld ms (RAIL_IB_TAG_TIMEOUT), while %u sends wait for "
+            "it: with RAIL_IB_PROTOCOL=send messages leave in the order of receives; send and receive do not fit "
+            "together", sc->base.peer_text, sc->base.device->name,
+            sc->match.buffers[t->seq % IB_MAX_RECVS][t->index].tag, (long long)ib_params.tag_ms,
+            atomic_load(&sc->base.outstanding));
+  return ib_comm_fail(&sc->base, RAIL_BAD_USAGE);
+}
+
+RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
+  if (!sc->two_sided || ib_two_sided_is_posted(sc)) return RAIL_IN_PROGRESS;
+  uint64_t ms = (uint64_t)ib_params.tag_ms;
+  return ms && wait_is_over(sc, &sc->turn_wait, 0, ms) ? turn_timed_out(sc) : RAIL_OK;
+}
+
+/* ---- split -------------------------------------------------------------------- */
+
 _Static_assert(IB_MAX_SENDS <= 256 && IB_MAX_QPS <= 128, "a request, a part and a flag are 16 bits: ib_qp.posted");
-
-unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part) {
-  if (all == 1 || size < 2 * IB_ALIGN || size < min_part) return 1;
-  uint64_t most = size / RAIL_MAX(min_part, (uint64_t)IB_ALIGN);
-  if (most >= all) return all;
-  return most < 2 ? 1 : 1u << (31 - (unsigned int)__builtin_clz((unsigned int)most));
-}
-
-RAIL_HOT_INLINE struct ib_part equal_part(uint64_t size, unsigned int i, unsigned int n) {
-  struct ib_part part = {.size = size};
-  if (n == 1) return part;
-  uint64_t lines = (size + IB_ALIGN - 1) / IB_ALIGN, each = lines / n, more = lines % n;
-  part.offset = RAIL_MIN((i * each + RAIL_MIN(i, more)) * IB_ALIGN, size);
-  part.size = RAIL_MIN((each + (i < more)) * IB_ALIGN, size - part.offset);
-  return part;
-}
-
-RAIL_HOT_INLINE void split_writes(struct ib_part *part, unsigned int max_write_log2, bool separate) {
-  unsigned int unit = ib_imm_unit_log2(part->size), log2 = RAIL_MAX(max_write_log2, unit);
-  part->write = 1ull << log2;
-  if (separate) part->body = part->size >> unit << unit;
-  else part->body = part->size <= part->write ? 0 : (part->size - 1) >> log2 << log2;
-}
-
-struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
-                             bool separate) {
-  struct ib_part part = equal_part(size, i, n);
-  split_writes(&part, max_write_log2, separate);
-  return part;
-}
 
 RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send *send, unsigned int i, unsigned int max_write_log2,
                                        bool separate) {
   struct ib_part part;
-  if (send->nparts == 1 || !send->shares) part = equal_part(send->length, i, send->nparts);
+  if (send->nparts == 1 || !send->shares) part = ib_split_part(send->length, i, send->nparts);
   else part = (struct ib_part){.offset = send->shares[i].offset, .size = send->shares[i].size};
-  split_writes(&part, max_write_log2, separate);
+  ib_split_writes(&part, max_write_log2, separate);
   return part;
 }
 
@@ -185,18 +167,10 @@ static inline struct ib_imm immediate_of(const struct ib_send *send, uint64_t bo
 RAIL_HOT_INLINE void make_write(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
                                 struct ibv_send_wr *wr, struct ibv_sge *sge) {
   wr->next = NULL;
-  wr->sg_list = sge;
-  wr->num_sge = len != 0;
   wr->opcode = IBV_WR_RDMA_WRITE;
-  wr->send_flags = 0;
   wr->wr.rdma.remote_addr = send->buffer->addr + at;
   wr->wr.rdma.rkey = send->buffer->rkeys[qp->remote_rail];
-  if (!len) return;
-  assert(send->mr); /* isend refuses bytes without a registration */
-  sge->addr = (uintptr_t)send->data + at;
-  sge->length = (uint32_t)len;
-  sge->lkey = send->mr->lkeys[qp->rail];
-  if (len <= qp->max_inline && send->mr->type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;
+  ib_attach_payload(send, qp, at, len, wr, sge);
 }
 
 /* Of a batch's n writes some may have been posted. What was begun over a QP that is lost waits until it is DOWN. */
@@ -340,6 +314,17 @@ static inline void take_turns(struct ib_send_comm *sc, struct ib_send *send) {
   if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
 }
 
+/* With the SEND protocol the receive says over how many QPs, and which, and messages are posted in the order of
+ * receives. The request exists: test reports what fails. */
+static __attribute__((noinline)) rail_result_t isend_in_turn(struct ib_send_comm *sc, struct ib_send *send,
+                                                             void *phandle) {
+  if (!ib_two_sided_take_turn(sc, send)) (void)invalid_cts(sc);
+  if (sc->base.profiler) ib_profile_start(&send->base, &phandle);
+  (void)ib_send_resume(sc);
+  if (!STAILQ_EMPTY(&sc->unposted)) rail_stats_add(&sc->base.stats[IB_COMM_WAITS_ROOM], 1);
+  return RAIL_OK;
+}
+
 rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                        void **request) {
   *request = NULL;
@@ -372,10 +357,11 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   if (rail_unlikely(size > send->buffer->size)) refuse_size(sc, send, (uint32_t)tag);
 
   /* Split: over how many QPs, and which. */
-  send->nparts = (uint16_t)ib_split_parts(send->length, sc->most_parts, sc->min_part);
-  if (rail_unlikely(sc->stripe != NULL)) ib_stripe_divide(sc, send);
-  else take_turns(sc, send);
   *request = send;
+  send->nparts = (uint16_t)ib_split_parts(send->length, sc->most_parts, sc->min_part);
+  if (rail_likely(sc->takes_turns)) take_turns(sc, send);
+  else if (sc->stripe) ib_stripe_divide(sc, send);
+  else return isend_in_turn(sc, send, phandle);
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(r, &phandle);
 
   /* Post, behind sends that wait for room. The request exists now: test reports a failure to post. */
@@ -389,7 +375,8 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
 
 rail_result_t ib_send_resume(struct ib_send_comm *sc) {
   while (!STAILQ_EMPTY(&sc->unposted)) {
-    rail_result_t result = post_parts(sc, STAILQ_FIRST(&sc->unposted));
+    struct ib_send *send = STAILQ_FIRST(&sc->unposted);
+    rail_result_t result = sc->two_sided ? ib_two_sided_post(sc, send) : post_parts(sc, send);
     if (result != RAIL_OK) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
     STAILQ_REMOVE_HEAD(&sc->unposted, link);
   }

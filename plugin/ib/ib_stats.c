@@ -16,7 +16,8 @@ static const struct rail_stats_counter comm_counters[] = {
   [IB_COMM_BYTES] = {"bytes", RAIL_STATS_COUNTER, "Payload of messages that are done."},
   [IB_COMM_MESSAGES] = {"messages", RAIL_STATS_COUNTER, "Messages that are done."},
   [IB_COMM_WRITES] = {"writes", RAIL_STATS_COUNTER,
-                      "RDMA writes posted: of data on the sending side, of clear-to-send on the receiving one."},
+                      "RDMA writes, or SENDs, posted: of data on the sending side, of clear-to-send on the receiving "
+                      "one."},
   [IB_COMM_WAITS_CTS] = {"waits_cts", RAIL_STATS_COUNTER, "Times that a send found no receive buffer with its tag."},
   [IB_COMM_WAITS_ROOM] = {"waits_room", RAIL_STATS_COUNTER,
                           "Times that a send or receive found its table or a send queue full."},
@@ -153,7 +154,7 @@ static void describe(const void *request, uint32_t i, void *out) {
     const struct ib_send *send = rail_container_of(r, const struct ib_send, base);
     const struct ib_send_comm *sc = ib_send_comm_of(r->comm);
     qp = send->shares ? &r->comm->qps[send->shares[0].qp] : sc->live[send->first_qp % sc->nlive];
-    event.qp.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    event.qp.opcode = sc->two_sided ? IBV_WR_SEND : IBV_WR_RDMA_WRITE_WITH_IMM;
     event.qp.length = send->size;
     event.qp.wr_id = ib_wr_id(IB_WR_SEND, qp->index, 1, (unsigned int)(send - ib_send_comm_of(r->comm)->sends));
   } else {

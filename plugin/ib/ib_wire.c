@@ -144,7 +144,8 @@ size_t ib_offer_encode(const struct ib_offer *offer, struct ib_offer_wire *wire)
   wire->flags = htole16((uint16_t)((offer->sender ? IB_OFFER_SENDER : 0) | (offer->split ? IB_OFFER_SPLIT : 0) |
                                    (offer->ece ? IB_OFFER_ECE : 0) | (offer->verify ? IB_OFFER_VERIFY : 0) |
                                    (offer->failover ? IB_OFFER_FAILOVER : 0) |
-                                   (offer->rdmacm ? IB_OFFER_RDMACM : 0) | (offer->no_imm ? IB_OFFER_NO_IMM : 0)));
+                                   (offer->rdmacm ? IB_OFFER_RDMACM : 0) | (offer->no_imm ? IB_OFFER_NO_IMM : 0) |
+                                   (offer->two_sided ? IB_OFFER_TWO_SIDED : 0)));
   wire->nrails = htole16((uint16_t)offer->nrails);
   wire->qps_per_rail = htole32(offer->qps_per_rail);
   wire->max_qps = htole32(offer->max_qps);
@@ -177,6 +178,7 @@ const char *ib_offer_decode(const void *body, size_t size, struct ib_offer *offe
     .failover = flags & IB_OFFER_FAILOVER,
     .rdmacm = flags & IB_OFFER_RDMACM,
     .no_imm = flags & IB_OFFER_NO_IMM,
+    .two_sided = flags & IB_OFFER_TWO_SIDED,
     .max_write_log2 = wire.max_write_log2,
     .recv_depth = le32toh(wire.recv_depth),
     .timeout = wire.timeout,

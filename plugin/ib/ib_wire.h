@@ -77,7 +77,8 @@ enum ib_message_type { /* beside RAIL_MESSAGE_ANSWER */
 #define IB_OFFER_FAILOVER 16u
 #define IB_OFFER_RDMACM 32u
 #define IB_OFFER_NO_IMM 64u
-#define IB_OFFER_FLAGS 127u
+#define IB_OFFER_TWO_SIDED 128u
+#define IB_OFFER_FLAGS 255u
 #define IB_RAIL_ROCE 1u
 #define IB_RAIL_GRH 2u
 #define IB_RAIL_IWARP 4u

@@ -10,12 +10,14 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_two_sided.h"
 #include "test/unit/ib_emu.h"
 
 struct pair_shape {
   unsigned int nrails, nqps, per_message, max_write_log2;
   uint32_t send_depth, inline_bytes;
 };
+static bool pair_two_sided; /* of the next pair_open: the SEND protocol */
 
 struct pair {
   struct ib_hca hca;
@@ -73,7 +75,8 @@ static void pair_open_hca(struct pair *p, unsigned int nrails) {
 static void pair_make_side(struct pair *p, struct ib_comm *comm, const struct pair_shape *shape) {
   comm->device = &p->device;
   comm->plan = (struct ib_plan){
-    .nqps = shape->nqps, .qps_per_message = shape->per_message, .max_write_log2 = shape->max_write_log2};
+    .nqps = shape->nqps, .qps_per_message = shape->per_message, .max_write_log2 = shape->max_write_log2,
+    .two_sided = pair_two_sided};
   comm->nrails = comm->nremote_rails = shape->nrails;
   comm->stats = calloc(IB_COMM_COUNTERS, sizeof *comm->stats);
   snprintf(comm->peer_text, sizeof comm->peer_text, "10.0.0.2:4711");
@@ -113,8 +116,13 @@ static void pair_connect(struct pair *p, struct ib_comm *a, const struct ib_comm
 
 /* ---- a connection ---------------------------------------------------------- */
 
+static struct ib_remote_ring pair_ctrl_of(const struct ib_comm *comm) {
+  struct ib_remote_ring ctrl = {.addr = (uintptr_t)comm->ctrl_buf};
+  for (unsigned int i = 0; i < comm->nrails; i++) ctrl.rkeys[i] = comm->rails[i].ctrl_mr->rkey;
+  return ctrl;
+}
+
 __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_shape *shape) {
-  struct ib_remote_ring remote_ring;
   memset(p, 0, sizeof *p);
   emu_do("reset; progress post");
   CHECK(ib_verbs_open());
@@ -129,9 +137,9 @@ __attribute__((unused)) static void pair_open(struct pair *p, const struct pair_
   CHECK_OK(ib_recv_comm_prepost(p->rc));
   pair_connect(p, p->sc, p->rc);
   pair_connect(p, p->rc, p->sc);
-  remote_ring.addr = (uintptr_t)p->sc->ctrl_buf;
-  for (unsigned int i = 0; i < shape->nrails; i++) remote_ring.rkeys[i] = p->sc->rails[i].ctrl_mr->rkey;
-  ib_recv_comm_start(p->rc, &remote_ring, ib_progress);
+  struct ib_remote_ring senders = pair_ctrl_of(p->sc), receivers = pair_ctrl_of(p->rc);
+  ib_recv_comm_start(p->rc, &senders, ib_progress);
+  if (pair_two_sided) CHECK(ib_two_sided_open(p->sc, &receivers));
   CHECK(ib_send_comm_start(p->sc, ib_progress));
 }
 

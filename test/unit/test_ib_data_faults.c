@@ -137,6 +137,21 @@ TEST(every_call) {
   }
 }
 
+/* The SEND protocol: receive WRs are irecv's, and one that fails is that of a buffer. */
+TEST(every_request_of_sends) {
+  pair_two_sided = true;
+  for (unsigned int i = 0; i < RAIL_COUNT_OF(ways); i++) {
+    CHECK(each_in_turn("complete retry_exc_err op=any", "times=ever", ways[i]) > 2 * N);
+    CHECK(each_in_turn("complete rem_inv_req_err op=send", "", ways[i]) >= N);
+    CHECK(each_in_turn("complete loc_len_err op=recv", "", ways[i]) >= N);
+    CHECK(each_in_turn("complete wr_flush_err op=write", "", ways[i]) >= 1);
+    CHECK(each_in_turn("fail post_send", "errno=ENOMEM", ways[i]) > 2 * N);
+    CHECK(each_in_turn("fail post_recv", "errno=ENOMEM", ways[i]) >= 2 * N);
+    CHECK(each_in_turn("fail poll_cq", "errno=EIO", ways[i]) >= 2);
+  }
+  pair_two_sided = false;
+}
+
 /* Giving receive WRs back: after 32 messages. */
 TEST(post_recv_fails) {
   open_plain("progress post");
@@ -465,6 +480,7 @@ TEST(late_and_paid) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(every_completion),   TEST_CASE(every_call),           TEST_CASE(post_recv_fails),
+    TEST_CASE(every_request_of_sends),
     TEST_CASE(closed_behind_the_last_message), TEST_CASE(news_between_two_looks), TEST_CASE(beside_an_error),
     TEST_CASE(closed_for_a_while), TEST_CASE(closed_and_gone),
     TEST_CASE(bad_news_for_a_sender), TEST_CASE(nobody_left_to_send_to), TEST_CASE(a_lost_cts),

@@ -176,6 +176,28 @@ TEST(adaptive_routing) {
   ib_params_load();
 }
 
+/* The SEND protocol: messages leave in the order of buffers, whatever the order of isend. */
+TEST(sends_over_one_qp) {
+  pair_two_sided = true;
+  run(&(struct pair_shape){1, 1, 1, 30, 512, 128}, (unsigned int)kit_scaled(10000), "progress poll");
+  run(&(struct pair_shape){1, 1, 1, 30, 512, 128}, (unsigned int)kit_scaled(10000), "progress post");
+  pair_two_sided = false;
+}
+TEST(sends_over_several) {
+  pair_two_sided = true;
+  ib_params.min_part = 256;
+  run(&(struct pair_shape){1, 4, 4, 30, 128, 64}, (unsigned int)kit_scaled(10000), "progress poll burst=2 skip=7");
+  run(&(struct pair_shape){3, 6, 3, 30, 128, 0}, (unsigned int)kit_scaled(10000), "progress poll burst=1 skip=3");
+  ib_params_load();
+  pair_two_sided = false;
+}
+TEST(sends_of_many_parts) { /* up to 20, of 4 KiB */
+  pair_two_sided = true;
+  for (uint32_t depth = 1; depth < 8; depth += 3)
+    run(&(struct pair_shape){2, 4, 4, 12, depth, 64}, (unsigned int)kit_scaled(3000), "progress poll burst=2 skip=5");
+  pair_two_sided = false;
+}
+
 TEST(rates_that_change) {
   rates_change = true;
   ib_params.min_part = 1024;
@@ -191,7 +213,8 @@ int main(int argc, char **argv) {
   static const struct tap_case cases[] = {TEST_CASE(one_qp),        TEST_CASE(data_moves_when_posted),
                                           TEST_CASE(several_qps_each), TEST_CASE(rails_in_turn),
                                           TEST_CASE(small_queues_and_chains), TEST_CASE(adaptive_routing),
-                                          TEST_CASE(rates_that_change)};
+                                          TEST_CASE(rates_that_change), TEST_CASE(sends_over_one_qp),
+                                          TEST_CASE(sends_over_several), TEST_CASE(sends_of_many_parts)};
   ib_emu_use("device emu0 ports=3");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -252,6 +252,22 @@ TEST(rails_by_subnet) {
   hs_end(&h);
 }
 
+TEST(payload_by_send) {
+  struct hs h;
+  hs_begin(&h);
+  ib_params.protocol = IB_PROTOCOL_SEND;
+  ib_params.max_write = 4096; /* of writes alone */
+  hs_pair(&h, DEV_FUSED, DEV_FUSED);
+  const struct ib_comm *both[] = {sent(&h), received(&h)};
+  for (int i = 0; i < 2; i++) {
+    CHECK(both[i]->plan.two_sided && !both[i]->plan.failover && !both[i]->failover);
+    CHECK_INT(both[i]->plan.max_write_log2, IB_MAX_WRITE_LOG2);
+  }
+  const char *said = strstr(hs_lines, "payload by SEND (no failover)");
+  CHECK(said && strstr(said + 1, "payload by SEND (no failover)"));
+  hs_end(&h);
+}
+
 /* ---- refused ------------------------------------------------------------- */
 
 static void refused(int listen_dev, int connect_dev, const char *script, const char *back, const char *why) {
@@ -285,6 +301,23 @@ TEST(ipv4_and_ipv6) {
   refused(DEV_A1, DEV_B, "gid emuB 1 0 fd00::9 type=v2; gid emuB 1 1 none; gid emuB 1 2 none; gid emuB 1 3 none",
           "gid emuB 1 0 fe80::9 type=v1; gid emuB 1 1 fe80::9 type=v2; gid emuB 1 2 10.77.1.1 type=v1; "
           "gid emuB 1 3 10.77.1.1 type=v2", "one GID is an IPv4 address");
+}
+
+/* The connector makes its offer long before accept is called. */
+TEST(payload_by_send_on_one_side) {
+  for (int64_t first = IB_PROTOCOL_WRITE; first <= IB_PROTOCOL_SEND; first++) {
+    struct hs h;
+    hs_begin(&h);
+    ib_params.protocol = first;
+    hs_listen(&h, DEV_A1);
+    for (int i = 0; i < 100; i++) hs_connect_once(&h, DEV_B);
+    ib_params.protocol = !first;
+    hs_run(&h, DEV_B);
+    CHECK(h.connect == RAIL_REMOTE_ERROR && h.accept == RAIL_BAD_USAGE);
+    const char *said = strstr(hs_lines, "set RAIL_IB_PROTOCOL alike on both");
+    CHECK(said && strstr(said + 1, "set RAIL_IB_PROTOCOL alike on both"));
+    hs_end(&h);
+  }
 }
 
 TEST(ports_that_are_down) {
@@ -420,6 +453,7 @@ int main(int argc, char **argv) {
     TEST_CASE(ipv4_and_ipv6), TEST_CASE(ports_that_are_down), TEST_CASE(a_first_write_that_is_lost),
     TEST_CASE(a_network_of_a_smaller_mtu), TEST_CASE(a_first_write_that_never_comes),
     TEST_CASE(modify_is_tried_again), TEST_CASE(whatever_fails),
+    TEST_CASE(payload_by_send), TEST_CASE(payload_by_send_on_one_side),
     TEST_CASE(arguments)};
   hs_main();
   return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);

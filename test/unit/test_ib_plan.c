@@ -156,6 +156,20 @@ TEST(iwarp_and_the_rdma_cm) {
   bad(&s, &r, IB_REFUSAL_GID, 1, 0);
 }
 
+TEST(payload_by_send) {
+  struct ib_offer s = offer(true, 2), r = offer(false, 1);
+  struct ib_plan plan;
+  s.failover = r.failover = true;
+  s.no_imm = true;
+  s.two_sided = true;
+  bad(&s, &r, IB_REFUSAL_PROTOCOL, -1, -1);
+  r.two_sided = true;
+  good(&s, &r, &plan);
+  CHECK(plan.two_sided && !plan.notices && !plan.failover);
+  s.two_sided = false;
+  bad(&s, &r, IB_REFUSAL_PROTOCOL, -1, -1);
+}
+
 TEST(infiniband_subnets) {
   struct ib_offer s = offer(true, 1), r = offer(false, 1);
   struct ib_plan plan;
@@ -326,4 +340,4 @@ TEST(the_sides_agree) {
 TEST_MAIN(TEST_CASE(one_and_one), TEST_CASE(different_rails), TEST_CASE(one_side_wants_more),
           TEST_CASE(as_many_queue_pairs_as_both_can), TEST_CASE(infiniband_subnets), TEST_CASE(links), TEST_CASE(gids),
           TEST_CASE(infiniband_without_gid), TEST_CASE(values), TEST_CASE(texts), TEST_CASE(the_sides_agree),
-          TEST_CASE(iwarp_and_the_rdma_cm))
+          TEST_CASE(iwarp_and_the_rdma_cm), TEST_CASE(payload_by_send))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How messages are cut, for every class of size and number of parts, and that
  * immediates say back what they were told. */
-#include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_split.h"
 
 #include "common/base/compiler.h"
 #include "kit/kit_ensure.h"
@@ -22,6 +22,12 @@ static unsigned int sizes(uint64_t *out) {
   return n;
 }
 
+static struct ib_part split(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2, bool separate) {
+  struct ib_part part = ib_split_part(size, i, n);
+  ib_split_writes(&part, max_write_log2, separate);
+  return part;
+}
+
 static void check_part(const struct ib_part *p, uint64_t size, unsigned int max_write_log2, bool separate) {
   uint64_t tail = p->size - p->body, most = 1ull << max_write_log2;
   CHECK(p->offset % IB_ALIGN == 0 || !p->size); /* of a message with fewer lines than parts some are empty */
@@ -38,7 +44,7 @@ static void check_part(const struct ib_part *p, uint64_t size, unsigned int max_
 static void check_message(uint64_t size, unsigned int n, unsigned int all, unsigned int max_write_log2, bool separate) {
   uint64_t at = 0, least = UINT64_MAX, largest = 0;
   for (unsigned int i = 0; i < n; i++) {
-    struct ib_part p = ib_split_part(size, i, n, max_write_log2, separate);
+    struct ib_part p = split(size, i, n, max_write_log2, separate);
     CHECK_MSG(p.offset == at, "size %" PRIu64 ", part %u of %u begins at %" PRIu64 ", expected %" PRIu64, size, i, n,
               p.offset, at);
     check_part(&p, size, max_write_log2, separate);
@@ -99,7 +105,7 @@ TEST(number_of_parts) {
         CHECK(parts == 1 || size / parts >= min);
         CHECK(parts == all || (parts * 2 > all ? size / all < min : size / (parts * 2ull) < min));
         for (unsigned int p = 0; p < parts; p++) {
-          struct ib_part part = ib_split_part(size, p, parts, 30, false);
+          struct ib_part part = split(size, p, parts, 30, false);
           CHECK(parts == 1 || part.size + IB_ALIGN > min);
         }
       }
@@ -111,16 +117,16 @@ TEST(known_values) {
   CHECK_INT(ib_split_parts(16384, 8, 8192), 2);
   CHECK_INT(ib_split_parts(65536, 6, 8192), 6);
   CHECK_INT(ib_split_parts(48 * 1024 - 1, 6, 8192), 4);
-  struct ib_part p = ib_split_part(1025, 0, 8, 30, false);
+  struct ib_part p = split(1025, 0, 8, 30, false);
   CHECK_INT(p.size, 256);
-  p = ib_split_part(1025, 7, 8, 30, false);
+  p = split(1025, 7, 8, 30, false);
   CHECK_INT(p.offset, 1024);
   CHECK_INT(p.size, 1);
-  p = ib_split_part(3u << 30, 0, 1, 30, false); /* exactly three writes: the last is the tail */
+  p = split(3u << 30, 0, 1, 30, false); /* exactly three writes: the last is the tail */
   CHECK_INT(p.body, 2u << 30);
-  p = ib_split_part((3u << 20) + 5, 0, 1, 30, true);
+  p = split((3u << 20) + 5, 0, 1, 30, true);
   CHECK_INT(p.body, 3u << 20);
-  p = ib_split_part(RAIL_NET_MAX_BYTES, 0, 1, 12, false); /* 4 KiB writes cannot be counted that far */
+  p = split(RAIL_NET_MAX_BYTES, 0, 1, 12, false); /* 4 KiB writes cannot be counted that far */
   CHECK_INT(p.write, 1 << 25);
   struct ib_imm imm = {.slot = 31, .index = 7, .parts = 64, .body = 0xffffull << 7};
   CHECK_INT(ib_imm_encode(&imm, 128), 0xffc0ffff);

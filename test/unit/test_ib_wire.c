@@ -206,6 +206,7 @@ static struct ib_offer any_offer(unsigned int nrails) {
   struct ib_offer o = {.sender = true, .nrails = nrails, .qps_per_rail = 3, .max_qps = 77, .split = true, .ece = true,
                        .verify = true, .failover = true, .max_write_log2 = 30, .recv_depth = 288, .timeout = 20,
                        .sl = 3, .traffic_class = 96, .process = 0x0123456789abcdef, .rdmacm = true, .no_imm = true,
+                       .two_sided = true,
                        .cm_token = 0xfedcba9876543210};
   for (unsigned int i = 0; i < nrails; i++) {
     o.rails[i] = (struct ib_offer_rail){.roce = i % 3 == 1, .iwarp = i % 3 == 2, .port = (uint8_t)(i + 1),
@@ -227,7 +228,8 @@ TEST(offers_round_trip) {
     CHECK(ib_offer_decode(&wire, size, &out) == NULL);
     CHECK_INT(ib_offer_encode(&out, &again), size);
     CHECK(memcmp(&wire, &again, sizeof wire) == 0);
-    CHECK(out.sender && out.split && out.ece && out.verify && out.failover && out.rdmacm && out.no_imm);
+    CHECK(out.sender && out.split && out.ece && out.verify && out.failover && out.rdmacm);
+    CHECK(out.no_imm && out.two_sided);
     CHECK(out.cm_token == in.cm_token && out.rails[n - 1].roce == in.rails[n - 1].roce);
     CHECK(out.rails[n - 1].iwarp == in.rails[n - 1].iwarp);
     CHECK(out.max_qps == 77 && out.traffic_class == 96);
@@ -249,7 +251,7 @@ TEST(offers_refused) {
     change;                                             \
     CHECK(ib_offer_decode(&w, size, &out) != NULL);     \
   } while (0)
-  BAD(w.flags = 128);
+  BAD(w.flags = 256);
   BAD(w.nrails = 0);
   BAD(w.nrails = 1);
   BAD(w.nrails = 9);

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The SEND protocol: the receiver's receive WRs, the order of the sender's messages, and its SENDs. */
+#include "plugin/ib/ib_two_sided.h"
+
+#include <endian.h>
+#include <stdlib.h>
+
+#include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_split.h"
+
+/* ---- the receiver -------------------------------------------------------------- */
+
+uint64_t ib_two_sided_max_bytes(const struct ib_plan *plan) {
+  return RAIL_MIN((uint64_t)IB_LARGE_PARTS << plan->max_write_log2, RAIL_NET_MAX_BYTES);
+}
+
+/* Into how many parts a buffer is divided. */
+static unsigned int parts_of(const struct ib_plan *plan, uint64_t size) {
+  uint64_t least = (size + (1ull << plan->max_write_log2) - 1) >> plan->max_write_log2;
+  unsigned int wanted = ib_split_parts(size, plan->qps_per_message, (uint64_t)ib_params.min_part);
+  return (unsigned int)RAIL_MAX(wanted, least);
+}
+
+bool ib_two_sided_has_room(const struct ib_recv_comm *rc, unsigned int n, const size_t *sizes) {
+  const unsigned int nqps = rc->base.plan.nqps;
+  unsigned int needed = 0;
+  for (unsigned int i = 0; i < n; i++) needed += (parts_of(&rc->base.plan, sizes[i]) + nqps - 1) / nqps;
+  for (unsigned int i = 0; i < nqps; i++)
+    if (atomic_load(&rc->base.qps[i].receives) + needed > IB_RECV_DEPTH) return false;
+  return true;
+}
+
+static rail_result_t post_receive(struct ib_recv_comm *rc, unsigned int turn, unsigned int arg, uint64_t addr,
+                                  uint64_t size, const struct ib_mhandle *mr) {
+  struct ib_qp *qp = &rc->base.qps[turn % rc->base.plan.nqps];
+  struct ibv_sge sge = {.addr = addr, .length = (uint32_t)size, .lkey = size ? mr->lkeys[qp->rail] : 0};
+  struct ibv_recv_wr wr = {.wr_id = ib_wr_id(IB_WR_BUFFER, qp->index, 1, arg), .sg_list = &sge, .num_sge = size != 0},
+                     *bad;
+  atomic_fetch_add(&qp->receives, 1); /* first: ib_qp_drain may wait for it in another thread */
+  int err = ibv_post_recv(qp->qp, &wr, &bad);
+  if (rail_likely(!err)) return RAIL_OK;
+  atomic_fetch_sub(&qp->receives, 1);
+  return ib_post_failed(&rc->base, qp, "ibv_post_recv", err);
+}
+
+rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, unsigned int index,
+                                   struct ib_cts *cts) {
+  struct ib_buffer *b = &rc->recvs[slot].buffers[index];
+  const unsigned int first = rc->next_qp, parts = parts_of(&rc->base.plan, cts->size);
+  const uint64_t addr = cts->addr;
+  b->parts = b->left = (uint16_t)parts;
+  rc->base.ctrl_buf->refused[slot][index] = htole32(rc->next_seq - 1); /* any number but this receive's */
+  cts->addr = 0;
+  cts->parts = parts;
+  cts->first_qp = first;
+  rc->next_qp = (first + parts) % rc->base.plan.nqps;
+  for (unsigned int i = 0; i < parts; i++) {
+    struct ib_part part = ib_split_part(cts->size, i, parts);
+    RAIL_TRY(post_receive(rc, first + i, ib_buffer_arg(slot, index, i), addr + part.offset, part.size, b->mr));
+  }
+  return RAIL_OK;
+}
+
+/* The number of the last receive in the slot. */
+static uint32_t seq_of(const struct ib_recv_comm *rc, unsigned int slot) {
+  const uint32_t last = rc->next_seq - 1;
+  return last - (last - slot) % IB_MAX_RECVS;
+}
+
+/* The peer writes there. All that it can make of it is an error of its own message. */
+bool ib_two_sided_is_refused(const struct ib_recv_comm *rc, unsigned int slot, unsigned int index) {
+  uint32_t seq = __atomic_load_n(&rc->base.ctrl_buf->refused[slot][index], __ATOMIC_RELAXED);
+  return le32toh(seq) == seq_of(rc, slot);
+}
+
+/* ---- the sender: order ------------------------------------------------------------ */
+
+bool ib_two_sided_open(struct ib_comm *comm, const struct ib_remote_ring *remote) {
+  struct ib_two_sided *t = calloc(1, sizeof *t);
+  if (!t) return false;
+  t->remote = *remote;
+  t->seq = 1;
+  ib_send_comm_of(comm)->two_sided = t;
+  return true;
+}
+
+void ib_two_sided_close(struct ib_send_comm *sc) {
+  free(sc->two_sided);
+  sc->two_sided = NULL;
+}
+
+/* Each part is a SEND, and all QPs exist. */
+static bool is_possible(const struct ib_plan *plan, const struct ib_cts *cts) {
+  return cts->parts >= 1 && cts->parts <= IB_MAX_QPS && cts->first_qp < plan->nqps &&
+         cts->size <= (uint64_t)cts->parts << plan->max_write_log2;
+}
+
+/* The send of the buffer that is next, which is next no longer; NULL: it has not been called. */
+static struct ib_send *next_in_turn(struct ib_send_comm *sc) {
+  struct ib_two_sided *t = sc->two_sided;
+  const unsigned int slot = t->seq % IB_MAX_RECVS, index = t->index;
+  struct ib_send *send = t->taken[slot][index];
+  if (!send) return NULL;
+  t->taken[slot][index] = NULL;
+  if (send->base.result != RAIL_OK) sc->base.ctrl_buf->refused[slot][index] = htole32(t->seq);
+  t->index = index + 1 < send->buffer->count ? index + 1 : 0;
+  if (!t->index) t->seq++;
+  return send;
+}
+
+bool ib_two_sided_take_turn(struct ib_send_comm *sc, struct ib_send *send) {
+  const struct ib_cts *cts = send->buffer;
+  if (!is_possible(&sc->base.plan, cts)) return false;
+  send->nparts = (uint16_t)cts->parts;
+  send->first_qp = (uint16_t)cts->first_qp;
+  sc->two_sided->taken[cts->slot][cts->index] = send;
+  for (struct ib_send *next; (next = next_in_turn(sc)) != NULL;) STAILQ_INSERT_TAIL(&sc->unposted, next, link);
+  return true;
+}
+
+/* ---- the sender: SENDs ------------------------------------------------------------ */
+
+/* The write that tells of a refused message: of the word of its buffer, which stays as it is until the buffer's slot is
+ * used again. */
+static void make_refusal(const struct ib_send_comm *sc, const struct ib_send *send, const struct ib_qp *qp,
+                         struct ibv_send_wr *wr, struct ibv_sge *sge) {
+  const struct ib_remote_ring *remote = &sc->two_sided->remote;
+  const struct ib_ctrl_buf *ours = sc->base.ctrl_buf;
+  const uint32_t *word = &ours->refused[send->buffer->slot][send->buffer->index];
+  *sge = (struct ibv_sge){.addr = (uintptr_t)word, .length = sizeof *word,
+                          .lkey = sc->base.rails[qp->rail].ctrl_mr->lkey};
+  *wr = (struct ibv_send_wr){.wr_id = ib_wr_id_of(qp, 1, send->number), .sg_list = sge, .num_sge = 1,
+                             .opcode = IBV_WR_RDMA_WRITE,
+                             .wr.rdma = {.remote_addr = remote->addr + ((uintptr_t)word - (uintptr_t)ours),
+                                         .rkey = remote->rkeys[qp->remote_rail]}};
+}
+
+static rail_result_t post_part(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp, bool refused) {
+  struct ibv_send_wr wrs[2], *first = refused ? &wrs[0] : &wrs[1], *bad;
+  struct ibv_sge sges[2];
+  struct ib_part part = ib_split_part(send->buffer->size, send->part, send->nparts);
+  uint64_t left = part.offset < send->length ? send->length - part.offset : 0;
+  if (refused) make_refusal(sc, send, qp, &wrs[0], &sges[0]);
+  wrs[0].next = &wrs[1];
+  wrs[1] = (struct ibv_send_wr){.wr_id = ib_wr_id_of(qp, 1u + refused, send->number), .opcode = IBV_WR_SEND};
+  ib_attach_payload(send, qp, part.offset, RAIL_MIN(part.size, left), &wrs[1], &sges[1]);
+  wrs[1].send_flags |= IBV_SEND_SIGNALED;
+  int err = ibv_post_send(qp->qp, first, &bad);
+  if (rail_unlikely(err)) return ib_post_failed(&sc->base, qp, "ibv_post_send", err);
+  qp->posted.end++;
+  qp->sq_avail -= 1u + refused;
+  send->base.pending++;
+  rail_stats_add(&sc->base.stats[IB_COMM_WRITES], 1u + refused);
+  return RAIL_OK;
+}
+
+rail_result_t ib_two_sided_post(struct ib_send_comm *sc, struct ib_send *send) {
+  while (send->part < send->nparts) {
+    struct ib_qp *qp = &sc->base.qps[(send->first_qp + send->part) % sc->base.plan.nqps];
+    const bool refused = send->base.result != RAIL_OK && send->part == 0;
+    if (qp->sq_avail < 1u + refused) return RAIL_IN_PROGRESS;
+    RAIL_TRY(post_part(sc, send, qp, refused));
+    send->part++;
+  }
+  send->base.pending--; /* its SENDs remain */
+  return RAIL_OK;
+}
+
+bool ib_two_sided_is_posted(const struct ib_send_comm *sc) {
+  for (unsigned int i = 0; i < sc->base.plan.nqps; i++)
+    if (sc->base.qps[i].posted.first != sc->base.qps[i].posted.end) return true;
+  return false;
+}
