@@ -384,7 +384,10 @@ rail_result_t ib_get_properties(int dev, struct rail_net_props_v12 *props) {
   props->port = first->number_on_card;
   props->max_comms = max_comms(device);
   props->max_recvs = IB_MAX_GROUP;
-  if (ib_params.protocol == IB_PROTOCOL_SEND) props->max_p2p_bytes = IB_TWO_SIDED_MAX_P2P;
+  if (ib_params.protocol == IB_PROTOCOL_SEND) { /* no group: its sends would wait for each other (ib_two_sided.h) */
+    props->max_recvs = 1;
+    props->max_p2p_bytes = IB_TWO_SIDED_MAX_P2P;
+  }
   props->rail_id = rail_id_of(device);
   props->plane_id = plane_of(device);
   return RAIL_OK;

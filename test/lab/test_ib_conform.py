@@ -75,6 +75,11 @@ def configurations():
     yield Configuration("2 NICs, 8 QPs each, split", CUT, qps(8, 1, **small), fused)
     yield Configuration("4 QPs", CUT, qps(4, 0))
     yield Configuration("4 QPs, split", CUT, qps(4, 1))
+    yield Configuration("by SEND", "sizes.against_guard_pages,requests.all_requests_outstanding,"
+                        "mr.nothing_is_written_after_dereg,close.with_requests_outstanding",
+                        {"RAIL_IB_PROTOCOL": "send"})
+    yield Configuration("2 NICs, 4 QPs each, split, by SEND", "sizes.against_guard_pages",
+                        qps(4, 1, RAIL_IB_PROTOCOL="send"), fused)
     yield Configuration("8 QPs", CUT, qps(8, 0))
     yield Configuration("8 QPs, split, small parts and writes", CUT, qps(8, 1, **small))
     yield Configuration("1 QP, small writes", None, small)

@@ -49,6 +49,14 @@ TEST(sizes) {
   ib_params_load();
 }
 
+/* Messages of one part take the queue pairs in turn. */
+TEST(queue_pairs_in_turn) {
+  open_simple(&in_turn);
+  for (int i = 0; i < 8; i++) send_and_check(1000, 1000);
+  for (unsigned int i = 0; i < in_turn.nqps; i++) CHECK_INT(p.sc->qps[i].posted.end, 2);
+  pair_close(&p);
+}
+
 /* No key of the receiver's memory is in an entry, nor its address. */
 TEST(nothing_is_told_of_the_buffer) {
   open_simple(&four);
@@ -320,7 +328,8 @@ TEST(never_stopped) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(what_a_message_costs), TEST_CASE(sizes), TEST_CASE(nothing_is_told_of_the_buffer),
+    TEST_CASE(what_a_message_costs), TEST_CASE(sizes), TEST_CASE(queue_pairs_in_turn),
+    TEST_CASE(nothing_is_told_of_the_buffer),
     TEST_CASE(all_that_can_be_outstanding), TEST_CASE(a_turn_that_is_late), TEST_CASE(a_turn_that_never_comes),
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(the_largest_buffers),
     TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_send_without_a_receive), TEST_CASE(an_immediate_in_place_of_a_send),
