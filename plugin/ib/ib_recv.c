@@ -6,7 +6,8 @@
  * into the buffers; each part of a message ends with an immediate, which consumes a receive WR here. Those are posted
  * when the connection is made, enough for all that can be outstanding, and posted again in batches: irecv posts none.
  * test calls ib_recv_done for each completion; the receive is done when all its buffers are. When the QP that carries
- * CTS writes was lost (ib_failover.c), the CTS writes of receives that are not done are resent.
+ * CTS writes was lost (ib_failover.c), the CTS writes of receives that are not done are resent. With the SEND protocol
+ * (ib_two_sided.h) irecv posts the receive WRs, with the caller's memory.
  */
 #include <arpa/inet.h>
 #include <limits.h>

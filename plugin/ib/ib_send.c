@@ -6,7 +6,8 @@
  * posts them: plain RDMA writes, and per part one write with immediate that the receiver's completion reports. What a
  * send queue has no room for waits in `unposted`, and later sends behind it; ib_progress resumes there. test calls
  * ib_send_done for each completion; the send is done when the last write of each part has completed. Where a QP was
- * lost (ib_failover.c) the parts that the receiver has not had on it are resent.
+ * lost (ib_failover.c) the parts that the receiver has not had on it are resent. With the SEND protocol a send is
+ * posted when its turn comes (ib_two_sided.h).
  */
 #include <arpa/inet.h>
 #include <limits.h>
