@@ -97,6 +97,7 @@ struct kit_fault_record {
   char close_call[16];
   int32_t moved;               /* bytes changed after deregMr */
   struct kit_usage before, after;
+  char left[160];              /* the descriptors that are new after finalize, or "" */
   char shm[120];               /* a file of /dev/shm that it had mapped, or "" */
   double stuck_s;              /* from the event until the first error, or until patience was over */
   double stuck_cpu, stuck_cpu_plugin; /* seconds of CPU in that time: all threads; all but the caller's */

@@ -41,6 +41,7 @@ static void prepare(struct kit_fault_state *f) {
                               .connect_ns = -1, .seen = -1};
   kit_usage_first_thread();
   f->record.before = kit_usage_now();
+  kit_fds_note();
   kit_net_load(&f->net, kit_process_job(f->self)->version);
   f->start_ns = rail_now_ns();
   if (!kit_fault_state_is_victim(f)) return;
@@ -256,6 +257,7 @@ static void report(struct kit_fault_state *f) {
   t->signals = kit_injector_signals(f->injector);
   kit_traffic_release(&f->traffic);
   t->after = kit_usage_settled(&t->before);
+  if (t->after.fds > t->before.fds) kit_fds_new(t->left, sizeof t->left);
   kit_send_record(f->self, t, sizeof *t);
 }
 

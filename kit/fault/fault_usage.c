@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit/fault/fault_usage.h"
 
+#include <dirent.h>
 #include <malloc.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/compiler.h"
 
 #define SETTLE_MS 200
 
@@ -36,6 +39,68 @@ struct kit_usage kit_usage_settled(const struct kit_usage *before) {
     now = kit_usage_now();
   }
   return now;
+}
+
+#define FD_NAME 128 /* of a link in /proc/self/fd */
+
+static int nnoted;
+static struct {
+  int fd;
+  char name[FD_NAME];
+} noted[256];
+
+static bool was_noted(int fd, const char *name) {
+  for (int i = 0; i < nnoted; i++)
+    if (noted[i].fd == fd && strcmp(noted[i].name, name) == 0) return true;
+  return false;
+}
+
+static void note_fd(int fd, const char *name, void *arg) {
+  (void)arg;
+  if (nnoted == (int)RAIL_COUNT_OF(noted)) return;
+  noted[nnoted].fd = fd;
+  snprintf(noted[nnoted++].name, FD_NAME, "%s", name);
+}
+
+struct text {
+  char *at;
+  size_t size;
+};
+
+static void say_fd(int fd, const char *name, void *arg) {
+  static struct kit_tcp_socket sockets[4096];
+  struct text *t = arg;
+  int n = kit_tcp_sockets(sockets, 4096), port = 0;
+  if (was_noted(fd, name)) return;
+  for (int i = 0; i < n; i++)
+    if (sockets[i].fd == fd) port = kit_tcp_port(&sockets[i]);
+  size_t used = strlen(t->at);
+  const char *comma = used ? ", " : "";
+  if (port) snprintf(t->at + used, t->size - used, "%sTCP port %d", comma, port);
+  else snprintf(t->at + used, t->size - used, "%s%s", comma, name);
+}
+
+/* Of all but the directory itself. */
+static void each_fd(void (*function)(int fd, const char *name, void *arg), void *arg) {
+  DIR *d = opendir("/proc/self/fd");
+  for (struct dirent *e; d && (e = readdir(d));) {
+    char name[FD_NAME];
+    ssize_t length = readlinkat(dirfd(d), e->d_name, name, sizeof name - 1);
+    if (length < 0 || atoi(e->d_name) == dirfd(d)) continue;
+    name[length] = 0;
+    function(atoi(e->d_name), name, arg);
+  }
+  if (d) closedir(d);
+}
+
+void kit_fds_note(void) {
+  nnoted = 0;
+  each_fd(note_fd, NULL);
+}
+
+void kit_fds_new(char *text, size_t size) {
+  text[0] = 0;
+  each_fd(say_fd, &(struct text){text, size});
 }
 
 void kit_shm_mapped(char *name, size_t size) {

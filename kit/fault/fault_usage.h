@@ -12,6 +12,11 @@ struct kit_usage kit_usage_now(void);
 /* The same, once threads that are about to end have ended (200 ms at most). */
 struct kit_usage kit_usage_settled(const struct kit_usage *before);
 
+/* Notes which descriptors are open now; says which are open that were not then: "TCP port 4711, anon_inode:[eventfd]".
+ * A socket is named by its own port, which one that was accepted has of its listener. */
+void kit_fds_note(void);
+void kit_fds_new(char *text, size_t size);
+
 /* A file below /dev/shm that this process has mapped; "": none. */
 void kit_shm_mapped(char *name, size_t size);
 

@@ -77,8 +77,8 @@ static void check_close(struct kit_trial *t, int rank, const struct kit_fault_re
 
 static void check_leaks(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
   if (s->after.fds > s->before.fds)
-    finding(t, KIT_SHOULD, rank, "%d file descriptors before, %d after finalize (%d of them listening sockets)",
-            s->before.fds, s->after.fds, s->after.listeners - s->before.listeners);
+    finding(t, KIT_SHOULD, rank, "%d file descriptors before, %d after finalize (%d of them listening sockets): %.150s",
+            s->before.fds, s->after.fds, s->after.listeners - s->before.listeners, s->left);
   if (s->after.threads > s->before.threads)
     finding(t, KIT_SHOULD, rank, "%d threads before, %d after finalize", s->before.threads, s->after.threads);
   if (s->after.heap - s->before.heap > HEAP_BYTES)

@@ -45,7 +45,7 @@ DEFECTS = {
     "stranger_hangs": ("strangers.silent", "fail", "a call took 4"),
     "stranger_crashes": ("strangers.garbage", "crash", "SIG"),
     "stranger_accepted": ("strangers.garbage,strangers.crowd", "fail", "."),
-    "stranger_leaks": ("strangers.reset", "fail", "file descriptors before"),
+    "stranger_leaks": ("strangers.reset", "fail", "file descriptors before.*: TCP port [0-9]"),
     "files_run_out": ("strangers.no_files", "fail", "accept returned 2"),
     "eintr_is_death": ("io.eintr", "fail", r"returned 6 \(remote error\)"),
     "accept_once_eintr": ("io.eintr", "fail", "accept returned 2"),
@@ -53,7 +53,7 @@ DEFECTS = {
     "corrupt_byte": ("stop.short", "fail", "arrived wrong"),
     "one_byte_more": ("stop.short", "fail", "beyond its end"),
     "group_shifted": ("stop.short", "fail", "arrived wrong"),
-    "fd_leak": ("stop.short", "fail", "file descriptors before"),
+    "fd_leak": ("stop.short", "fail", r"file descriptors before.*: anon_inode:\[eventfd\]"),
     "thread_leak": ("stop.short", "fail", "threads before"),
 }
 
