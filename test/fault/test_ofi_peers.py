@@ -3,11 +3,9 @@
 """rail-kit fault over the ofi plugin: peers that are killed, stopped, that close and that are none, over libfabric's
 tcp;ofi_rxm with each protocol; and calls that fail or do less than they are asked to, over tcp;ofi_rxm and shm.
 
-Only the plugin's own calls are changed (RAIL_FAIL_IN). Left out, for what libfabric 1.17 does by itself:
-  close.reset   also resets tcp's own connections: a socket that its listening endpoint has accepted (tcpx_accept) may
-                never be closed, 1 descriptor after finalize in some of many runs
-  link.*        where netem is missing nothing is shaped; by hand, docs/results
-What fails with libfabric's own calls changed, too, and where: docs/protocol-ofi.md.
+Only the plugin's own calls are changed (RAIL_FAIL_IN). What fails with libfabric's changed, too, and which defects of
+its own show here: docs/protocol-ofi.md. link.* is left out: where netem is missing nothing is shaped; by hand,
+docs/results.
 
 TEST-LIMIT: 400
 TEST-QUIET
@@ -15,6 +13,7 @@ TEST-QUIET
 import json
 import os
 import pathlib
+import re
 import sys
 
 sys.dont_write_bytecode = True
@@ -28,13 +27,27 @@ MAY_BE_SKIPPED = ("network namespaces need root", "network namespaces are not po
 
 
 OURS = {"RAIL_FAIL_IN": PLUGIN.name}
-PROVIDERS = {"rma": {"FI_PROVIDER": "tcp", "RAIL_OFI_PROTOCOL": "rma"},
-             "tagged": {"FI_PROVIDER": "tcp", "RAIL_OFI_PROTOCOL": "tagged"},
+LISTEN = range(20000, 21000)  # where libfabric's tcp listens, and nothing of the plugin's
+TCP = {"FI_PROVIDER": "tcp", "FI_TCP_PORT_LOW_RANGE": LISTEN[0], "FI_TCP_PORT_HIGH_RANGE": LISTEN[-1]}
+PROVIDERS = {"rma": {**TCP, "RAIL_OFI_PROTOCOL": "rma"}, "tagged": {**TCP, "RAIL_OFI_PROTOCOL": "tagged"},
              "shm": {"FI_PROVIDER": "shm", "RAIL_OFI_PROVIDER": "shm"}}
 
 
 # Providers' libraries call exit where a call of theirs is made to fail; with shm 1 of some 26 runs ends so, by chance.
 ENDED_BY_A_LIBRARY = "exit status 1 in finalize"
+
+
+# libfabric 1.17 never closes a connection that its listening endpoint has accepted, if that is closed before it has
+# read the peer's request (tcpx_accept, tcpx_pep_fi_close). A socket that was accepted has the port of its listener.
+LEFT = re.compile(r"SHOULD: .*: [0-9]+ file descriptors before, [0-9]+ after finalize "
+                  r"\(0 of them listening sockets\): (TCP port [0-9]+(, TCP port [0-9]+)*)")
+
+
+def is_left_by_libfabric(result):
+    """Are sockets that its listening endpoint has accepted all that is wrong?"""
+    lines = [LEFT.fullmatch(line) for line in result["seen"].splitlines()]
+    ports = [int(port) for line in lines if line for port in re.findall("[0-9]+", line.group(1))]
+    return result["status"] == "fail" and bool(ports) and all(lines) and all(port in LISTEN for port in ports)
 
 
 def fault(provider, only, *options, first=True, **changes):
@@ -51,10 +64,13 @@ def fault(provider, only, *options, first=True, **changes):
     if provider == "shm" and first and any(ENDED_BY_A_LIBRARY in r["seen"] for r in results):
         print("# again:", *(r["again"] for r in results if ENDED_BY_A_LIBRARY in r["seen"]), flush=True)
         return fault(provider, only, *options, first=False, **changes)
+    left = [r for r in results if is_left_by_libfabric(r)]
+    for r in left:
+        print(f"# {r['name']}: left by libfabric: {r['seen']}", flush=True)
     for r in results:
-        assert r["status"] == "pass" or r["status"] == "skip" and r["seen"].startswith(MAY_BE_SKIPPED), \
-            f"{r['name']} {r['status']}: {r['seen']}\n{r['again']}\n{r['notes']}\n{r['log']}"
-    assert done.returncode == 0, done.stderr
+        good = r["status"] == "pass" or r["status"] == "skip" and r["seen"].startswith(MAY_BE_SKIPPED) or r in left
+        assert good, f"{r['name']} {r['status']}: {r['seen']}\n{r['again']}\n{r['notes']}\n{r['log']}"
+    assert done.returncode == 0 or left, done.stderr
     return {r["name"]: r for r in results}
 
 
@@ -74,7 +90,7 @@ def changed_calls(provider, only, *figures):
 def cases(protocol):
     return [(f"{name}, {protocol}", lambda only=only: fault(protocol, only)) for name, only in (
         ("killed with traffic, and idle", "kill.*"), ("stopped and continued", "stop.short,stop.both,stop.connecting"),
-        ("closed on either side and on both", "close.outstanding,close.both,close.idle,close.dereg"),
+        ("closed on either side and on both", "close.*"),
         ("strangers", "strangers.*"))]
 
 
