@@ -162,9 +162,10 @@ rail_result_t ofi_endpoint_get(struct rail_net_ctx *ctx, const struct ofi_device
 }
 
 /* A message that ofi_rxm (1.17 and 2.6, over verbs) finds while it closes a connection makes it post a receive at what
- * it has just freed: what has arrived is read before. */
+ * it has just freed: what has arrived is read before. Not over shm: where the first message of a peer that this side
+ * does not know is read after that peer has gone, it reads at NULL (1.17, smr_progress_connreq). */
 static void read_the_last(struct ofi_endpoint *endpoint) {
-  if (endpoint->process != getpid()) return;
+  if (endpoint->process != getpid() || endpoint->nics[0].nic->local) return;
   ofi_endpoint_lock(endpoint);
   endpoint->ending = true;
   for (int i = 0; !endpoint->shut && i < LAST_POLLS; i++)

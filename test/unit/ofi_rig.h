@@ -99,6 +99,7 @@ struct rig {
   void *ctx[2]; /* the sender's, the receiver's */
   void *listen, *sc, *rc;
   char handle[RAIL_NET_HANDLE_SIZE];
+  void *mh_out, *mh_in; /* of rig_open_pair: the sender's memory, the receiver's */
 };
 
 __attribute__((unused)) static struct ofi_comm *rig_comm(void *comm) { return comm; }
@@ -157,6 +158,31 @@ __attribute__((unused)) static void *rig_reg(void *comm, void *data, size_t size
   CHECK_OK(net->reg_mr(comm, data, size, RAIL_PTR_HOST, &mhandle));
   CHECK(mhandle);
   return mhandle;
+}
+
+/* A connection and memory of both sides, after rig_start. */
+__attribute__((unused)) static void rig_open_pair(struct rig *r, int nics_s, int nics_r, void *out, size_t out_size,
+                                                  void *in, size_t in_size) {
+  rig_open(r, nics_s, nics_r);
+  r->mh_out = rig_reg(r->sc, out, out_size);
+  r->mh_in = rig_reg(r->rc, in, in_size);
+}
+
+/* And all that rig_start began. */
+__attribute__((unused)) static void rig_close_pair(struct rig *r) {
+  CHECK_OK(net->dereg_mr(r->rc, r->mh_in));
+  CHECK_OK(net->dereg_mr(r->sc, r->mh_out));
+  rig_close(r);
+  rig_end();
+}
+
+/* The same where all requests are done, and nothing has gone wrong. */
+__attribute__((unused)) static void rig_close_idle_pair(struct rig *r) {
+  CHECK_INT(atomic_load(&rig_comm(r->sc)->outstanding) + atomic_load(&rig_comm(r->rc)->outstanding), 0);
+  CHECK_INT(atomic_load(&((struct ofi_mhandle *)r->mh_in)->outstanding), 0);
+  CHECK_INT(atomic_load(&((struct ofi_mhandle *)r->mh_out)->outstanding), 0);
+  rig_close_pair(r);
+  CHECK_MSG(log_warnings() == 0, "%s", log_warning);
 }
 
 /* NULL: not now. */

@@ -9,7 +9,6 @@
 
 static struct rig r;
 static uint8_t out[MOST], in[MOST + 64];
-static void *mh_out, *mh_in;
 
 static void fill_out(void) {
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)(i * 31 + (i >> 8));
@@ -19,24 +18,11 @@ static void open_pair_inline(const char *offers, int nics_s, int nics_r, int64_t
   rig_start(offers);
   ofi_params.inline_bytes = inline_bytes;
   ofi_params.min_part = 4096;
-  rig_open(&r, nics_s, nics_r);
-  mh_out = rig_reg(r.sc, out, sizeof out);
-  mh_in = rig_reg(r.rc, in, sizeof in);
+  rig_open_pair(&r, nics_s, nics_r, out, sizeof out, in, sizeof in);
   fill_out();
 }
 
 static void open_pair(const char *offers, int nics_s, int nics_r) { open_pair_inline(offers, nics_s, nics_r, 2048); }
-
-static void close_pair(void) {
-  CHECK_INT(atomic_load(&rig_comm(r.sc)->outstanding) + atomic_load(&rig_comm(r.rc)->outstanding), 0);
-  CHECK_INT(atomic_load(&((struct ofi_mhandle *)mh_in)->outstanding), 0);
-  CHECK_INT(atomic_load(&((struct ofi_mhandle *)mh_out)->outstanding), 0);
-  CHECK_OK(net->dereg_mr(r.sc, mh_out));
-  CHECK_OK(net->dereg_mr(r.rc, mh_in));
-  rig_close(&r);
-  CHECK_MSG(log_warnings() == 0, "%s", log_warning);
-  rig_end();
-}
 
 static void check_untouched(size_t from, size_t to) {
   for (size_t i = from; i < to; i++) CHECK_MSG(in[i] == 0xee, "byte %zu was written", i);
@@ -45,8 +31,8 @@ static void check_untouched(size_t from, size_t to) {
 /* One message through a buffer of that size, and nothing beside it. */
 static void send_and_check(size_t size, size_t capacity) {
   memset(in, 0xee, capacity + 64);
-  void *recv = rig_recv(&r, in + 16, capacity, 1, capacity ? mh_in : NULL);
-  void *send = rig_send(&r, out + 3, size, 1, size ? mh_out : NULL);
+  void *recv = rig_recv(&r, in + 16, capacity, 1, capacity ? r.mh_in : NULL);
+  void *send = rig_send(&r, out + 3, size, 1, size ? r.mh_out : NULL);
   CHECK_INT(rig_finish(&r, send, recv), size);
   CHECK(memcmp(in + 16, out + 3, size) == 0);
   check_untouched(16 + size, capacity + 64);
@@ -111,7 +97,7 @@ TEST(sizes_over_every_provider) {
       CHECK_INT(rig_comm(r.rc)->device->rails[0]->protocol, offers[i].protocol);
       fake_script(behaviours[k]);
       all_sizes();
-      close_pair();
+      rig_close_idle_pair(&r);
     }
 }
 
@@ -131,7 +117,7 @@ TEST(sizes_around_the_inline_limit) {
         if (tagged && size <= (size_t)limits[i]) CHECK(inside >= 1 && inside <= 2);
         else CHECK_INT(inside, size > (size_t)limits[i] ? 0 : 2);
       }
-      close_pair();
+      rig_close_idle_pair(&r);
     }
 }
 
@@ -148,7 +134,7 @@ TEST(what_a_message_costs) {
   CHECK(fake_calls("send") - sends <= 300);
   CHECK_INT(fake_calls("write") - writes, 100);
   CHECK_INT(fake_calls("tsend"), tsends);
-  close_pair();
+  rig_close_idle_pair(&r);
 }
 
 /* ---- several NICs ---------------------------------------------------------------------------- */
@@ -167,7 +153,7 @@ TEST(fused_nics) {
         CHECK_INT(rig_comm(r.sc)->npaths, RAIL_MAX(shapes[i][0], shapes[i][1]));
         fake_script(behaviours[b]);
         all_sizes();
-        close_pair();
+        rig_close_idle_pair(&r);
       }
 }
 
@@ -183,7 +169,7 @@ TEST(one_slow_nic) {
   ofi_endpoint_unlock(endpoint);
   writes = fake_calls("write");
   uint64_t before = RIG_LOCKED(r.sc, endpoint->nics[2].bytes_posted);
-  void *recv = rig_recv(&r, in, MOST - 4096, 1, mh_in), *send = rig_send(&r, out, MOST - 4096, 1, mh_out);
+  void *recv = rig_recv(&r, in, MOST - 4096, 1, r.mh_in), *send = rig_send(&r, out, MOST - 4096, 1, r.mh_out);
   CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[2].bytes_posted), before);
   CHECK_INT(rig_finish(&r, send, recv), MOST - 4096);
   CHECK_INT(fake_calls("write") - writes, 4);
@@ -192,7 +178,7 @@ TEST(one_slow_nic) {
   endpoint->nics[2].bytes_posted -= 1 << 30;
   ofi_endpoint_unlock(endpoint);
   for (unsigned int i = 0; i < 4; i++) CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[i].bytes_posted), 0);
-  close_pair();
+  rig_close_idle_pair(&r);
 }
 
 /* ---- groups, and order --------------------------------------------------------------------------- */
@@ -208,7 +194,7 @@ static void one_group(const int *order, int n, const int *tests) {
     data[i] = in + i * STRIDE;
     sizes[i] = i % 2 ? 1500 : STRIDE;
     tags[i] = 100 + i;
-    mhs[i] = mh_in;
+    mhs[i] = r.mh_in;
   }
   void *recv = rig_recv_group(&r, n, data, sizes, tags, mhs);
   memset(data, 0x55, sizeof data); /* the caller may reuse its arrays after the call */
@@ -217,7 +203,7 @@ static void one_group(const int *order, int n, const int *tests) {
   memset(mhs, 0x55, sizeof mhs);
   for (int i = 0; i < n; i++) {
     int b = order[i];
-    sends[b] = rig_send(&r, out + b * 300, (size_t)(b % 2 ? b * 100 : b * 1000 + n), 100 + b, mh_out);
+    sends[b] = rig_send(&r, out + b * 300, (size_t)(b % 2 ? b * 100 : b * 1000 + n), 100 + b, r.mh_out);
   }
   for (int i = 0; i < n; i++) {
     int size, b = tests[i];
@@ -245,7 +231,7 @@ TEST(groups_in_every_order) {
       kit_rng_shuffle(&rng, tests, n);
       one_group(order, n, tests);
     }
-    close_pair();
+    rig_close_idle_pair(&r);
   }
 }
 
@@ -257,14 +243,14 @@ TEST(equal_tags_in_order) {
     open_pair(tagged ? "nic=fake0 no=rma,sas" : "nic=fake0 no=sas", 1, 1);
     fake_script("overtake=80");
     for (int round = 0; round < 20; round++) {
-      for (int i = 0; i < N; i++) recvs[i] = rig_recv(&r, in + i * 4096, 4096, 7, mh_in);
-      for (int i = 0; i < N; i++) sends[i] = rig_send(&r, out + i * 512, (size_t)(i * 100), 7, mh_out);
+      for (int i = 0; i < N; i++) recvs[i] = rig_recv(&r, in + i * 4096, 4096, 7, r.mh_in);
+      for (int i = 0; i < N; i++) sends[i] = rig_send(&r, out + i * 512, (size_t)(i * 100), 7, r.mh_out);
       for (int i = N - 1; i >= 0; i--) {
         CHECK_INT(rig_finish(&r, sends[i], recvs[i]), i * 100);
         CHECK(memcmp(in + i * 4096, out + i * 512, (size_t)i * 100) == 0);
       }
     }
-    close_pair();
+    rig_close_idle_pair(&r);
   }
 }
 
@@ -289,19 +275,19 @@ TEST(as_many_as_may_be_outstanding) {
           tags[b] = i * 8 + b;
           data[b] = in + tags[b] * SIZE;
           sizes[b] = SIZE;
-          mhs[b] = mh_in;
+          mhs[b] = r.mh_in;
         }
         recvs[i] = rig_recv_group(&r, 8, data, sizes, tags, mhs);
       }
-      CHECK(!rig_irecv(r.rc, in, SIZE, 1000, mh_in));
-      for (int i = BUFFERS - 1; i >= 0; i--) sends[i] = rig_send(&r, out + i * SIZE, SIZE, i, mh_out);
-      CHECK(!rig_isend(r.sc, out, SIZE, 0, mh_out)); /* nothing is granted any more */
+      CHECK(!rig_irecv(r.rc, in, SIZE, 1000, r.mh_in));
+      for (int i = BUFFERS - 1; i >= 0; i--) sends[i] = rig_send(&r, out + i * SIZE, SIZE, i, r.mh_out);
+      CHECK(!rig_isend(r.sc, out, SIZE, 0, r.mh_out)); /* nothing is granted any more */
       for (int i = 0; i < BUFFERS; i += 2) RIG_UNTIL(rig_done(sends[i], NULL), rig_poll(r.rc));
       for (int i = 1; i < BUFFERS; i += 2) RIG_UNTIL(rig_done(sends[i], NULL), rig_poll(r.rc));
       for (int i = OFI_MAX_RECVS - 1; i >= 0; i--) RIG_UNTIL(rig_done(recvs[i], NULL), rig_poll(r.sc));
       CHECK(memcmp(in, out, BUFFERS * SIZE) == 0);
       send_and_check(700, 700);
-      close_pair();
+      rig_close_idle_pair(&r);
     }
 }
 
@@ -320,12 +306,12 @@ TEST(both_directions_through_short_queues) {
   for (int round = 0; round < 20; round++) {
     void *recvs[2][N], *sends[2][N] = {{NULL}};
     for (int i = 0; i < N; i++) {
-      CHECK((recvs[0][i] = rig_recv(&r, in + i * SIZE, SIZE, i, mh_in)));
+      CHECK((recvs[0][i] = rig_recv(&r, in + i * SIZE, SIZE, i, r.mh_in)));
       CHECK((recvs[1][i] = rig_recv(&back, back_in + i * SIZE, SIZE, i, mh_back_in)));
     }
     for (int i = 0; i < N; i++)
       RIG_UNTIL(sends[0][i] && sends[1][i], {
-        if (!sends[0][i]) sends[0][i] = rig_isend(r.sc, out + i * SIZE, SIZE, i, mh_out);
+        if (!sends[0][i]) sends[0][i] = rig_isend(r.sc, out + i * SIZE, SIZE, i, r.mh_out);
         if (!sends[1][i]) sends[1][i] = rig_isend(back.sc, out + i * SIZE, SIZE, i, mh_back_out);
       });
     for (int i = 0; i < N; i++) {
@@ -338,7 +324,7 @@ TEST(both_directions_through_short_queues) {
   CHECK_OK(net->dereg_mr(back.sc, mh_back_out));
   CHECK_OK(net->close_send(back.sc));
   CHECK_OK(net->close_recv(back.rc));
-  close_pair();
+  rig_close_idle_pair(&r);
 }
 
 RIG_MAIN(TEST_CASE(sizes_over_every_provider), TEST_CASE(sizes_around_the_inline_limit),

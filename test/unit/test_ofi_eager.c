@@ -14,28 +14,17 @@
 
 static struct rig r;
 static uint8_t out[SLOTS * SMALL + SIZE], in[SLOTS * SMALL + 2 * SIZE];
-static void *mh_out, *mh_in;
 
 static const char *const kinds[] = {"nic=fake0", "nic=fake0 no=rma", "nic=fake0 no=sas,saw", "nic=fake0 no=rma,sas",
-                                    "nic=fake0 prov=shm inject=4096"};
+                                    "nic=fake0 prov=shm inject=4096 gone=silent"};
 static const char *const ways[] = {"", "late=5 reorder=50 overtake=60", "eagain=40 burst=2"};
 
 static void open_pair(const char *offers) {
   rig_start(offers);
   if (strstr(offers, "prov=shm")) ofi_params.provider = "shm";
-  rig_open(&r, 1, 1);
-  mh_out = rig_reg(r.sc, out, sizeof out);
-  mh_in = rig_reg(r.rc, in, sizeof in);
+  rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)(i * 31 + (i >> 8));
   memset(in, 0xee, sizeof in);
-}
-
-static void close_pair(void) {
-  CHECK_OK(net->dereg_mr(r.rc, mh_in));
-  CHECK_OK(net->dereg_mr(r.sc, mh_out));
-  rig_close(&r);
-  CHECK_MSG(log_warnings() == 0, "%s", log_warning);
-  rig_end();
 }
 
 static struct ofi_send_comm *sc(void) { return ofi_send_comm_of(r.sc); }
@@ -43,12 +32,12 @@ static struct ofi_recv_comm *rc(void) { return ofi_recv_comm_of(r.rc); }
 
 /* A send that is done though nobody receives. */
 static void send_ahead(int slot, size_t size, int tag) {
-  void *send = rig_send(&r, out + (size_t)slot * SMALL, size, tag, mh_out);
+  void *send = rig_send(&r, out + (size_t)slot * SMALL, size, tag, r.mh_out);
   RIG_UNTIL(rig_done(send, NULL), rig_poll(r.rc));
 }
 
 static void receive(int slot, size_t size, int tag) {
-  void *recv = rig_recv(&r, in, size + 30, tag, mh_in);
+  void *recv = rig_recv(&r, in, size + 30, tag, r.mh_in);
   CHECK_INT(rig_finish(&r, NULL, recv), size);
   CHECK(memcmp(in, out + (size_t)slot * SMALL, size) == 0);
   memset(in, 0xee, size);
@@ -63,12 +52,12 @@ TEST(as_many_as_there_is_credit_for) {
       CHECK_INT(rig_comm(r.rc)->eager, OFI_MAX_EAGER);
       fake_script(ways[w]);
       for (int i = 0; i < OFI_MAX_EAGER; i++) send_ahead(i, (size_t)i % SMALL, i % 3);
-      CHECK(!rig_isend(r.sc, out, 1, 0, mh_out));
+      CHECK(!rig_isend(r.sc, out, 1, 0, r.mh_out));
       RIG_UNTIL(RIG_LOCKED(r.rc, rc()->unexpected) == OFI_MAX_EAGER, {
         rig_poll(r.sc);
         rig_poll(r.rc);
       });
-      CHECK(!rig_isend(r.sc, out, 1, 0, mh_out));
+      CHECK(!rig_isend(r.sc, out, 1, 0, r.mh_out));
       /* The oldest of a tag first, whatever else there is. */
       for (int tag = 2; tag >= 0; tag--)
         for (int i = tag; i < OFI_MAX_EAGER; i += 3) receive(i, (size_t)i % SMALL, tag);
@@ -78,7 +67,7 @@ TEST(as_many_as_there_is_credit_for) {
         if (i >= 50) receive((i - 50) % SLOTS, SMALL, 7);
       }
       for (int i = 3 * OFI_MAX_EAGER - 50; i < 3 * OFI_MAX_EAGER; i++) receive(i % SLOTS, SMALL, 7);
-      close_pair();
+      rig_close_idle_pair(&r);
     }
 }
 
@@ -86,12 +75,12 @@ TEST(as_many_as_there_is_credit_for) {
 TEST(receives_that_are_not_granted) {
   open_pair("nic=fake0");
   for (int i = 0; i < 10 * OFI_MAX_EAGER; i++) {
-    void *recv = rig_recv(&r, in, SMALL, 1, mh_in);
-    CHECK_INT(rig_finish(&r, rig_send(&r, out, SMALL, 1, mh_out), recv), SMALL);
+    void *recv = rig_recv(&r, in, SMALL, 1, r.mh_in);
+    CHECK_INT(rig_finish(&r, rig_send(&r, out, SMALL, 1, r.mh_out), recv), SMALL);
   }
   CHECK_INT(RIG_LOCKED(r.rc, rc()->ngrants), OFI_FIRST_SEQ);
   CHECK_INT(RIG_LOCKED(r.rc, rc()->report.seen), OFI_FIRST_SEQ + 10 * OFI_MAX_EAGER); /* across the wrap */
-  close_pair();
+  rig_close_idle_pair(&r);
 }
 
 /* Some buffers of a group have their message before it is posted, some get it on credit, one is large. */
@@ -99,21 +88,21 @@ TEST(groups_in_part) {
   for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
     for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++)
       for (int ahead = 0; ahead < 3; ahead++) {
-        void *data[4], *mhs[4] = {mh_in}, *sends[4];
+        void *data[4], *mhs[4] = {r.mh_in}, *sends[4];
         size_t sizes[4] = {SMALL, SMALL, SIZE, SMALL};
         int tags[4] = {5, 6, 7, 5}, got[8] = {0};
         open_pair(kinds[k]);
         fake_script(ways[w]);
         for (int i = 0; i < 4; i++) {
           data[i] = in + i * SMALL + (i == 3 ? SIZE : 0);
-          mhs[i] = mh_in;
+          mhs[i] = r.mh_in;
         }
         for (int i = 0; i < ahead; i++) send_ahead(i, 10 + (size_t)i, tags[i]);
         void *recv = rig_recv_group(&r, 4, data, sizes, tags, mhs);
         static const int order[] = {2, 1, 0, 3}; /* those of tag 5 keep theirs */
         for (int k2 = 0; k2 < 4; k2++) {
           int i = order[k2];
-          if (i >= ahead) sends[i] = rig_send(&r, out + i * SMALL, i == 2 ? SIZE : 10 + (size_t)i, tags[i], mh_out);
+          if (i >= ahead) sends[i] = rig_send(&r, out + i * SMALL, i == 2 ? SIZE : 10 + (size_t)i, tags[i], r.mh_out);
         }
         for (int i = ahead; i < 4; i++) RIG_UNTIL(rig_done(sends[i], NULL), rig_poll(r.rc));
         RIG_UNTIL(rig_done(recv, got), rig_poll(r.sc));
@@ -121,7 +110,7 @@ TEST(groups_in_part) {
           CHECK_INT(got[i], i == 2 ? SIZE : 10 + i);
           CHECK(memcmp(data[i], out + i * SMALL, (size_t)got[i]) == 0);
         }
-        close_pair();
+        rig_close_idle_pair(&r);
       }
 }
 
@@ -135,17 +124,17 @@ TEST(grants_that_cross_messages) {
         void *recvs[N + 1], *sends[N + 1];
         open_pair(kinds[k]);
         fake_script(ways[w]);
-        for (int i = 0; i <= N; i++) recvs[i] = rig_recv(&r, in + i * 4000, i == N ? SIZE : 4000, 3, mh_in);
+        for (int i = 0; i <= N; i++) recvs[i] = rig_recv(&r, in + i * 4000, i == N ? SIZE : 4000, 3, r.mh_in);
         for (int i = 0; i <= N; i++) {
           if (i == crossing)
             for (int p = 0; p < 20; p++) rig_poll(p % 2 ? r.sc : r.rc); /* now it knows, or soon */
-          sends[i] = rig_send(&r, out + i * SMALL, i == N ? SIZE : (size_t)(i + 1), 3, mh_out);
+          sends[i] = rig_send(&r, out + i * SMALL, i == N ? SIZE : (size_t)(i + 1), 3, r.mh_out);
         }
         for (int i = N; i >= 0; i--) {
           CHECK_INT(rig_finish(&r, sends[i], recvs[i]), i == N ? SIZE : i + 1);
           CHECK(memcmp(in + i * 4000, out + i * SMALL, i == N ? SIZE : (size_t)(i + 1)) == 0);
         }
-        close_pair();
+        rig_close_idle_pair(&r);
       }
 }
 
@@ -156,9 +145,9 @@ TEST(too_large_for_a_buffer_that_is_not_granted) {
     void *send = NULL;
     rail_result_t result = RAIL_OK;
     open_pair(kinds[k]);
-    void *recv = rig_recv(&r, in, SMALL, 3, mh_in);
+    void *recv = rig_recv(&r, in, SMALL, 3, r.mh_in);
     RIG_UNTIL(send || result, {
-      result = net->isend(r.sc, out, SIZE, 3, mh_out, NULL, &send);
+      result = net->isend(r.sc, out, SIZE, 3, r.mh_out, NULL, &send);
       rig_poll(r.rc);
     });
     CHECK_OK(result);
@@ -167,7 +156,8 @@ TEST(too_large_for_a_buffer_that_is_not_granted) {
     CHECK_INT(rig_error(recv), RAIL_BAD_USAGE);
     CHECK_INT(log_warnings(), 2);
     log_forget();
-    close_pair();
+    rig_close_pair(&r);
+    CHECK_MSG(log_warnings() == 0, "%s", log_warning);
   }
 }
 
@@ -177,13 +167,13 @@ TEST(a_small_buffer_without_credit) {
     for (int first = 0; first < 2; first++) {
       void *recv = NULL;
       open_pair(kinds[k]);
-      if (first) recv = rig_recv(&r, in, SMALL, 9, mh_in);
+      if (first) recv = rig_recv(&r, in, SMALL, 9, r.mh_in);
       for (int i = 0; i < OFI_MAX_EAGER; i++) send_ahead(i, SMALL, 1);
-      if (!first) recv = rig_recv(&r, in, SMALL, 9, mh_in);
-      CHECK_INT(rig_finish(&r, rig_send(&r, out, 50, 9, mh_out), recv), 50);
+      if (!first) recv = rig_recv(&r, in, SMALL, 9, r.mh_in);
+      CHECK_INT(rig_finish(&r, rig_send(&r, out, 50, 9, r.mh_out), recv), 50);
       CHECK(memcmp(in, out, 50) == 0);
       for (int i = 0; i < OFI_MAX_EAGER; i++) receive(i, SMALL, 1);
-      close_pair();
+      rig_close_idle_pair(&r);
     }
 }
 
@@ -193,12 +183,12 @@ TEST(close_loses_nothing) {
   for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
     for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++) {
       open_pair(kinds[k]);
-      void *large = rig_recv(&r, in + SIZE, SIZE, 4, mh_in), *sent = NULL;
+      void *large = rig_recv(&r, in + SIZE, SIZE, 4, r.mh_in), *sent = NULL;
       fake_script(ways[w]);
-      sent = rig_send(&r, out, SIZE, 4, mh_out);
+      sent = rig_send(&r, out, SIZE, 4, r.mh_out);
       for (int i = 0; i < N; i++) send_ahead(i, SMALL, 1);
       RIG_UNTIL(rig_done(sent, NULL), rig_poll(r.rc));
-      CHECK_OK(net->dereg_mr(r.sc, mh_out));
+      CHECK_OK(net->dereg_mr(r.sc, r.mh_out));
       CHECK_OK(net->close_send(r.sc));
       CHECK_OK(net->finalize(r.ctx[0]));
       r.sc = r.ctx[0] = NULL;
@@ -206,11 +196,11 @@ TEST(close_loses_nothing) {
       CHECK(memcmp(in + SIZE, out, SIZE) == 0);
       for (int i = 0; i < N; i++) {
         void *recv = NULL;
-        RIG_UNTIL(recv, recv = rig_irecv(r.rc, in, SMALL, 1, mh_in));
+        RIG_UNTIL(recv, recv = rig_irecv(r.rc, in, SMALL, 1, r.mh_in));
         RIG_UNTIL(rig_done(recv, NULL), (void)0);
         CHECK(memcmp(in, out + i * SMALL, SMALL) == 0);
       }
-      CHECK_OK(net->dereg_mr(r.rc, mh_in));
+      CHECK_OK(net->dereg_mr(r.rc, r.mh_in));
       CHECK_OK(net->close_recv(r.rc));
       CHECK_OK(net->finalize(r.ctx[1]));
       CHECK_MSG(log_warnings() == 0, "%s", log_warning);
@@ -223,12 +213,12 @@ TEST(close_with_a_peer_that_does_not_answer) {
   open_pair("nic=fake0");
   ofi_params.close_ms = 50;
   fake_script("lose=send:1:ever");
-  void *send = rig_send(&r, out, SMALL, 1, mh_out);
+  void *send = rig_send(&r, out, SMALL, 1, r.mh_out);
   RIG_UNTIL(rig_done(send, NULL), (void)0);
-  CHECK_OK(net->dereg_mr(r.sc, mh_out));
+  CHECK_OK(net->dereg_mr(r.sc, r.mh_out));
   CHECK_OK(net->close_send(r.sc));
   CHECK_MSG(log_warnings() == 1 && log_said("RAIL_OFI_CLOSE_TIMEOUT"), "%s", log_lines);
-  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  CHECK_OK(net->dereg_mr(r.rc, r.mh_in));
   CHECK_OK(net->close_recv(r.rc));
   rig_finalize(&r);
   rig_end();
@@ -240,15 +230,15 @@ TEST(without_credit) {
   ofi_params.inline_bytes = 0;
   rig_open(&r, 1, 1);
   CHECK_INT(rig_comm(r.sc)->eager, 0);
-  mh_out = rig_reg(r.sc, out, sizeof out);
-  mh_in = rig_reg(r.rc, in, sizeof in);
-  for (int i = 0; i < 10; i++) CHECK(!rig_isend(r.sc, out, 0, 1, mh_out));
+  r.mh_out = rig_reg(r.sc, out, sizeof out);
+  r.mh_in = rig_reg(r.rc, in, sizeof in);
+  for (int i = 0; i < 10; i++) CHECK(!rig_isend(r.sc, out, 0, 1, r.mh_out));
   for (int i = 0; i < 600; i++) { /* across the wrap */
-    void *recv = rig_recv(&r, in, SMALL, 1, mh_in);
-    CHECK_INT(rig_finish(&r, rig_send(&r, out, (size_t)i % SMALL, 1, mh_out), recv), i % SMALL);
+    void *recv = rig_recv(&r, in, SMALL, 1, r.mh_in);
+    CHECK_INT(rig_finish(&r, rig_send(&r, out, (size_t)i % SMALL, 1, r.mh_out), recv), i % SMALL);
   }
   CHECK_INT(RIG_LOCKED(r.sc, sc()->head), OFI_FIRST_SEQ + 600);
-  close_pair();
+  rig_close_idle_pair(&r);
 }
 
 /* Receives of control messages are posted anew while nothing else is to be done, or once a quarter of them is used. */
@@ -257,7 +247,7 @@ TEST(receives_are_posted_anew) {
   struct ofi_endpoint_nic *nic = &rig_comm(r.rc)->endpoint->nics[0];
   CHECK_INT(nic->nreceives, 16);
   for (int round = 0; round < OFI_MAX_EAGER / 12; round++) {
-    for (int i = 0; i < 12; i++) (void)rig_send(&r, out, SMALL, 7, mh_out);
+    for (int i = 0; i < 12; i++) (void)rig_send(&r, out, SMALL, 7, r.mh_out);
     rig_poll(r.sc);
     rig_poll(r.rc);
     CHECK(RIG_LOCKED(r.rc, nic->nused) <= 4);
@@ -268,7 +258,7 @@ TEST(receives_are_posted_anew) {
   });
   RIG_UNTIL(RIG_LOCKED(r.rc, nic->nused) == 0, rig_poll(r.rc));
   for (int i = 0; i < OFI_MAX_EAGER; i++) receive(0, SMALL, 7);
-  close_pair();
+  rig_close_idle_pair(&r);
 }
 
 RIG_MAIN(TEST_CASE(as_many_as_there_is_credit_for), TEST_CASE(receives_that_are_not_granted), TEST_CASE(groups_in_part),

@@ -15,22 +15,13 @@
 
 static struct rig r;
 static uint8_t out[N * SIZE], in[N * SIZE];
-static void *mh_out, *mh_in, *recvs[N], *sends[N];
+static void *recvs[N], *sends[N];
 
 static void open_pair(const char *offers) {
   rig_start(offers);
-  rig_open(&r, 1, 1);
-  mh_out = rig_reg(r.sc, out, sizeof out);
-  mh_in = rig_reg(r.rc, in, sizeof in);
+  rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)(i * 31 + (i >> 8));
   memset(in, 0, sizeof in);
-}
-
-static void close_pair(void) {
-  CHECK_OK(net->dereg_mr(r.rc, mh_in));
-  CHECK_OK(net->dereg_mr(r.sc, mh_out));
-  rig_close(&r);
-  rig_end();
 }
 
 static rail_result_t error_of(void *comm) { return rail_first_error(&rig_comm(comm)->error); }
@@ -62,11 +53,11 @@ static bool exchange(void) {
     void *data = in + i * SIZE;
     size_t capacity = i % 2 ? SIZE : RAIL_MAX(size_of(i), 1);
     RIG_UNTIL(recvs[i] || error_of(r.rc) != RAIL_OK,
-              (void)net->irecv(r.rc, 1, &data, &capacity, &i, &mh_in, NULL, &recvs[i]));
+              (void)net->irecv(r.rc, 1, &data, &capacity, &i, &r.mh_in, NULL, &recvs[i]));
   }
   int next = 0;
   RIG_UNTIL(error_of(r.sc) != RAIL_OK || error_of(r.rc) != RAIL_OK || (next == N && !any(sends) && !any(recvs)), {
-    if (next < N) (void)net->isend(r.sc, out + next * SIZE, size_of(next), next, mh_out, NULL, &sends[next]);
+    if (next < N) (void)net->isend(r.sc, out + next * SIZE, size_of(next), next, r.mh_out, NULL, &sends[next]);
     if (next < N && sends[next]) next++;
     for (int i = 0; i < N; i++) (void)test_one(&sends[i]);
     for (int i = 0; i < N; i++) (void)test_one(&recvs[i]);
@@ -87,8 +78,8 @@ static void check_failed(void *comm, void **requests) {
       rail_result_t result = test_one(&requests[i]);
       CHECK_INT(result, requests[i] ? error : RAIL_OK);
     }
-  if (comm == r.sc) CHECK_INT(net->isend(comm, out, 1, 0, mh_out, NULL, &request), error);
-  else CHECK_INT(net->irecv(comm, 1, &data, &(size_t){1}, &(int){0}, &mh_in, NULL, &request), error);
+  if (comm == r.sc) CHECK_INT(net->isend(comm, out, 1, 0, r.mh_out, NULL, &request), error);
+  else CHECK_INT(net->irecv(comm, 1, &data, &(size_t){1}, &(int){0}, &r.mh_in, NULL, &request), error);
   CHECK(!request);
   CHECK_INT(log_warnings(), warnings); /* it was said once */
 }
@@ -116,10 +107,10 @@ static int each_in_turn(const char *offers, const char *kind, const char *behavi
         for (int i = 0; i < N; i++) (void)test_one(&left[i]);
       });
       if (sender) {
-        CHECK_OK(net->dereg_mr(r.rc, mh_in));
+        CHECK_OK(net->dereg_mr(r.rc, r.mh_in));
         CHECK_OK(net->close_recv(r.rc));
       } else {
-        CHECK_OK(net->dereg_mr(r.sc, mh_out));
+        CHECK_OK(net->dereg_mr(r.sc, r.mh_out));
         CHECK_OK(net->close_send(r.sc));
       }
       rig_finalize(&r);
@@ -128,7 +119,7 @@ static int each_in_turn(const char *offers, const char *kind, const char *behavi
     }
     for (int i = 0; i < N; i++) CHECK(memcmp(in + i * SIZE, out + i * SIZE, size_of(i)) == 0);
     CHECK_MSG(log_warnings() == 0, "%s", log_warning);
-    close_pair();
+    rig_close_pair(&r);
     return k - 1;
   }
 }
@@ -159,10 +150,10 @@ TEST(an_operation_that_never_ends) {
     second = r;
     rig_connect(&second, 0, 0);
     ofi_params.close_ms = 50;
-    void *recv = rig_recv(&r, in, SIZE, 1, mh_in);
+    void *recv = rig_recv(&r, in, SIZE, 1, r.mh_in);
     for (int k = 0; k < 20; k++) rig_poll(k % 2 ? r.sc : r.rc);
     fake_script(rows[i].script);
-    void *send = rig_send(&r, out, rows[i].sender ? SIZE : SIZE - 1, 1, mh_out);
+    void *send = rig_send(&r, out, rows[i].sender ? SIZE : SIZE - 1, 1, r.mh_out);
     for (int k = 0; k < 20; k++) rig_poll(k % 2 ? r.sc : r.rc);
     CHECK(send && recv);
     uint64_t then = rail_now_ns();
@@ -250,7 +241,7 @@ TEST(memory_that_is_refused) {
   CHECK_MSG(log_said("fi_mr_regattr") && log_said("ulimit -l"), "%s", log_lines);
   CHECK_OK(net->reg_mr(r.rc, in, 100, RAIL_PTR_HOST, &mhandle));
   CHECK_OK(net->dereg_mr(r.rc, mhandle));
-  close_pair();
+  rig_close_pair(&r);
 }
 
 /* ---- a peer that breaks the protocol -------------------------------------------------------------------------- */
@@ -262,7 +253,7 @@ static void forge(void *from_comm, struct ofi_frame frame) {
   bool carries = frame.type == OFI_FRAME_DATA || frame.type == OFI_FRAME_EAGER;
   from->pings[0].data = carries ? out : NULL;
   from->pings[0].size = carries ? frame.size : 0;
-  from->pings[0].desc = carries ? ((struct ofi_mhandle *)mh_out)->descs[0] : NULL;
+  from->pings[0].desc = carries ? ((struct ofi_mhandle *)r.mh_out)->descs[0] : NULL;
   rail_result_t result = ofi_comm_post_frame(from, &from->pings[0], OFI_OP_PING, 0, &frame, from->frames.bytes);
   ofi_endpoint_unlock(from->endpoint);
   CHECK_OK(result);
@@ -271,7 +262,7 @@ static void forge(void *from_comm, struct ofi_frame frame) {
 
 /* Two buffers: one that is written to, one for control messages. */
 static void *two_buffers(void) {
-  void *data[2] = {in, in + SIZE}, *mhs[2] = {mh_in, mh_in};
+  void *data[2] = {in, in + SIZE}, *mhs[2] = {r.mh_in, r.mh_in};
   void *request = rig_recv_group(&r, 2, data, (size_t[]){8192, 100}, (int[]){1, 2}, mhs);
   for (int i = 0; i < 10; i++) rig_poll(i % 2 ? r.sc : r.rc);
   return request;
@@ -321,7 +312,7 @@ TEST(frames_that_no_sender_sends) {
     CHECK_MSG(log_warnings() >= 1 && log_warnings() <= 2, "case %zu:\n%s", i, log_lines);
     if (wrong[i].result == RAIL_REMOTE_ERROR) CHECK_MSG(log_said("protocol error"), "%s", log_warning);
     for (size_t b = 0; b < sizeof in; b++) CHECK(!in[b] || b == SIZE); /* nothing beside the first message of a case */
-    close_pair();
+    rig_close_pair(&r);
   }
 }
 
@@ -358,14 +349,14 @@ TEST(frames_that_no_receiver_sends) {
   for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
     open_pair("nic=fake0");
     CHECK(two_buffers());
-    void *send = rig_send(&r, out, SIZE - 2000, 1, mh_out), *request;
+    void *send = rig_send(&r, out, SIZE - 2000, 1, r.mh_out), *request;
     CHECK(send);
     fake_script("hang=any:1:0");
     forge(r.rc, wrong[i]);
     CHECK_INT(error_of(r.sc), RAIL_REMOTE_ERROR);
-    CHECK_INT(net->isend(r.sc, out, 10, 2, mh_out, NULL, &request), RAIL_REMOTE_ERROR);
+    CHECK_INT(net->isend(r.sc, out, 10, 2, r.mh_out, NULL, &request), RAIL_REMOTE_ERROR);
     CHECK_MSG(log_warnings() == 1 && log_said("protocol error"), "case %zu:\n%s", i, log_lines);
-    close_pair();
+    rig_close_pair(&r);
   }
 #undef GRANT
 }
@@ -396,12 +387,12 @@ TEST(messages_that_are_dropped) {
     }
   CHECK_OK(error_of(r.sc));
   CHECK_OK(error_of(r.rc));
-  void *first = rig_send(&r, out, 8000, 1, mh_out), *second = rig_send(&r, out + SIZE, 100, 2, mh_out);
+  void *first = rig_send(&r, out, 8000, 1, r.mh_out), *second = rig_send(&r, out + SIZE, 100, 2, r.mh_out);
   CHECK_INT(rig_finish(&r, first, request), 8000);
   RIG_UNTIL(rig_done(second, NULL), rig_poll(r.rc));
   CHECK(memcmp(in, out, 8000) == 0 && memcmp(in + SIZE, out + SIZE, 100) == 0);
   CHECK_INT(log_warnings(), 0);
-  close_pair();
+  rig_close_pair(&r);
 }
 
 /* A receiver that gives its buffers up is not written to any more, though they were granted. */
@@ -417,12 +408,12 @@ TEST(a_send_after_the_peer_revoked) {
   void *request = &r;
   rail_result_t result = RAIL_OK;
   RIG_UNTIL(result != RAIL_OK, {
-    result = net->isend(r.sc, out, 8000, 1, mh_out, NULL, &request);
+    result = net->isend(r.sc, out, 8000, 1, r.mh_out, NULL, &request);
     CHECK(!request); /* "not now", where the watch thread polls */
   });
   CHECK_INT(result, RAIL_REMOTE_ERROR);
   CHECK_INT(fake_calls("write") + fake_calls("send"), writes + frames);
-  close_pair();
+  rig_close_pair(&r);
 }
 
 /* A message that is too large for its buffer fails both sides, with a line each. One that went on credit may be done
@@ -432,15 +423,15 @@ TEST(sizes_that_do_not_fit) {
   for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
     for (int small = 0; small < 2; small++) {
       open_pair(kinds[k]);
-      void *recv = rig_recv(&r, in, small ? 50 : 5000, 1, mh_in);
-      void *send = rig_send(&r, out, small ? 51 : 5001, 1, mh_out);
+      void *recv = rig_recv(&r, in, small ? 50 : 5000, 1, r.mh_in);
+      void *send = rig_send(&r, out, small ? 51 : 5001, 1, r.mh_out);
       if (!small) CHECK_INT(rig_error(send), RAIL_BAD_USAGE);
       CHECK_INT(rig_error(recv), RAIL_BAD_USAGE);
       RIG_UNTIL(error_of(r.sc) != RAIL_OK, rig_poll(r.sc));
-      CHECK_INT(net->isend(r.sc, out, 1, 1, mh_out, NULL, &send), RAIL_BAD_USAGE);
+      CHECK_INT(net->isend(r.sc, out, 1, 1, r.mh_out, NULL, &send), RAIL_BAD_USAGE);
       CHECK_INT(log_warnings(), 2);
       for (size_t b = 0; b < sizeof in; b++) CHECK(!in[b]);
-      close_pair();
+      rig_close_pair(&r);
     }
 }
 
