@@ -150,18 +150,35 @@ static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buff
          b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && !wire.zero;
 }
 
-/* What each type must have. */
+/* What each type must have, and nothing else. */
 static bool fits_type(const struct ofi_frame *frame, size_t payload) {
-  bool names_buffer =
-    frame->type == OFI_FRAME_DATA || frame->type == OFI_FRAME_FIN || frame->type == OFI_FRAME_TOO_LARGE;
+  if (rail_likely(frame->type == OFI_FRAME_EAGER)) /* its size is the payload's */
+    return payload <= OFI_MAX_INLINE && !(frame->index | frame->parts | frame->nbuffers);
   if (frame->type == OFI_FRAME_GRANT ? !frame->nbuffers : frame->nbuffers) return false;
-  if (frame->type == OFI_FRAME_FIN ? !frame->parts || frame->parts > OFI_MAX_PATHS : frame->parts) return false;
-  bool carries = frame->type == OFI_FRAME_DATA || frame->type == OFI_FRAME_EAGER;
-  if (carries ? payload != frame->size || payload > OFI_MAX_INLINE : payload) return false;
-  if (frame->type == OFI_FRAME_ASK && frame->tag) return false;
-  if (names_buffer) return frame->size <= RAIL_NET_MAX_BYTES;
-  if (frame->size && !carries) return false;
-  return frame->type == OFI_FRAME_PING ? frame->index < OFI_MAX_PATHS : !frame->index;
+  if (frame->type != OFI_FRAME_FIN && frame->parts) return false;
+  switch (frame->type) {
+    case OFI_FRAME_DATA: return payload == frame->size && payload <= OFI_MAX_INLINE;
+    case OFI_FRAME_FIN:
+      return !payload && frame->parts && frame->parts <= OFI_MAX_PATHS && frame->size <= RAIL_NET_MAX_BYTES;
+    case OFI_FRAME_TOO_LARGE: return !payload && frame->size <= RAIL_NET_MAX_BYTES;
+    case OFI_FRAME_PING: return !payload && !frame->size && frame->index < OFI_MAX_PATHS;
+    default: return !payload && !frame->size && !frame->index && !frame->tag;
+  }
+}
+
+/* What follows the frame of a GRANT or an ACK. Not inlined: a message with a payload needs none of its registers. */
+__attribute__((noinline)) static bool decode_report(const uint8_t *at, size_t size, struct ofi_frame *frame) {
+  struct ofi_report_wire report;
+  size_t each = sizeof(struct ofi_buffer_wire) + frame->nkeys * 8u;
+  if (size != sizeof report + frame->nbuffers * each) return false;
+  memcpy(&report, at, sizeof report);
+  if (report.zero) return false;
+  frame->report = (struct ofi_report){.seen = le32toh(report.seen), .freed = le32toh(report.freed),
+                                      .filled = le32toh(report.filled)};
+  at += sizeof report;
+  for (unsigned int i = 0; i < frame->nbuffers; i++, at += each)
+    if (!decode_buffer(at, frame->nkeys, &frame->buffers[i])) return false;
+  return fits_type(frame, 0);
 }
 
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload) {
@@ -169,13 +186,11 @@ bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, c
   *payload = NULL;
   if (size < sizeof wire) return false;
   memcpy(&wire, bytes, sizeof wire);
+  size -= sizeof wire;
   if (wire.magic != MAGIC || wire.version != OFI_WIRE_VERSION || wire.type < OFI_FRAME_PING ||
       wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_MAX_GROUP || wire.index >= OFI_MAX_GROUP ||
       wire.nkeys > OFI_MAX_PATHS || (wire.nkeys && !wire.nbuffers) || wire.zero)
     return false;
-  size_t each = sizeof(struct ofi_buffer_wire) + wire.nkeys * 8u;
-  size_t need = sizeof wire + (has_report(wire.type) ? sizeof(struct ofi_report_wire) : 0) + wire.nbuffers * each;
-  if (size < need) return false;
   ofi_frame_begin(frame, (enum ofi_frame_type)wire.type);
   frame->comm = le32toh(wire.comm);
   frame->token = le64toh(wire.token);
@@ -185,21 +200,12 @@ bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, c
   frame->nbuffers = wire.nbuffers;
   frame->nkeys = wire.nkeys;
   frame->size = le64toh(wire.size);
-  const uint8_t *at = (const uint8_t *)bytes + sizeof wire;
+  *payload = (const uint8_t *)bytes + sizeof wire;
+  if (has_report(wire.type)) return decode_report(*payload, size, frame);
   if (has_count(wire.type)) {
     frame->tag = (uint32_t)frame->size;
     frame->count = (uint32_t)(frame->size >> 32);
-    frame->size = size - need; /* of an EAGER: all that follows */
-  } else if (has_report(wire.type)) {
-    struct ofi_report_wire report;
-    memcpy(&report, at, sizeof report);
-    if (report.zero) return false;
-    frame->report = (struct ofi_report){.seen = le32toh(report.seen), .freed = le32toh(report.freed),
-                                        .filled = le32toh(report.filled)};
-    at += sizeof report;
+    frame->size = size; /* of an EAGER: all that follows */
   }
-  for (unsigned int i = 0; i < wire.nbuffers; i++, at += each)
-    if (!decode_buffer(at, wire.nkeys, &frame->buffers[i])) return false;
-  *payload = (const uint8_t *)bytes + need;
-  return fits_type(frame, size - need);
+  return fits_type(frame, size);
 }
