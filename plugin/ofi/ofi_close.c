@@ -29,31 +29,31 @@
 
 /* ---- stopping, under the lock ------------------------------------------------------ */
 
-static void cancel(struct ofi_comm *comm, struct ofi_op *op, bool posted) {
-  if (op->state == OFI_OP_WAITING || (posted && op->state == OFI_OP_POSTED)) ofi_endpoint_cancel(comm->endpoint, op);
+static void cancel(struct ofi_op *op, bool posted) {
+  if (op->state == OFI_OP_WAITING || (posted && op->state == OFI_OP_POSTED)) ofi_op_cancel(op);
 }
 
 /* Operations that wait are dropped; those that are posted are cancelled where that is asked for. */
 static void cancel_all(struct ofi_comm *comm, bool posted) {
-  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) cancel(comm, &comm->pings[i], false);
+  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) cancel(&comm->pings[i], false);
   if (comm->sender) {
     struct ofi_send_comm *sc = ofi_send_comm_of(comm);
     for (uint32_t i = 0; i < sc->sends_used; i++) {
       struct ofi_send *send = &sc->sends[i];
       for (unsigned int p = 0; p < OFI_MAX_PATHS; p++) {
-        cancel(comm, &send->parts[p].data, posted);
-        cancel(comm, &send->parts[p].fin, false);
+        cancel(&send->parts[p].data, posted);
+        cancel(&send->parts[p].fin, false);
       }
     }
-    cancel(comm, &sc->ask, false);
+    cancel(&sc->ask, false);
     return;
   }
   struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
   for (unsigned int r = 0; r < OFI_MAX_RECVS; r++) {
-    cancel(comm, &rc->recvs[r].grant, false);
-    for (unsigned int i = 0; i < OFI_MAX_GROUP; i++) cancel(comm, &rc->recvs[r].buffers[i].op, posted);
+    cancel(&rc->recvs[r].grant, false);
+    for (unsigned int i = 0; i < OFI_MAX_GROUP; i++) cancel(&rc->recvs[r].buffers[i].op, posted);
   }
-  cancel(comm, &rc->ack, false);
+  cancel(&rc->ack, false);
 }
 
 /* The peer's side cannot begin anything any more: it has closed, or its process has ended. */
@@ -65,7 +65,7 @@ static bool peer_is_gone(const struct ofi_comm *comm) {
  * fabric has for its endpoint is found by polling alone: its watch thread is asked to, over the oob connection. */
 static void poll_once(struct ofi_comm *comm, uint64_t *ping) {
   struct ofi_endpoint *endpoint = comm->endpoint;
-  bool any = ofi_endpoint_poll(endpoint);
+  bool any = ofi_poll(endpoint);
   if (rail_deadline_passed(*ping)) {
     if (comm->watch) rail_watch_ping(comm->watch, &comm->watched);
     *ping = rail_deadline_in_ms(PING_MS);
@@ -118,7 +118,7 @@ static void stop_locked(struct ofi_comm *comm) {
   RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: %u operations have not ended within %lld ms "
             "(RAIL_OFI_CLOSE_TIMEOUT)", comm->peer_text, comm->device->name, comm->nops,
             (long long)ofi_params.close_ms);
-  ofi_endpoint_shut(comm->endpoint, "a connection was closed whose operations did not end, and may use its memory "
+  ofi_shut(comm->endpoint, "a connection was closed whose operations did not end, and may use its memory "
                     "(RAIL_OFI_CLOSE_TIMEOUT)");
 }
 

@@ -162,13 +162,15 @@ static const char *operation(enum ofi_op_kind kind) {
     case OFI_OP_PING: return "first message (fi_send)";
     case OFI_OP_REVOKE: return "last message (fi_send)";
     case OFI_OP_GRANT: return "control message for a receive (fi_send)";
+    case OFI_OP_ACK: return "report (fi_send)";
     case OFI_OP_TRECV: return "receive (fi_trecv)";
     case OFI_OP_TSEND: return "send (fi_tsend)";
     case OFI_OP_EAGER:
     case OFI_OP_DATA: return "send (fi_send)";
     case OFI_OP_WRITE: return "send (fi_write)";
     case OFI_OP_FIN: return "control message behind a send (fi_send)";
-    case OFI_OP_TOO_LARGE: return "refusal (fi_send)";
+    case OFI_OP_TOO_LARGE:
+    case OFI_OP_REFUSAL: return "refusal (fi_send)";
     case OFI_OP_ASK: return "control message for a report (fi_send)";
     case OFI_OP_FLUSH: return "flush (fi_read)";
   }
@@ -202,7 +204,7 @@ rail_result_t ofi_comm_fail_op(struct ofi_op *op, const struct ofi_completion *c
       comm, is_remote(completion->err) ? RAIL_REMOTE_ERROR : RAIL_SYSTEM_ERROR,
       "%s of %zu bytes with %s: %s (error %d; the provider says %d: %s); %u requests outstanding; check: "
       "the peer's log, the fabric between the two, fi_pingpong -p '%s'",
-      operation(op->kind), op->size, comm->endpoint->nics[op->nic].nic->name, ofi_endpoint_strerror(completion->err),
+      operation(op->kind), op->size, comm->endpoint->nics[op->nic].nic->name, ofi_fabric_strerror(completion->err),
       completion->err, completion->prov_errno, completion->text ? completion->text : "",
       atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
 }

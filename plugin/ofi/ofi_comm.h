@@ -280,21 +280,21 @@ rail_result_t ofi_comm_fail_faults(struct ofi_comm *comm, uint32_t faults);
 /* The same for an operation that could not be posted. */
 rail_result_t ofi_comm_post_failed(struct ofi_op *op, int err);
 
-/* Fills in an operation of the comm over one of its paths, and posts it. 0, or libfabric's error. */
-static inline int ofi_comm_try_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
+/* What an operation of the comm over one of its paths is. */
+static inline void ofi_comm_prepare(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
                                     unsigned int path) {
   op->kind = kind;
   op->comm = comm;
   op->path = (uint8_t)path;
   op->nic = comm->paths[path].nic;
   op->to = comm->paths[path].to;
-  return ofi_endpoint_post(comm->endpoint, op);
 }
 
-/* An error has failed the comm. */
+/* Prepares and posts it. An error has failed the comm. */
 static inline rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
                                           unsigned int path) {
-  int err = ofi_comm_try_post(comm, op, kind, path);
+  ofi_comm_prepare(comm, op, kind, path);
+  int err = ofi_op_post(op);
   return rail_likely(err == 0) ? RAIL_OK : ofi_comm_post_failed(op, err);
 }
 

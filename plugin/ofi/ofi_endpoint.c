@@ -29,7 +29,7 @@ static LIST_HEAD(, ofi_endpoint) endpoints = LIST_HEAD_INITIALIZER(endpoints);
 /* `what` failed for this NIC. */
 static rail_result_t open_failed(const struct ofi_nic *nic, const char *what, int err) {
   RAIL_WARN("RailOFI: opening %s of provider %s: %s: %s; check: fi_info -p '%s', and that its devices work",
-            nic->name, nic->provider, what, ofi_endpoint_strerror(err), nic->provider);
+            nic->name, nic->provider, what, ofi_fabric_strerror(err), nic->provider);
   return RAIL_SYSTEM_ERROR;
 }
 
@@ -75,7 +75,7 @@ static rail_result_t post_receives(struct ofi_endpoint *endpoint, unsigned int i
     op->data = (char *)n->frames_in.bytes + i * endpoint->frame_size;
     op->size = endpoint->frame_size;
     op->desc = n->frames_in.descs[index];
-    int err = ofi_endpoint_receive_frame(endpoint, op);
+    int err = ofi_op_receive_frame(endpoint, op);
     if (err) return open_failed(n->nic, "fi_recv", err);
   }
   return RAIL_OK;
@@ -84,14 +84,14 @@ static rail_result_t post_receives(struct ofi_endpoint *endpoint, unsigned int i
 /* Users before what they use. In a forked child everything stays the parent's. */
 static void destroy(struct ofi_endpoint *endpoint) {
   if (endpoint->process != getpid()) return;
-  if (!endpoint->shut) ofi_endpoint_close(endpoint, "it is not used any more");
+  if (!endpoint->shut) ofi_shut_quietly(endpoint, "it is not used any more");
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
     struct ofi_peer *peer;
-    if (n->av) ofi_endpoint_close_fid(&n->av->fid, "address vector", n->nic);
-    if (n->cq) ofi_endpoint_close_fid(&n->cq->fid, "completion queue", n->nic);
-    if (n->domain) ofi_endpoint_close_fid(&n->domain->fid, "domain", n->nic);
-    if (n->fabric) ofi_endpoint_close_fid(&n->fabric->fid, "fabric", n->nic);
+    if (n->av) ofi_shut_fid(&n->av->fid, "address vector", n->nic);
+    if (n->cq) ofi_shut_fid(&n->cq->fid, "completion queue", n->nic);
+    if (n->domain) ofi_shut_fid(&n->domain->fid, "domain", n->nic);
+    if (n->fabric) ofi_shut_fid(&n->fabric->fid, "fabric", n->nic);
     while ((peer = SLIST_FIRST(&n->peers))) {
       SLIST_REMOVE_HEAD(&n->peers, link);
       free(peer);
@@ -169,7 +169,7 @@ static void read_the_last(struct ofi_endpoint *endpoint) {
   ofi_endpoint_lock(endpoint);
   endpoint->ending = true;
   for (int i = 0; !endpoint->shut && i < LAST_POLLS; i++)
-    if (!ofi_endpoint_poll_quietly(endpoint)) break;
+    if (!ofi_poll_quietly(endpoint)) break;
   ofi_endpoint_unlock(endpoint);
 }
 
@@ -260,7 +260,7 @@ void ofi_endpoint_handle_fork(void) {
 
 void ofi_endpoint_wake(struct ofi_endpoint *endpoint) {
   atomic_store_explicit(&endpoint->wanted, WANTED_POLLS, memory_order_relaxed);
-  ofi_endpoint_set_timer(OFI_FIRST_MS);
+  ofi_timer_set(OFI_FIRST_MS);
 }
 
 /* Polls if no caller has since the last look. Returns milliseconds until the next one; 0: there is nothing to come. */
@@ -279,7 +279,7 @@ static long poll_in_background(struct ofi_endpoint *endpoint) {
     if (wanted == WANTED_POLLS) endpoint->pause_ms = 0;
     if (wanted) atomic_compare_exchange_strong(&endpoint->wanted, &wanted, wanted - 1);
     long longer = RAIL_MAX(RAIL_MIN(2 * endpoint->pause_ms, LONGEST_MS), OFI_FIRST_MS);
-    endpoint->pause_ms = ofi_endpoint_poll_quietly(endpoint) ? OFI_FIRST_MS : longer;
+    endpoint->pause_ms = ofi_poll_quietly(endpoint) ? OFI_FIRST_MS : longer;
     ms = endpoint->pause_ms;
   }
   ofi_endpoint_unlock(endpoint);
@@ -290,13 +290,13 @@ bool ofi_endpoint_timer_fired(void *arg) {
   struct ofi_endpoint *endpoint;
   long next = 0;
   (void)arg;
-  ofi_endpoint_read_timer();
+  ofi_timer_read();
   pthread_mutex_lock(&list_lock);
   LIST_FOREACH(endpoint, &endpoints, link) {
     long ms = endpoint->process == getpid() ? poll_in_background(endpoint) : 0;
     if (ms && (!next || ms < next)) next = ms;
   }
   pthread_mutex_unlock(&list_lock);
-  if (next) ofi_endpoint_set_timer(next);
+  if (next) ofi_timer_set(next);
   return true;
 }

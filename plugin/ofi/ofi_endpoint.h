@@ -4,9 +4,8 @@
  * domain, an FI_EP_RDM endpoint, a completion queue, an address vector and receives posted for control messages. So a
  * process with thousands of connections has a handful of each.
  *
- * An operation (struct ofi_op) is posted by ofi_endpoint_post. It is libfabric's from then until its completion, which
- * ofi_endpoint_poll hands to the functions of ofi_endpoint_ops, or until the endpoint is shut. What libfabric has no
- * room for (-FI_EAGAIN) waits in its NIC's list, in order, and is posted by a later poll.
+ * The files below it: ofi_poll.c reads completions, ofi_op.c posts operations, ofi_shut.c closes the endpoint, and
+ * ofi_memory.c registers memory with it.
  *
  * Threads. endpoint->lock guards the endpoint, its comms' state, and every call of libfabric on its objects: they are
  * opened with FI_THREAD_DOMAIN, so libfabric needs no locks of its own. The data path only tries the lock
@@ -20,64 +19,12 @@
 #include "common/base/lock.h"
 #include "common/net/net_ctx.h"
 #include "plugin/ofi/ofi_device.h"
+#include "plugin/ofi/ofi_memory.h"
+#include "plugin/ofi/ofi_op.h"
+#include "plugin/ofi/ofi_timer.h"
 #include "plugin/ofi/ofi_wire.h"
 
 struct ofi_comm;
-
-enum ofi_op_kind {
-  OFI_OP_FRAME_IN, /* a receive of a control message; the endpoint's own */
-  OFI_OP_PING,
-  OFI_OP_REVOKE,   /* and REVOKED */
-  OFI_OP_GRANT,    /* and ACK */
-  OFI_OP_TRECV,
-  OFI_OP_TSEND,
-  OFI_OP_EAGER,
-  OFI_OP_DATA,
-  OFI_OP_WRITE,
-  OFI_OP_FIN,
-  OFI_OP_TOO_LARGE,
-  OFI_OP_ASK,
-  OFI_OP_FLUSH,
-};
-
-/* Where an operation is. */
-enum ofi_op_state {
-  OFI_OP_IDLE,
-  OFI_OP_WAITING, /* in its NIC's list */
-  OFI_OP_POSTED,  /* libfabric's */
-};
-
-struct ofi_op {
-  struct fi_context2 context; /* libfabric's while it is posted */
-  enum ofi_op_kind kind;
-  enum ofi_op_state state;
-  uint8_t nic, path;     /* of the endpoint; of the comm */
-  struct ofi_comm *comm; /* NULL: the endpoint's own */
-  void *request;         /* struct ofi_send, ofi_recv or ofi_flush that it belongs to; NULL: none */
-  STAILQ_ENTRY(ofi_op) link;
-  fi_addr_t to;
-  /* A frame, then user memory; or user memory alone. */
-  void *head;
-  size_t head_size;
-  void *head_desc;
-  void *data;
-  size_t size;
-  void *desc;
-  bool host;                 /* EAGER, DATA: the payload is in host memory */
-  uint64_t remote_addr, key; /* WRITE, FLUSH */
-  uint64_t tag;              /* TSEND, TRECV */
-};
-STAILQ_HEAD(ofi_op_list, ofi_op);
-
-#define OFI_INJECT_MOST 4096 /* bytes of a frame and its payload that are copied for fi_inject */
-
-/* Memory of ours that libfabric reads or writes, registered where the provider wants it (FI_MR_LOCAL). */
-struct ofi_memory {
-  void *bytes;
-  size_t size;
-  struct fid_mr *mrs[OFI_MAX_PATHS]; /* NULL: not needed */
-  void *descs[OFI_MAX_PATHS];
-};
 
 /* Another endpoint in an address vector. Comms with the same peer share it. It stays until the endpoint is closed: the
  * peers of a communicator are a fixed set. */
@@ -186,11 +133,6 @@ static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { rail_loc
  * are done need not call again, and yet what a provider still holds of them must go out; and a peer whose process
  * answers PINGs takes part in the fabric's transfers, whatever its caller does. */
 
-#define OFI_FIRST_MS 2 /* from when something is outstanding to its first look */
-
-/* The timer's descriptor, for the watch thread; -1 with errno. */
-int ofi_endpoint_timer_open(void);
-void ofi_endpoint_timer_close(void);
 /* Once per process: what follows works in a child of fork. */
 void ofi_endpoint_handle_fork(void);
 /* A peer has said something over an oob connection, and may wait for an answer over the fabric, which only a poll
@@ -199,29 +141,7 @@ void ofi_endpoint_wake(struct ofi_endpoint *endpoint);
 /* The timer has become readable. True. */
 bool ofi_endpoint_timer_fired(void *arg);
 
-/* Between ofi_op.c and ofi_endpoint.c: sets the timer unless it is set, one system call in some milliseconds; it has
- * fired; polls as no caller; closes the libfabric endpoints; closes any object, with a line if that fails. */
-void ofi_endpoint_set_timer(long ms);
-void ofi_endpoint_read_timer(void);
-bool ofi_endpoint_poll_quietly(struct ofi_endpoint *endpoint);
-void ofi_endpoint_close(struct ofi_endpoint *endpoint, const char *why);
-void ofi_endpoint_close_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
-
 /* ---- under the lock --------------------------------------------------------- */
-
-/* Reads what has completed, posts what waits, sends reports that are due now. False: nothing had completed. */
-bool ofi_endpoint_poll(struct ofi_endpoint *endpoint);
-/* Posts it, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle, too, where the
- * provider has taken a copy and will not complete it (fi_inject). */
-int ofi_endpoint_post(struct ofi_endpoint *endpoint, struct ofi_op *op);
-/* The same for a receive of control messages (OFI_OP_FRAME_IN), which only its endpoint posts. */
-int ofi_endpoint_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op);
-/* An operation that waits is idle afterwards; of one that is posted the provider is asked to end it, which its
- * completion says. */
-void ofi_endpoint_cancel(struct ofi_endpoint *endpoint, struct ofi_op *op);
-/* Closes its libfabric objects, so that none of the memory that was posted is touched again; every comm is told. `why`
- * is for log lines. */
-void ofi_endpoint_shut(struct ofi_endpoint *endpoint, const char *why);
 
 static inline bool ofi_endpoint_is_shut(const struct ofi_endpoint *endpoint) {
   return atomic_load_explicit(&endpoint->shut, memory_order_relaxed);
@@ -237,7 +157,7 @@ static inline void ofi_endpoint_report(struct ofi_endpoint *endpoint, struct ofi
   if (link->due) TAILQ_REMOVE(ofi_endpoint_reports(endpoint, link->due), link, link);
   if (due) TAILQ_INSERT_TAIL(ofi_endpoint_reports(endpoint, due), link, link);
   link->due = due;
-  if (due) ofi_endpoint_set_timer(OFI_FIRST_MS);
+  if (due) ofi_timer_set(OFI_FIRST_MS);
 }
 
 /* An index for the comm, and the comm under it; false: out of memory, or too many. */
@@ -247,14 +167,21 @@ void ofi_endpoint_remove(struct ofi_endpoint *endpoint, uint32_t index);
 int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const struct ofi_address *name,
                          fi_addr_t *addr);
 
-/* Memory for libfabric, on pages of its own, registered with every NIC that wants it. False after one line. */
-bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_memory *memory);
-void ofi_memory_free(struct ofi_memory *memory);
-/* Registers a range with one NIC. 0, or libfabric's error. `iface`: FI_HMEM_SYSTEM or another. */
-int ofi_endpoint_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
-                          struct fid_mr **mr);
+/* ---- ofi_poll.c -------------------------------------------------------------- */
 
-/* "No such device", for libfabric's negative numbers too. */
-const char *ofi_endpoint_strerror(int err);
+/* Reads what has completed, posts what waits, sends reports that are due now. False: nothing had completed. */
+bool ofi_poll(struct ofi_endpoint *endpoint);
+/* The same as no caller: reports that are due later are sent, too. */
+bool ofi_poll_quietly(struct ofi_endpoint *endpoint);
+
+/* ---- ofi_shut.c -------------------------------------------------------------- */
+
+/* Closes the endpoint's libfabric endpoints, so that none of the memory that was posted is touched again; every comm is
+ * told. `why` is for log lines. */
+void ofi_shut(struct ofi_endpoint *endpoint, const char *why);
+/* The same without a line of its own. */
+void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why);
+/* Closes any object of a NIC, with a line if that fails. */
+void ofi_shut_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
 
 #endif

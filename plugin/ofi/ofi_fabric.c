@@ -57,6 +57,8 @@ static bool fill(void *library, const char *path) {
   return false;
 }
 
+const char *ofi_fabric_strerror(int err) { return ofi_fabric.strerror(err < 0 ? -err : err); }
+
 bool ofi_fabric_open(void) {
   static bool tried, good;
   if (tried) return good;

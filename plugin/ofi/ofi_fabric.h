@@ -39,4 +39,7 @@ extern struct ofi_fabric_api ofi_fabric;
 /* Opens the library, once; false after one line that says what to install. Call under the plugin's lock. */
 bool ofi_fabric_open(void);
 
+/* "No such device", for libfabric's negative numbers too. */
+const char *ofi_fabric_strerror(int err);
+
 #endif

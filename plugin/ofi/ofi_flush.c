@@ -45,12 +45,12 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
     op->desc = rc->flush_target.descs[i];
     op->remote_addr = comm->endpoint->nics[i].nic->caps.mr_virt_addr ? (uintptr_t)data : offset;
     op->key = mr->keys[i];
-    err = ofi_endpoint_post(comm->endpoint, op);
+    err = ofi_op_post(op);
     if (!err) flush->pending++;
   }
   flush->pending--;
   if (!err) return RAIL_OK;
-  return ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "iflush: fi_read: %s", ofi_endpoint_strerror(err));
+  return ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "iflush: fi_read: %s", ofi_fabric_strerror(err));
 }
 
 static void finish(struct ofi_flush *flush) {

@@ -32,7 +32,7 @@ static rail_result_t begin(void) {
   rail_result_t result = rail_watch_begin(&ofi_watch);
   watching = result == RAIL_OK;
   if (watching) return RAIL_OK;
-  ofi_endpoint_timer_close(); /* it may have been opened */
+  ofi_timer_close(); /* it may have been opened */
   ofi_stats_close();
   return result;
 }
@@ -40,7 +40,7 @@ static rail_result_t begin(void) {
 static void end(unsigned int left) {
   if (left == 0 && watching) {
     rail_watch_end(&ofi_watch);
-    ofi_endpoint_timer_close();
+    ofi_timer_close();
     watching = false;
   }
   ofi_stats_close();

@@ -42,7 +42,7 @@ static int register_with(struct ofi_comm *comm, unsigned int i, struct ofi_mhand
   if (nic->caps.rma) attr.access |= FI_WRITE | FI_REMOTE_WRITE;
   if (nic->caps.rma_read) attr.access |= FI_READ | FI_REMOTE_READ;
   if (mr->type != RAIL_PTR_HOST) attr.iface = FI_HMEM_CUDA;
-  int err = ofi_endpoint_register(comm->endpoint, i, &attr, &mr->mrs[i]);
+  int err = ofi_memory_register(comm->endpoint, i, &attr, &mr->mrs[i]);
   if (err) {
     mr->mrs[i] = NULL;
     return err;
@@ -57,7 +57,7 @@ static void deregister(struct ofi_mhandle *mr) {
     int err = mr->mrs[i] ? fi_close(&mr->mrs[i]->fid) : 0;
     if (err)
       RAIL_WARN("RailOFI: deregistering %#llx+%llu: fi_close: %s; its pages may stay locked",
-                (unsigned long long)mr->addr, (unsigned long long)mr->size, ofi_endpoint_strerror(err));
+                (unsigned long long)mr->addr, (unsigned long long)mr->size, ofi_fabric_strerror(err));
     mr->mrs[i] = NULL;
   }
 }
@@ -70,7 +70,7 @@ static rail_result_t register_with_nics(struct ofi_comm *comm, struct ofi_mhandl
     if (!err) continue;
     deregister(mr);
     RAIL_WARN("RailOFI: registering %#llx+%llu with %s (%s): fi_mr_regattr: %s; %s", (unsigned long long)mr->addr,
-              (unsigned long long)mr->size, nic->name, nic->provider, ofi_endpoint_strerror(err),
+              (unsigned long long)mr->size, nic->name, nic->provider, ofi_fabric_strerror(err),
               err == -FI_ENOMEM   ? "is `ulimit -l` (memlock) too low for this process?"
               : err == -FI_ENOKEY ? "all keys of this domain are taken (mr_key_size)"
                                   : "is the address ordinary memory that this process may write to?");

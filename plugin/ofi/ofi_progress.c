@@ -10,7 +10,7 @@
 #define CLOSED_MS 1000 /* after a peer's GOODBYE: for what libfabric has yet to complete */
 #define MAX_STALLS 3   /* thirds of RAIL_OFI_DEADLINE */
 
-/* ---- completions and frames: called by ofi_endpoint.c ----------------------------- */
+/* ---- completions and frames: called by ofi_poll.c ----------------------------- */
 
 /* What a comm that deregMr or close has ended still posted is over; its requests are not looked at any more. */
 static void completed(struct ofi_op *op, const struct ofi_completion *completion) {
@@ -18,6 +18,7 @@ static void completed(struct ofi_op *op, const struct ofi_completion *completion
   if (rail_likely(!atomic_load_explicit(&comm->stopped, memory_order_relaxed))) {
     switch (op->kind) {
       case OFI_OP_GRANT:
+      case OFI_OP_ACK:
       case OFI_OP_TRECV: ofi_recv_done(op, completion); break;
       case OFI_OP_TSEND:
       case OFI_OP_EAGER:
@@ -31,6 +32,7 @@ static void completed(struct ofi_op *op, const struct ofi_completion *completion
         if (completion->err) (void)ofi_comm_fail_op(op, completion);
         break;
       case OFI_OP_REVOKE:
+      case OFI_OP_REFUSAL:
       case OFI_OP_FRAME_IN: break;
     }
   }
@@ -92,7 +94,7 @@ static rail_result_t progress_request(struct ofi_request *r) {
   struct ofi_comm *comm = r->comm;
   RAIL_TRY(ofi_comm_status(comm));
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
-  bool found = ofi_endpoint_poll(comm->endpoint);
+  bool found = ofi_poll(comm->endpoint);
   if (!found && !ofi_request_is_complete(r)) {
     uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
     if (rail_unlikely(faults & OFI_PEER_FAULTS)) (void)check_faults(r, faults);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test, and what completions and control messages mean: the table that ofi_endpoint.c calls. Below it are the files
+ * test, and what completions and control messages mean: the table that ofi_poll.c calls. Below it are the files
  * that post: each completion and frame goes to the one that the operation is of. / */
 #ifndef OFI_PROGRESS_H
 #define OFI_PROGRESS_H

@@ -61,7 +61,8 @@ static void send_ack(struct ofi_recv_comm *rc) {
   frame.report = rc->reported = rc->report;
   rc->ack.request = NULL;
   ofi_comm_encode(&rc->base, &rc->ack, 0, &frame, rc->ack_frame);
-  int err = ofi_comm_try_post(&rc->base, &rc->ack, OFI_OP_GRANT, 0);
+  ofi_comm_prepare(&rc->base, &rc->ack, OFI_OP_ACK, 0);
+  int err = ofi_op_post(&rc->ack);
   const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
   if (rail_unlikely(err)) control_failed(rc, &rc->ack, &failed);
 }
@@ -88,7 +89,7 @@ RAIL_COLD static void refuse_size(struct ofi_recv_comm *rc, uint64_t size, const
   ofi_frame_begin(&frame, OFI_FRAME_TOO_LARGE);
   frame.size = size;
   rc->refusal.request = NULL;
-  (void)ofi_comm_post_frame(&rc->base, &rc->refusal, OFI_OP_REVOKE, 0, &frame, rc->refusal_frame);
+  (void)ofi_comm_post_frame(&rc->base, &rc->refusal, OFI_OP_REFUSAL, 0, &frame, rc->refusal_frame);
   too_large(&rc->base, size, b);
 }
 
@@ -122,7 +123,7 @@ static void fill(struct ofi_recv_comm *rc, struct ofi_recv *recv, unsigned int i
   b->arrived = size;
   if (rail_unlikely(b->op.state != OFI_OP_IDLE)) {
     b->cancelled = true;
-    ofi_endpoint_cancel(rc->base.endpoint, &b->op);
+    ofi_op_cancel(&b->op);
     if (b->op.state != OFI_OP_IDLE) return;
   }
   finish_buffer(recv, index, size);
@@ -356,7 +357,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   struct ofi_recv *recv = &rc->recvs[rc->next_seq % OFI_MAX_RECVS];
   if (rail_unlikely(recv->base.magic != OFI_REQ_FREE || recv->grant.state != OFI_OP_IDLE)) {
     rail_stats_add(&rc->base.stats[OFI_COMM_WAITS_ROOM], 1);
-    (void)ofi_endpoint_poll(rc->base.endpoint);
+    (void)ofi_poll(rc->base.endpoint);
     return rail_first_error(&rc->base.error);
   }
   recv->seq = rc->next_seq++;
@@ -481,7 +482,7 @@ void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
   if (rail_first_error(&rc->base.error) != RAIL_OK) return;
   if (op->kind == OFI_OP_TRECV) trecv_done(rc, op, completion);
   else if (rail_unlikely(completion->err)) control_failed(rc, op, completion);
-  else if (op == &rc->ack) update_report(rc);
+  else if (op->kind == OFI_OP_ACK) update_report(rc);
 }
 
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes) {

@@ -230,7 +230,7 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
 
 /* The next write of a part, up to the provider's largest message. The FIN may follow the last one at once where it
  * cannot arrive without the bytes; else it waits for the write's completion. */
-static rail_result_t post_write(struct ofi_send *send, unsigned int part, unsigned int path) {
+static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, unsigned int path) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_part *p = &send->parts[part];
   const struct ofi_caps *caps = &comm->endpoint->nics[comm->paths[path].nic].nic->caps;
@@ -241,27 +241,25 @@ static rail_result_t post_write(struct ofi_send *send, unsigned int part, unsign
   return caps->fin_at_once && !p->left ? post_fin(send, part, path) : RAIL_OK;
 }
 
-static rail_result_t post_part(struct ofi_send *send, const struct ofi_buffer *buffer, unsigned int part,
-                               uint64_t each) {
+/* One part per path, over the NIC with least outstanding each. */
+static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *buffer) {
   struct ofi_comm *comm = send->base.comm;
-  uint64_t at = part * each;
-  unsigned int path = ofi_comm_least_path(comm);
-  struct ofi_op *op = &send->parts[part].data;
-  op->request = send;
-  op->data = (char *)(uintptr_t)send->data + at;
-  op->desc = send->mr->descs[comm->paths[path].nic];
-  op->remote_addr = buffer->addr + at;
-  op->key = buffer->keys[comm->paths[path].remote_nic];
-  send->parts[part].left = RAIL_MIN(each, send->size - at);
-  return post_write(send, part, path);
-}
-
-static rail_result_t post_writes(struct ofi_send *send, const struct ofi_buffer *buffer) {
   uint64_t most = send->size / RAIL_MAX((uint64_t)ofi_params.min_part, PART_ALIGN);
-  uint64_t wanted = RAIL_MAX(RAIL_MIN(most, send->base.comm->npaths), 1);
+  uint64_t wanted = RAIL_MAX(RAIL_MIN(most, comm->npaths), 1);
   uint64_t each = RAIL_ROUND_UP(RAIL_DIV_UP(send->size, wanted), PART_ALIGN);
   send->nparts = (uint8_t)RAIL_DIV_UP(send->size, each); /* fewer, where parts are rounded up to the whole message */
-  for (unsigned int i = 0; i < send->nparts; i++) RAIL_TRY(post_part(send, buffer, i, each));
+  for (unsigned int i = 0; i < send->nparts; i++) {
+    unsigned int path = ofi_comm_least_path(comm);
+    struct ofi_part *p = &send->parts[i];
+    uint64_t at = i * each;
+    p->left = RAIL_MIN(each, send->size - at);
+    p->data.request = send;
+    p->data.data = (char *)(uintptr_t)send->data + at;
+    p->data.desc = send->mr->descs[comm->paths[path].nic];
+    p->data.remote_addr = buffer->addr + at;
+    p->data.key = buffer->keys[comm->paths[path].remote_nic];
+    RAIL_TRY(post_next_write(send, i, path));
+  }
   return RAIL_OK;
 }
 
@@ -337,7 +335,7 @@ static rail_result_t post_granted(struct ofi_send *send, const struct ofi_buffer
   if (rail_unlikely(send->size > buffer->size)) return refuse_size(send, buffer);
   if (buffer->takes_data && send->size <= send->base.comm->max_inline) return post_data(send);
   if (buffer->kind == OFI_BUFFER_TAGGED) return post_tagged(send, buffer);
-  return send->size ? post_writes(send, buffer) : post_fin(send, 0, 0);
+  return send->size ? post_parts(send, buffer) : post_fin(send, 0, 0);
 }
 
 /* ---- isend ------------------------------------------------------------------------- */
@@ -367,7 +365,7 @@ RAIL_COLD static rail_result_t peer_revoked(struct ofi_send_comm *sc) {
 static struct ofi_slot *find_granted(struct ofi_send_comm *sc, uint32_t tag, bool credit, unsigned int *index) {
   struct ofi_slot *slot = match(sc, tag, index);
   if (slot || (credit && !sc->granted_last)) return slot;
-  (void)ofi_endpoint_poll(sc->base.endpoint); /* the caller may have no request to test */
+  (void)ofi_poll(sc->base.endpoint); /* the caller may have no request to test */
   return match(sc, tag, index);
 }
 
@@ -438,7 +436,7 @@ static void write_done(struct ofi_send *send, struct ofi_op *op) {
   if (rail_unlikely(p->left)) {
     op->data = (char *)op->data + op->size;
     op->remote_addr += op->size;
-    (void)post_write(send, part, op->path);
+    (void)post_next_write(send, part, op->path);
   } else if (!send->base.comm->endpoint->nics[op->nic].nic->caps.fin_at_once) {
     (void)post_fin(send, part, op->path);
   }

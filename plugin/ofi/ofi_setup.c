@@ -92,7 +92,7 @@ static rail_result_t step_resolve(struct rail_setup *base) {
   ofi_endpoint_unlock(s->endpoint);
   if (!err) return RAIL_OK;
   return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "provider %s does not take the peer's address: "
-                         "fi_av_insert: %s", s->device->rails[0]->provider, ofi_endpoint_strerror(err));
+                         "fi_av_insert: %s", s->device->rails[0]->provider, ofi_fabric_strerror(err));
 }
 
 /* ---- the fabric -------------------------------------------------------------------- */
@@ -115,7 +115,7 @@ static rail_result_t step_ping(struct rail_setup *base) {
 static rail_result_t step_pinged(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   ofi_endpoint_lock(s->endpoint);
-  (void)ofi_endpoint_poll(s->endpoint);
+  (void)ofi_poll(s->endpoint);
   uint32_t paths = (1u << s->comm->npaths) - 1;
   bool all = (s->comm->verified & paths) == paths;
   ofi_endpoint_unlock(s->endpoint);
@@ -134,7 +134,7 @@ static rail_result_t recv_ready(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   struct rail_message message;
   ofi_endpoint_lock(s->endpoint);
-  (void)ofi_endpoint_poll(s->endpoint);
+  (void)ofi_poll(s->endpoint);
   ofi_endpoint_unlock(s->endpoint);
   if (rail_first_error(&s->comm->error) != RAIL_OK) return fabric_failed(base);
   RAIL_TRY(rail_setup_recv(base, OFI_MESSAGE_READY, &message));

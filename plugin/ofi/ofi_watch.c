@@ -43,7 +43,7 @@ static const struct rail_oob_ops oob_ops = {
 static bool add_timer(struct rail_watch *watch) {
   static struct rail_watch_fd source;
   ofi_endpoint_handle_fork();
-  source = (struct rail_watch_fd){.fd = ofi_endpoint_timer_open(), .readable = ofi_endpoint_timer_fired};
+  source = (struct rail_watch_fd){.fd = ofi_timer_open(), .readable = ofi_endpoint_timer_fired};
   return source.fd >= 0 && rail_watch_add_fd(watch, &source);
 }
 

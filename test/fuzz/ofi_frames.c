@@ -70,7 +70,7 @@ static void start(void) {
     const struct iovec iov = {.iov_base = target, .iov_len = sizeof target};
     const struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_REMOTE_WRITE};
     ofi_endpoint_lock(endpoint);
-    FUZZ_CHECK(ofi_endpoint_register(endpoint, 0, &attr, &target_mr[dev]) == 0);
+    FUZZ_CHECK(ofi_memory_register(endpoint, 0, &attr, &target_mr[dev]) == 0);
     ofi_endpoint_unlock(endpoint);
   }
   ofi_params.close_ms = 20000;

@@ -202,7 +202,7 @@ __attribute__((unused)) static void *rig_irecv(void *comm, void *data, size_t si
 __attribute__((unused)) static void rig_poll(void *comm) {
   struct ofi_endpoint *endpoint = rig_comm(comm)->endpoint;
   ofi_endpoint_lock(endpoint);
-  (void)ofi_endpoint_poll(endpoint);
+  (void)ofi_poll(endpoint);
   ofi_endpoint_unlock(endpoint);
 }
 

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One operation: a call of libfabric's that completes later. It is posted by ofi_op_post, and is libfabric's from then
+ * until ofi_poll.c has read its completion, or until the endpoint is shut. What libfabric has no room for (-FI_EAGAIN)
+ * waits in its NIC's list, in order, and is posted by a later poll. All under the endpoint's lock. / */
+#ifndef OFI_OP_H
+#define OFI_OP_H
+
+#include <sys/queue.h>
+
+#include "plugin/ofi/ofi_fabric.h"
+
+struct ofi_comm;
+struct ofi_endpoint;
+struct ofi_endpoint_nic;
+
+enum ofi_op_kind {
+  OFI_OP_FRAME_IN, /* a receive of a control message; the endpoint's own */
+  OFI_OP_PING,
+  OFI_OP_REVOKE,   /* and REVOKED */
+  OFI_OP_GRANT,
+  OFI_OP_ACK,
+  OFI_OP_TRECV,
+  OFI_OP_TSEND,
+  OFI_OP_EAGER,
+  OFI_OP_DATA,
+  OFI_OP_WRITE,
+  OFI_OP_FIN,
+  OFI_OP_TOO_LARGE, /* from the sender */
+  OFI_OP_REFUSAL,   /* TOO_LARGE from the receiver, of an EAGER */
+  OFI_OP_ASK,
+  OFI_OP_FLUSH,
+};
+
+/* Where an operation is. */
+enum ofi_op_state {
+  OFI_OP_IDLE,
+  OFI_OP_WAITING, /* in its NIC's list */
+  OFI_OP_POSTED,  /* libfabric's */
+};
+
+struct ofi_op {
+  struct fi_context2 context; /* libfabric's while it is posted */
+  enum ofi_op_kind kind;
+  enum ofi_op_state state;
+  uint8_t nic, path;     /* of the endpoint; of the comm */
+  struct ofi_comm *comm; /* NULL: the endpoint's own */
+  void *request;         /* struct ofi_send, ofi_recv or ofi_flush that it belongs to; NULL: none */
+  STAILQ_ENTRY(ofi_op) link;
+  fi_addr_t to;
+  /* A frame, then user memory; or user memory alone. */
+  void *head;
+  size_t head_size;
+  void *head_desc;
+  void *data;
+  size_t size;
+  void *desc;
+  bool host;                 /* EAGER, DATA: the payload is in host memory */
+  uint64_t remote_addr, key; /* WRITE, FLUSH */
+  uint64_t tag;              /* TSEND, TRECV */
+};
+STAILQ_HEAD(ofi_op_list, ofi_op);
+
+#define OFI_INJECT_MOST 4096 /* bytes of a frame and its payload that are copied for fi_inject */
+
+/* Posts an operation of a comm, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle,
+ * too, where the provider has taken a copy and will not complete it (fi_inject). */
+int ofi_op_post(struct ofi_op *op);
+/* The same for a receive of control messages (OFI_OP_FRAME_IN), which only its endpoint posts. */
+int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op);
+/* Posts those of a list of the NIC's that there is room for now. */
+void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list);
+/* One that waits is idle afterwards; of one that is posted the provider is asked to end it, which its completion says.
+ */
+void ofi_op_cancel(struct ofi_op *op);
+/* It has completed, and is idle again. */
+void ofi_op_end(struct ofi_op *op);
+
+#endif
