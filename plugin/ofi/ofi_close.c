@@ -119,7 +119,7 @@ static void stop_locked(struct ofi_comm *comm) {
             "(RAIL_OFI_CLOSE_TIMEOUT)", comm->peer_text, comm->device->name, comm->nops,
             (long long)ofi_params.close_ms);
   ofi_shut(comm->endpoint, "a connection was closed whose operations did not end, and may use its memory "
-                    "(RAIL_OFI_CLOSE_TIMEOUT)");
+           "(RAIL_OFI_CLOSE_TIMEOUT)");
 }
 
 /* Sends GOODBYE, if its handshake was over. */
