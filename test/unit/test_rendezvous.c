@@ -4,6 +4,7 @@
  * rank that is missing, wrong, or of another version.
  */
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/resource.h>
 
@@ -180,6 +181,22 @@ TEST(wrong_nranks_and_duplicates) {
 
 /* ---- versions ---- */
 
+/* Until so many ranks are connected: one that is started and comes when the rendezvous has ended waits for another. */
+static void wait_until_connected(const union rail_addr *addr, int count) {
+  uint64_t deadline = rail_deadline_in_ms(20000);
+  for (int n = 0; n < count;) {
+    char line[256];
+    unsigned int port, state;
+    FILE *tcp = fopen("/proc/net/tcp", "re");
+    CHECK(tcp && !rail_deadline_passed(deadline));
+    for (n = 0; fgets(line, sizeof line, tcp);)
+      n += sscanf(line, "%*d: %*x:%x %*x:%*x %x", &port, &state) == 2 && port == ntohs(addr->in.sin_port) &&
+           state == TCP_ESTABLISHED;
+    fclose(tcp);
+    usleep(1000);
+  }
+}
+
 /* One rank of another version: every rank fails at once with an error that names both versions. */
 TEST(a_rank_of_another_version_ends_the_rendezvous) {
   enum { OTHER = RT_BOOT_VERSION + 5 };
@@ -191,6 +208,7 @@ TEST(a_rank_of_another_version_ends_the_rendezvous) {
   ranks_init(3, id, NULL);
   uint64_t start = rail_now_ns();
   for (int i = 0; i < 2; i++) rank_start(i);
+  wait_until_connected(&addr, 2);
   usleep(50000);
   int fd = connect_to(&addr);
   send_hello(fd, &parts, 2, 3, OTHER);
