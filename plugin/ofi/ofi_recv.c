@@ -83,14 +83,16 @@ RAIL_COLD static void too_large(struct ofi_comm *comm, uint64_t size, const stru
                       (unsigned long long)b->capacity);
 }
 
-/* Its sender has been done with it: it learns of it at its next call. */
-RAIL_COLD static void refuse_size(struct ofi_recv_comm *rc, uint64_t size, const struct ofi_recv_buffer *b) {
+/* Its sender has been done with it: it learns of it at its next call. One refusal says enough: an earlier one may be
+ * under way still. */
+RAIL_COLD static void refuse_eager(struct ofi_recv_comm *rc, uint64_t size, const struct ofi_recv_buffer *b) {
   struct ofi_frame frame;
+  too_large(&rc->base, size, b);
+  if (rc->refusal.state != OFI_OP_IDLE) return;
   ofi_frame_begin(&frame, OFI_FRAME_TOO_LARGE);
   frame.size = size;
   rc->refusal.request = NULL;
   (void)ofi_comm_post_frame(&rc->base, &rc->refusal, OFI_OP_REFUSAL, 0, &frame, rc->refusal_frame);
-  too_large(&rc->base, size, b);
 }
 
 RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_frame *frame, const char *why) {
@@ -111,22 +113,23 @@ static uint8_t *payload_at(struct ofi_recv_comm *rc, uint32_t seq) {
 }
 
 /* The buffer's message. A tagged receive that is posted for it, and that the sender sends nothing to, is cancelled: the
- * memory is libfabric's until that has ended. */
-static void fill(struct ofi_recv_comm *rc, struct ofi_recv *recv, unsigned int index, const void *payload,
+ * memory is libfabric's until that has ended. False: it is too large, and the comm has failed. */
+static bool fill(struct ofi_recv_comm *rc, struct ofi_recv *recv, unsigned int index, const void *payload,
                  uint32_t size) {
   struct ofi_recv_buffer *b = &recv->buffers[index];
   if (rail_unlikely(size > b->capacity)) {
-    refuse_size(rc, size, b);
-    return;
+    refuse_eager(rc, size, b);
+    return false;
   }
   if (size) rail_ordered_copy(b->data, payload, size);
   b->arrived = size;
   if (rail_unlikely(b->op.state != OFI_OP_IDLE)) {
     b->cancelled = true;
     ofi_op_cancel(&b->op);
-    if (b->op.state != OFI_OP_IDLE) return;
+    if (b->op.state != OFI_OP_IDLE) return true;
   }
   finish_buffer(recv, index, size);
+  return true;
 }
 
 static bool is_unfilled(const struct ofi_recv_buffer *b) { return !b->done && !b->cancelled; }
@@ -155,20 +158,20 @@ static void free_places(struct ofi_recv_comm *rc) {
     rc->report.freed++;
 }
 
-/* The next one in the order of the numbers, from its frame or from its place. */
-static void take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, const void *payload, uint32_t size) {
+/* The next one in the order of the numbers, from its frame or from its place. False: the comm has failed. */
+static bool take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, const void *payload, uint32_t size) {
   unsigned int index = 0;
   uint32_t seq = rc->report.seen++;
   struct ofi_place *place = place_at(rc, seq);
   struct ofi_recv *recv = find_buffer(rc, tag, count, &index);
   if (rail_likely(recv != NULL)) {
     place->state = OFI_PLACE_FREE;
-    fill(rc, recv, index, payload, size);
-    return;
+    return fill(rc, recv, index, payload, size);
   }
   if (place->state == OFI_PLACE_FREE && size) memcpy(payload_at(rc, seq), payload, size);
   *place = (struct ofi_place){.state = OFI_PLACE_UNEXPECTED, .tag = tag, .size = size};
   rc->unexpected++;
+  return true;
 }
 
 static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
@@ -189,26 +192,28 @@ static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame
     if (frame->size) memcpy(payload_at(rc, frame->seq), payload, frame->size);
     return;
   }
-  take_eager(rc, frame->tag, frame->count, payload, (uint32_t)frame->size);
-  while ((place = place_at(rc, rc->report.seen))->state == OFI_PLACE_EARLY)
-    take_eager(rc, place->tag, place->count, payload_at(rc, rc->report.seen), place->size);
+  bool good = take_eager(rc, frame->tag, frame->count, payload, (uint32_t)frame->size);
+  while (good && (place = place_at(rc, rc->report.seen))->state == OFI_PLACE_EARLY)
+    good = take_eager(rc, place->tag, place->count, payload_at(rc, rc->report.seen), place->size);
+  if (rail_unlikely(!good)) return;
   free_places(rc);
   update_report(rc);
 }
 
-/* Messages that came before their receive, the oldest of each tag first. */
-static void take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
+/* Messages that came before their receive, the oldest of each tag first. False: the comm has failed. */
+static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
   for (unsigned int i = 0; i < recv->n; i++)
     for (uint32_t seq = rc->report.freed; seq != rc->report.seen; seq++) {
       struct ofi_place *place = place_at(rc, seq);
       if (place->state != OFI_PLACE_UNEXPECTED || place->tag != recv->buffers[i].tag) continue;
       place->state = OFI_PLACE_FREE;
       rc->unexpected--;
-      fill(rc, recv, i, payload_at(rc, seq), place->size);
+      if (!fill(rc, recv, i, payload_at(rc, seq), place->size)) return false;
       break;
     }
   free_places(rc);
   update_report(rc);
+  return true;
 }
 
 /* ---- irecv -------------------------------------------------------------------- */
@@ -380,7 +385,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   ofi_request_begin(&recv->base, OFI_REQ_RECV);
   *request = recv;
   /* The request exists now: test reports a failure. */
-  if (rc->unexpected) take_unexpected(rc, recv);
+  if (rc->unexpected && rail_unlikely(!take_unexpected(rc, recv))) return RAIL_OK;
   if (rail_unlikely(recv->pending && rc->lost)) (void)report_lost(&rc->base);
   else if (recv->pending && needs_grant(rc, recv)) grant_all(rc);
   return RAIL_OK;

@@ -435,9 +435,38 @@ TEST(sizes_that_do_not_fit) {
     }
 }
 
+/* Two that went on credit are too large for one receive. The provider has no room for the refusal: it waits, once. */
+TEST(two_sizes_that_do_not_fit_and_no_room) {
+  void *data[2] = {in, in + 50}, *mhs[2];
+  size_t sizes[2] = {50, 50};
+  int tags[2] = {1, 2};
+  open_pair("nic=fake0");
+  mhs[0] = mhs[1] = r.mh_in;
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(r.rc);
+  for (int i = 0; i < 2; i++) (void)rig_send(&r, out, 51, tags[i], r.mh_out);
+  RIG_UNTIL(RIG_LOCKED(r.rc, rc->unexpected) == 2, {
+    rig_poll(r.sc);
+    rig_poll(r.rc);
+  });
+  fake_script("eagain=100");
+  void *recv = rig_recv_group(&r, 2, data, sizes, tags, mhs);
+  CHECK(RIG_LOCKED(r.rc, rc->refusal.state == OFI_OP_WAITING && !STAILQ_NEXT(&rc->refusal, link)));
+  rig_poll(r.rc);
+  fake_script("eagain=0");
+  CHECK_INT(rig_error(recv), RAIL_BAD_USAGE);
+  RIG_UNTIL(error_of(r.sc) != RAIL_OK, {
+    rig_poll(r.rc);
+    rig_poll(r.sc);
+  });
+  CHECK_INT(error_of(r.sc), RAIL_BAD_USAGE);
+  CHECK_INT(log_warnings(), 2);
+  for (size_t b = 0; b < sizeof in; b++) CHECK(!in[b]);
+  rig_close_pair(&r);
+}
+
 RIG_MAIN(TEST_CASE(each_operation), TEST_CASE(an_operation_that_never_ends),
          TEST_CASE(an_endpoint_that_cannot_be_opened),
          TEST_CASE(an_address_that_is_refused), TEST_CASE(memory_that_is_refused),
          TEST_CASE(frames_that_no_sender_sends), TEST_CASE(frames_that_no_receiver_sends),
          TEST_CASE(messages_that_are_dropped), TEST_CASE(a_send_after_the_peer_revoked),
-         TEST_CASE(sizes_that_do_not_fit))
+         TEST_CASE(sizes_that_do_not_fit), TEST_CASE(two_sizes_that_do_not_fit_and_no_room))
