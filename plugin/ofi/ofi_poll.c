@@ -54,8 +54,9 @@ static void complete(struct ofi_endpoint *endpoint, void *context, const struct 
   endpoint->ops->completed(op, completion);
 }
 
-/* An error that belongs to no operation: of an injected message, whose peer is gone, which its connection notices by
- * itself; else completions were lost, or the queue does not work any more. */
+/* An error without an operation: completions were lost, or the queue does not work any more. A message that is injected
+ * on one host has no operation either, and the end of its peer is its connection's to notice; no provider is known to
+ * report one (libfabric's fi_inject over shm leaves no pending entry). */
 static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic) {
   char text[256];
   struct fi_cq_err_entry entry = {0};
@@ -69,7 +70,7 @@ static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_
   const struct ofi_completion failed = {.err = entry.err ? entry.err : FI_EOTHER, .prov_errno = entry.prov_errno,
                                         .text = words ? words : ""};
   if (entry.op_context) complete(endpoint, entry.op_context, &failed);
-  else if (!(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
+  else if (!nic->inject_most || !(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
 }
 
 static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {

@@ -124,5 +124,42 @@ TEST(a_peer_that_is_gone_while_a_message_is_injected) {
   rig_close_pair(&r);
 }
 
+static int reported;
+static ssize_t read_error(struct fid_cq *cq, void *buf, size_t count) {
+  (void)cq, (void)buf, (void)count;
+  return reported ? -FI_EAGAIN : -FI_EAVAIL;
+}
+static ssize_t read_error_of_a_send(struct fid_cq *cq, struct fi_cq_err_entry *entry, uint64_t flags) {
+  (void)cq, (void)flags;
+  *entry = (struct fi_cq_err_entry){.flags = FI_SEND, .err = FI_EIO};
+  reported = 1;
+  return 1;
+}
+
+/* An error of a send that has no operation is an injected message's, where messages are injected; elsewhere something
+ * was lost. */
+TEST(an_error_that_belongs_to_no_operation) {
+  for (int injects = 0; injects <= 1; injects++) {
+    rig_start(injects ? "nic=fake0 prov=shm inject=4096" : "nic=fake0");
+    if (injects) ofi_params.provider = "shm";
+    rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
+    struct ofi_endpoint *endpoint = rig_comm(r.rc)->endpoint;
+    struct fid_cq *cq = endpoint->nics[0].cq;
+    struct fi_ops_cq *usual = cq->ops, failing = *usual;
+    failing.read = read_error;
+    failing.readerr = read_error_of_a_send;
+    reported = 0;
+    ofi_endpoint_lock(endpoint);
+    cq->ops = &failing;
+    (void)ofi_poll(endpoint);
+    cq->ops = usual;
+    ofi_endpoint_unlock(endpoint);
+    CHECK_INT(reported, 1);
+    CHECK_INT(error_of(r.rc), injects ? RAIL_OK : RAIL_SYSTEM_ERROR);
+    rig_close_pair(&r);
+  }
+}
+
 RIG_MAIN(TEST_CASE(a_completion_queue_that_overruns), TEST_CASE(a_receive_of_control_messages_that_is_refused),
-         TEST_CASE(a_peer_that_is_gone_while_a_message_is_injected), TEST_CASE(the_last_is_read_but_not_over_shm))
+         TEST_CASE(a_peer_that_is_gone_while_a_message_is_injected), TEST_CASE(the_last_is_read_but_not_over_shm),
+         TEST_CASE(an_error_that_belongs_to_no_operation))
