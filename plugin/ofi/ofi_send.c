@@ -3,9 +3,10 @@
  * A send from isend to its completion.
  *
  * isend looks for the oldest buffer of its tag that the receiver has granted. There the message goes as the GRANT says:
- * inside a control message if it is small, else as a tagged send, or by writes into the buffer, one part per path, each
- * with a FIN behind it. Without such a buffer a small message goes ahead on credit (EAGER): the receiver has a place
- * for it. The send is done when its operations have completed, so that its memory is the caller's again.
+ * inside a control message if it is small, else as a tagged send, or by writes into the buffer, in at most as many
+ * parts as there are paths, each with a FIN behind it. Without such a buffer a small message goes ahead on credit
+ * (EAGER): the receiver has a place for it. The send is done when its operations have completed, so that its memory is
+ * the caller's again.
  *
  * What the receiver reports (ACK, and each GRANT) tells which EAGERs are there and how much credit is free again, and
  * lets close know when all has arrived.
@@ -241,25 +242,34 @@ static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, u
   return caps->fin_at_once && !p->left ? post_fin(send, part, path) : RAIL_OK;
 }
 
-/* One part per path, over the NIC with least outstanding each. */
-static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *buffer) {
-  struct ofi_comm *comm = send->base.comm;
+/* Of each part but the last, which has the rest: at most as many as paths, of RAIL_OFI_MIN_PART or more if the message
+ * has as much. */
+static uint64_t part_size(const struct ofi_send *send) {
   uint64_t most = send->size / RAIL_MAX((uint64_t)ofi_params.min_part, PART_ALIGN);
-  uint64_t wanted = RAIL_MAX(RAIL_MIN(most, comm->npaths), 1);
-  uint64_t each = RAIL_ROUND_UP(RAIL_DIV_UP(send->size, wanted), PART_ALIGN);
-  send->nparts = (uint8_t)RAIL_DIV_UP(send->size, each); /* fewer, where parts are rounded up to the whole message */
-  for (unsigned int i = 0; i < send->nparts; i++) {
-    unsigned int path = ofi_comm_least_path(comm);
-    struct ofi_part *p = &send->parts[i];
-    uint64_t at = i * each;
-    p->left = RAIL_MIN(each, send->size - at);
-    p->data.request = send;
-    p->data.data = (char *)(uintptr_t)send->data + at;
-    p->data.desc = send->mr->descs[comm->paths[path].nic];
-    p->data.remote_addr = buffer->addr + at;
-    p->data.key = buffer->keys[comm->paths[path].remote_nic];
-    RAIL_TRY(post_next_write(send, i, path));
-  }
+  uint64_t n = RAIL_MAX(RAIL_MIN(most, send->base.comm->npaths), 1);
+  return RAIL_ROUND_UP(RAIL_DIV_UP(send->size, n), PART_ALIGN);
+}
+
+/* Over the NIC with least outstanding. */
+static rail_result_t post_part(struct ofi_send *send, unsigned int part, uint64_t at, uint64_t size,
+                               const struct ofi_buffer *buffer) {
+  struct ofi_comm *comm = send->base.comm;
+  struct ofi_part *p = &send->parts[part];
+  unsigned int path = ofi_comm_least_path(comm);
+  p->left = size;
+  p->data.request = send;
+  p->data.data = (char *)(uintptr_t)send->data + at;
+  p->data.desc = send->mr->descs[comm->paths[path].nic];
+  p->data.remote_addr = buffer->addr + at;
+  p->data.key = buffer->keys[comm->paths[path].remote_nic];
+  return post_next_write(send, part, path);
+}
+
+static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *buffer) {
+  uint64_t each = part_size(send);
+  send->nparts = (uint8_t)RAIL_DIV_UP(send->size, each); /* fewer, where rounding has made them larger */
+  for (unsigned int i = 0; i < send->nparts; i++)
+    RAIL_TRY(post_part(send, i, i * each, RAIL_MIN(each, send->size - i * each), buffer));
   return RAIL_OK;
 }
 
