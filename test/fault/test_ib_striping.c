@@ -167,8 +167,10 @@ static double run(struct scenario *s) {
 /* ---- cases ----------------------------------------------------------------------- */
 
 /* Other programs take the processors for half a second now and then. A case that asks for speed counts the best of
- * several runs; a sanitizer's speed says little, so less is asked of it. */
-static int tries(void) { return 6; }
+ * several runs. */
+#define TRIES 6
+
+/* A sanitizer's speed says little: less is asked of it, and it has more time. */
 static double asked(double part) { return kit_sanitized() ? part / 2 : part; }
 static int patience(int ms) { return kit_sanitized() ? 2 * ms : ms; }
 
@@ -190,7 +192,7 @@ static bool adds_up(double mb_per_s) { return mb_per_s >= asked(0.9) * capacity(
 
 static void add_up(int qps, bool split) {
   double best = 0;
-  for (int i = 0; i < tries() && !adds_up(best); i++) {
+  for (int i = 0; i < TRIES && !adds_up(best); i++) {
     double rate = three("rate", 2, 20, qps, split);
     printf("# %.1f MB/s of %.1f\n", rate, capacity(2, 20));
     best = RAIL_MAX(best, rate);
@@ -213,7 +215,7 @@ static bool loses_nothing(double rate, double equal) { return rate >= asked(0.98
 
 TEST(equal_rails_lose_nothing) {
   double equal = 0, rate = 0;
-  for (int i = 0; i < tries() && !(i && loses_nothing(rate, equal)); i++) {
+  for (int i = 0; i < TRIES && !(i && loses_nothing(rate, equal)); i++) {
     equal = RAIL_MAX(equal, three("equal", 10, 10, 1, false));
     rate = RAIL_MAX(rate, three("rate", 10, 10, 1, false));
     printf("# %.2f MB/s with equal parts, %.2f by rate\n", equal, rate);
@@ -233,7 +235,7 @@ static bool in_time(int ms) { return ms >= 0 && ms < patience(1000); }
 TEST(a_rail_turns_slow_and_recovers) {
   const int slow_at = 300, well_at = slow_at + patience(1000);
   int slower = -1, again = -1;
-  for (int i = 0; i < tries() && !(in_time(slower) && in_time(again)); i++) {
+  for (int i = 0; i < TRIES && !(in_time(slower) && in_time(again)); i++) {
     struct scenario s = {.striping = "rate", .mb_s = {10, 10, 10}, .window = WINDOW, .size = 64 << 10,
                          .ms = well_at + patience(1000), .changes = {{slow_at, 0, 1}, {well_at, 0, 10}}};
     double rate = run(&s);
@@ -249,7 +251,7 @@ TEST(a_rail_turns_slow_and_recovers) {
 TEST(a_rail_without_a_share_is_found_again) {
   const int well_at = patience(1000);
   int slow = -1, again = -1;
-  for (int i = 0; i < tries() && !(in_time(slow) && in_time(again)); i++) {
+  for (int i = 0; i < TRIES && !(in_time(slow) && in_time(again)); i++) {
     struct scenario s = {.striping = "rate", .mb_s = {1, 100, 100}, .window = 1, .size = 24 << 10,
                          .ms = well_at + patience(1000), .changes = {{well_at, 0, 100}}};
     double rate = run(&s);
