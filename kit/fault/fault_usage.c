@@ -13,10 +13,11 @@
 #include "common/base/compiler.h"
 
 #define SETTLE_MS 200
+#define MOST_FDS 4096 /* that are looked at */
 
 static int listeners(void) {
-  static struct kit_tcp_socket all[4096];
-  int n = kit_tcp_sockets(all, 4096), found = 0;
+  static struct kit_tcp_socket all[MOST_FDS];
+  int n = kit_tcp_sockets(all, MOST_FDS), found = 0;
   for (int i = 0; i < n; i++) found += all[i].listening;
   return found;
 }
@@ -47,7 +48,7 @@ static int nnoted;
 static struct {
   int fd;
   char name[FD_NAME];
-} noted[256];
+} noted[MOST_FDS];
 
 static bool was_noted(int fd, const char *name) {
   for (int i = 0; i < nnoted; i++)
@@ -68,10 +69,10 @@ struct text {
 };
 
 static void say_fd(int fd, const char *name, void *arg) {
-  static struct kit_tcp_socket sockets[4096];
+  static struct kit_tcp_socket sockets[MOST_FDS];
   struct text *t = arg;
-  int n = kit_tcp_sockets(sockets, 4096), port = 0;
   if (was_noted(fd, name)) return;
+  int n = kit_tcp_sockets(sockets, MOST_FDS), port = 0;
   for (int i = 0; i < n; i++)
     if (sockets[i].fd == fd) port = kit_tcp_port(&sockets[i]);
   size_t used = strlen(t->at);
