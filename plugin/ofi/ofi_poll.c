@@ -13,7 +13,7 @@ static struct ofi_comm *comm_of_frame(const struct ofi_endpoint *endpoint, const
 }
 
 /* Messages that are no frames, and frames for comms that are closed, are dropped: anybody may send them. */
-static void frame_in(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
+static void frame_completed(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
   struct ofi_frame frame;
   const void *payload;
@@ -47,7 +47,7 @@ static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoin
 static void complete(struct ofi_endpoint *endpoint, void *context, const struct ofi_completion *completion) {
   struct ofi_op *op = context;
   if (op->kind == OFI_OP_FRAME_IN) {
-    frame_in(endpoint, op, completion);
+    frame_completed(endpoint, op, completion);
     return;
   }
   ofi_op_end(op);
