@@ -6,7 +6,8 @@
  * that was sent is there: a send is done before. With requests outstanding the connection goes through these states
  * before its memory is the caller's again:
  *
- *   stopped   no call begins anything; operations that wait for room in libfabric are dropped
+ *   stopped   no call begins anything; operations that wait for room in libfabric are dropped, but those that tell the
+ *             peer that the connection ends (REVOKE, REVOKED, a refusal)
  *   revoked   a receiver has asked its peer (REVOKE) to write nothing more, and the peer has said so (REVOKED), has
  *             closed, or is dead
  *   idle      tagged receives are cancelled, and libfabric has completed every operation
@@ -33,7 +34,8 @@ static void cancel(struct ofi_op *op, bool posted) {
   if (op->state == OFI_OP_WAITING || (posted && op->state == OFI_OP_POSTED)) ofi_op_cancel(op);
 }
 
-/* Operations that wait are dropped; those that are posted are cancelled where that is asked for. */
+/* Operations that wait are dropped, but REVOKE, REVOKED and a refusal, which the peer may wait for; data operations
+ * that are posted are cancelled where that is asked for. */
 static void cancel_all(struct ofi_comm *comm, bool posted) {
   for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) cancel(&comm->pings[i], false);
   if (comm->sender) {

@@ -2,7 +2,8 @@
  *
  * One operation: a call of libfabric's that completes later. It is posted by ofi_op_post, and is libfabric's from then
  * until ofi_poll.c has read its completion, or until the endpoint is shut. What libfabric has no room for (-FI_EAGAIN)
- * waits in its NIC's list, in order, and is posted by a later poll. All under the endpoint's lock. / */
+ * waits in its NIC's list, in order, and is posted by a later poll. All under the endpoint's lock.
+ */
 #ifndef OFI_OP_H
 #define OFI_OP_H
 

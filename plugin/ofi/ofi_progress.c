@@ -10,7 +10,7 @@
 #define CLOSED_MS 1000 /* after a peer's GOODBYE: for what libfabric has yet to complete */
 #define MAX_STALLS 3   /* thirds of RAIL_OFI_DEADLINE */
 
-/* ---- completions and frames: called by ofi_poll.c ----------------------------- */
+/* ---- what the files below the endpoint call ------------------------------------ */
 
 /* What a comm that deregMr or close has ended still posted is over; its requests are not looked at any more. */
 static void completed(struct ofi_op *op, const struct ofi_completion *completion) {

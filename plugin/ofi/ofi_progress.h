@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test, and what completions and control messages mean: the table that ofi_poll.c calls. Below it are the files
- * that post: each completion and frame goes to the one that the operation is of. / */
+ * test, and what completions, control messages and the end of an endpoint mean: the table of functions that ofi_poll.c,
+ * ofi_op.c, ofi_shut.c and ofi_close.c call. Below it are the files that post: each completion and frame goes to the
+ * one that the operation is of.
+ */
 #ifndef OFI_PROGRESS_H
 #define OFI_PROGRESS_H
 
