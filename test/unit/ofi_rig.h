@@ -2,7 +2,8 @@
  *
  * The ofi plugin over libfakefabric.so, through its operations table: contexts, connections and one message in one
  * process, whose sides are two contexts and so two endpoints. Every case chooses what the provider offers: rig_start
- * drops the device table and has it built anew. What is logged is kept (log_lines.h). / */
+ * drops the device table and has it built anew. What is logged is kept (log_lines.h).
+ */
 #ifndef OFI_RIG_H
 #define OFI_RIG_H
 

@@ -2,7 +2,8 @@
  *
  * The data path of the ofi plugin, both sides, over a scripted libfabric: every size class, groups, tags and tests in
  * any order, full tables, over providers that lack each of the capabilities in turn. Random traffic is in
- * test_ofi_data_random.c, what fails in test_ofi_close.c. / */
+ * test_ofi_data_random.c, what fails in test_ofi_close.c.
+ */
 #include "test/unit/ofi_rig.h"
 
 #define MOST (128 << 10)

@@ -4,7 +4,8 @@
  * Random traffic over the ofi plugin's data path: messages inside control messages, by writes and by tagged sends,
  * alone and in groups of random tags, sends that come before their buffers, tests in any order, over every kind of
  * provider. Receives are numbered from 256 before the wrap, so each of these crosses it. Each message's bytes and
- * what lies around its buffer are checked. RAIL_TEST_SEED repeats. / */
+ * what lies around its buffer are checked. RAIL_TEST_SEED repeats.
+ */
 #include "test/unit/ofi_rig.h"
 
 #define TAGS 5
