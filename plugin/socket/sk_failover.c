@@ -40,6 +40,12 @@ static bool is_last(const struct sk_comm *comm, const struct sk_stream *s) {
 
 /* ---- sockets --------------------------------------------------------------- */
 
+/* What was noted of the rates holds for the sockets that were there: a stream that is slow beside a fast one may be the
+ * fastest without it. */
+static void forget_rates(struct sk_comm *comm) {
+  if (comm->side == SK_SENDER) sk_shares_renew(&sender_of(comm)->shares, comm->streams);
+}
+
 /* The stream has no socket any more, and nothing that was read or queued. */
 static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
   if (comm->poll) sk_engine_remove(comm->poll, s->fd);
@@ -48,11 +54,13 @@ static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
   s->head = s->tail = 0;
   s->eof = false;
   s->in_errno = s->out_errno = 0;
+  forget_rates(comm);
 }
 
 static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->fd = fd;
   sk_stream_set_options(s, comm->nstreams);
+  forget_rates(comm);
   if (!comm->poll) return;
   if (!sk_engine_add(comm->poll, fd)) sk_stream_out_failed(s, errno);
   sk_engine_notify(comm->poll);
@@ -118,7 +126,6 @@ static rail_result_t lose_stream(struct sk_comm *comm, struct sk_stream *s, cons
   bool was_main = sk_main_stream(comm) == s;
   take_down(comm, s, comm->side == SK_SENDER ? SK_PATH_AWAITING_COUNT : SK_PATH_DOWN);
   if (comm->side == SK_SENDER) {
-    sk_shares_renew(&sender_of(comm)->shares, comm->streams);
     request_counts(comm);
     return RAIL_OK;
   }
@@ -210,7 +217,6 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   if (path->count) return; /* chunks of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
-  sk_shares_renew(&sc->shares, comm->streams);
   path->generation++;
   path->frames = path->first = path->count = 0;
   sk_stream_send_frame(s, SK_FRAME_JOIN, 0, path->generation, s->index);
