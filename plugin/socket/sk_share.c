@@ -2,6 +2,8 @@
  * How much of large messages each stream is given. */
 #include "plugin/socket/sk_share.h"
 
+#include <math.h>
+
 #include "common/base/clock.h"
 
 /* Chunks begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
@@ -9,39 +11,51 @@
 #define LEAST_CHUNK (64 * 1024u) /* a message is not cut into smaller ones to give all streams some: each is a system
                                   * call here and there */
 #define CLOCK_BYTES (512 * 1024) /* of messages, from one look at the clock to the next */
-#define PERIOD_NS 50000000       /* at least: the kernel counts busy times in ticks of up to 10 ms */
-#define PERIOD_LOOKS 8           /* at the clock, at least: a few chunks of each stream say nothing */
-#define LEAST_BUSY_US 1000       /* less than a tick is counted as this */
-#define SLOW 0.7                 /* of the others' rate, and less: what is nearer to it does little harm */
+#define MS 1000000ull
+#define PERIOD_NS (50 * MS)        /* at least: the kernel counts busy times in ticks of up to 10 ms */
+#define PERIOD_LOOKS 8             /* at the clock, at least: a few chunks of each stream say nothing; */
+#define LONG_PERIOD_NS (1000 * MS) /* but after this time they do */
+#define LEAST_BUSY_US 1000         /* less than a tick is counted as this */
+#define SLOW 0.7                   /* of the others' rate, and less: what is nearer to it does little harm */
 #define LEAST_WEIGHT 10
-#define FIRST_PAUSE 8 /* periods before a slow stream is tried with more; twice as many each time that fails, because */
-#define MAX_PAUSE 128 /* all streams wait for what it was given too much */
+#define FIRST_PAUSE_NS (400 * MS) /* before a slow stream is tried with more; twice as long each time that fails, */
+#define MAX_PAUSE_NS (6400 * MS)  /* because all streams wait for what it was given too much */
 
 static uint64_t round_up(uint64_t bytes) { return (bytes + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN; }
 
 void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t chunk) {
   *shares = (struct sk_shares){.nstreams = nstreams, .chunk = chunk / CHUNK_ALIGN * CHUNK_ALIGN};
   for (uint32_t i = 0; i < nstreams; i++)
-    shares->of[i] = (struct sk_share){.weight = SK_FULL_WEIGHT, .pause = FIRST_PAUSE};
+    shares->of[i] = (struct sk_share){.weight = SK_FULL_WEIGHT, .pause_ns = FIRST_PAUSE_NS};
 }
 
 /* ---- who is slow ------------------------------------------------------------ */
 
+/* For the sum of what the streams have sent that are neither slow nor lost to be there, one such stream must be: so one
+ * that is up and may take whatever there is always remains. */
 static void set_weight(struct sk_shares *shares, uint32_t i, uint32_t weight) {
   struct sk_share *share = &shares->of[i];
+  bool slow = weight < SK_FULL_WEIGHT;
+  share->allowance = slow ? share->allowance * weight / share->weight : 0;
   share->weight = weight;
-  share->waited = 0;
-  if (weight < SK_FULL_WEIGHT) {
-    shares->slow |= 1u << i;
-    return;
-  }
-  shares->slow &= ~(1u << i);
-  share->allowance = 0;
-  share->pause = FIRST_PAUSE;
+  shares->slow = (shares->slow & ~(1u << i)) | (uint32_t)slow << i;
+}
+
+/* The next increase comes after so long. */
+static void set_wait(struct sk_share *share, uint64_t ns) {
+  share->wait_ns = ns;
+  share->waited_ns = 0;
+}
+
+/* It was given too much. */
+static void back_off(struct sk_share *share) {
+  set_wait(share, share->pause_ns);
+  share->pause_ns = RAIL_MIN(2 * share->pause_ns, MAX_PAUSE_NS);
 }
 
 static struct sk_sent since(const struct sk_share *share, const struct sk_sent *now) {
-  return (struct sk_sent){.bytes = now->bytes - share->before.bytes, .busy_us = now->busy_us - share->before.busy_us};
+  uint64_t busy_us = now->busy_us - share->before.busy_us;
+  return (struct sk_sent){.bytes = now->bytes - share->before.bytes, .busy_us = RAIL_MAX(busy_us, LEAST_BUSY_US)};
 }
 
 /* What the streams but `i` that are neither slow nor lost have sent. */
@@ -52,41 +66,94 @@ static struct sk_sent sent_by_others(const struct sk_shares *shares, const struc
     if (k == i || ((lost | shares->slow) >> k & 1)) continue;
     struct sk_sent one = since(&shares->of[k], &sent[k]);
     all.bytes += one.bytes;
-    all.busy_us += RAIL_MAX(one.busy_us, LEAST_BUSY_US);
+    all.busy_us += one.busy_us;
   }
   return all;
 }
 
+static double rate_of(const struct sk_sent *sent) { return (double)sent->bytes / (double)sent->busy_us; }
+
 /* The rate of one stream beside that of others, as a weight. */
 static uint32_t weight_beside(const struct sk_sent *one, const struct sk_sent *others) {
-  double rate = (double)one->bytes / (double)one->busy_us, of_others = (double)others->bytes / (double)others->busy_us;
+  double rate = rate_of(one), of_others = rate_of(others);
   if (rate >= SLOW * of_others) return SK_FULL_WEIGHT;
   return RAIL_MAX((uint32_t)(SK_FULL_WEIGHT * rate / of_others), LEAST_WEIGHT);
 }
 
-/* A stream that has something to send nearly all the time shows what it can do. Once may be chance: a stream that was
- * as fast as the others is slow after the second period in a row. */
-static void judge(struct sk_shares *shares, const struct sk_sent *sent, uint32_t lost, uint64_t ns, uint32_t i) {
+/* Was what it sent all that it could? Bytes that wait for the peer's acknowledgement are enough to be busy: with a long
+ * round trip a stream is that all the time, however little it is given. But a slow one that could send more takes what
+ * it may. */
+static bool was_limited(const struct sk_shares *shares, const struct sk_sent *own, uint64_t ns, uint32_t i) {
+  bool busy = 8 * own->busy_us * 1000 >= 7 * ns;
+  return busy && !(sk_shares_is_slow(shares, i) && shares->of[i].took_all);
+}
+
+/* A stream that is not slow. Once may be chance: it is slow after the second period in a row. */
+static void judge_fast(struct sk_shares *shares, uint32_t i, bool limited, uint32_t weight) {
   struct sk_share *share = &shares->of[i];
-  const struct sk_sent own = since(share, &sent[i]), others = sent_by_others(shares, sent, lost, i);
-  bool was_slow = sk_shares_is_slow(shares, i), shows = others.bytes && 8 * own.busy_us * 1000 >= 7 * ns;
-  uint32_t weight = shows ? weight_beside(&own, &others) : SK_FULL_WEIGHT;
-  bool suspect = share->suspect;
-  share->suspect = weight < SK_FULL_WEIGHT;
-  if (was_slow && !shows) {
-    if (++share->waited >= share->pause) set_weight(shares, i, RAIL_MIN(2 * share->weight, SK_FULL_WEIGHT));
-  } else if (was_slow) {
-    if (3 * weight < 2 * share->weight) share->pause = RAIL_MIN(2 * share->pause, MAX_PAUSE);
-    set_weight(shares, i, RAIL_MIN(weight, 2 * share->weight));
-  } else if (suspect && share->suspect) {
+  bool was_suspect = share->suspect;
+  share->suspect = limited && weight < SK_FULL_WEIGHT;
+  if (was_suspect && share->suspect) {
+    share->suspect = false;
+    back_off(share);
     set_weight(shares, i, weight);
+  } else if (limited && !share->suspect) {
+    share->pause_ns = FIRST_PAUSE_NS;
   }
 }
 
+/* While it takes all that it may, it is given twice as much now and then, as long as that goes well. */
+static void judge_slow(struct sk_shares *shares, uint32_t i, bool limited, uint32_t weight, uint64_t ns) {
+  struct sk_share *share = &shares->of[i];
+  if (limited) {
+    if (3 * weight < 2 * share->weight) back_off(share);
+    else share->waited_ns = 0;
+    set_weight(shares, i, RAIL_MIN(weight, 2 * share->weight));
+    return;
+  }
+  share->waited_ns += ns;
+  if (share->waited_ns < share->wait_ns) return;
+  set_wait(share, FIRST_PAUSE_NS);
+  set_weight(shares, i, RAIL_MIN(2 * share->weight, SK_FULL_WEIGHT));
+}
+
+static void judge(struct sk_shares *shares, const struct sk_sent *sent, uint32_t lost, uint64_t ns, uint32_t i) {
+  const struct sk_sent own = since(&shares->of[i], &sent[i]), others = sent_by_others(shares, sent, lost, i);
+  bool limited = others.bytes && was_limited(shares, &own, ns, i);
+  uint32_t weight = limited ? weight_beside(&own, &others) : 0;
+  if (sk_shares_is_slow(shares, i)) judge_slow(shares, i, limited, weight, ns);
+  else judge_fast(shares, i, limited, weight);
+}
+
+/* Has a slow stream sent faster than one can that is not slow? Then none of the weights holds. */
+static bool is_overtaken(const struct sk_shares *shares, const struct sk_sent *sent, uint32_t lost, uint64_t ns) {
+  double slowest = HUGE_VAL, fastest_slow = 0;
+  for (uint32_t i = 0; i < shares->nstreams; i++) {
+    if (lost >> i & 1) continue;
+    const struct sk_sent own = since(&shares->of[i], &sent[i]);
+    if (sk_shares_is_slow(shares, i)) fastest_slow = RAIL_MAX(fastest_slow, rate_of(&own));
+    else if (was_limited(shares, &own, ns, i)) slowest = RAIL_MIN(slowest, rate_of(&own));
+  }
+  return slowest < SLOW * fastest_slow;
+}
+
+static void start_over(struct sk_shares *shares) {
+  for (uint32_t i = 0; i < shares->nstreams; i++) {
+    struct sk_share *share = &shares->of[i];
+    *share = (struct sk_share){.weight = SK_FULL_WEIGHT, .pause_ns = FIRST_PAUSE_NS, .before = share->before};
+  }
+  shares->slow = 0;
+}
+
 void sk_shares_end_period(struct sk_shares *shares, const struct sk_sent *sent, uint32_t lost, uint64_t ns) {
-  for (uint32_t i = 0; i < shares->nstreams; i++)
-    if (!(lost >> i & 1)) judge(shares, sent, lost, ns, i);
-  for (uint32_t i = 0; i < shares->nstreams; i++) shares->of[i].before = sent[i];
+  if (is_overtaken(shares, sent, lost, ns)) start_over(shares);
+  else
+    for (uint32_t i = 0; i < shares->nstreams; i++)
+      if (!(lost >> i & 1)) judge(shares, sent, lost, ns, i);
+  for (uint32_t i = 0; i < shares->nstreams; i++) {
+    shares->of[i].before = sent[i];
+    shares->of[i].took_all = !sk_shares_may_take(shares, i);
+  }
 }
 
 /* ---- what they are given ----------------------------------------------------- */
@@ -97,8 +164,9 @@ void sk_shares_give(struct sk_shares *shares, uint32_t lost, uint64_t size) {
   for (uint32_t i = 0; i < shares->nstreams; i++) {
     struct sk_share *share = &shares->of[i];
     if (!sk_shares_is_slow(shares, i) || lost >> i & 1) continue;
-    uint64_t part = size / all * share->weight;
-    if (part >= SK_LEAST_PART) share->allowance = RAIL_MIN(share->allowance + part, 2 * part);
+    uint64_t part = size * share->weight / all; /* no overflow: size is at most 2^40 */
+    if (part < SK_LEAST_PART) continue;
+    share->allowance = RAIL_MAX(share->allowance, RAIL_MIN(share->allowance + part, 2 * part));
   }
 }
 
@@ -110,6 +178,7 @@ uint32_t sk_shares_take(struct sk_shares *shares, uint32_t index, uint64_t size,
     struct sk_share *share = &shares->of[index];
     bytes = RAIL_MIN(bytes, share->allowance) / CHUNK_ALIGN * CHUNK_ALIGN;
     share->allowance -= RAIL_MIN(left, bytes);
+    share->took_all |= !sk_shares_may_take(shares, index);
   }
   return (uint32_t)RAIL_MIN(left, bytes);
 }
@@ -145,10 +214,10 @@ void sk_shares_renew(struct sk_shares *shares, struct sk_stream *streams) {
 }
 
 static void look(struct sk_shares *shares, struct sk_stream *streams) {
-  uint64_t now = rail_now_ns();
+  uint64_t now = rail_now_ns(), ns = now - shares->began;
   shares->bytes = 0;
-  bool enough = ++shares->looks >= PERIOD_LOOKS && now - shares->began >= PERIOD_NS;
-  if (!shares->began || enough) end_period(shares, streams, now);
+  bool enough = ++shares->looks >= PERIOD_LOOKS && ns >= PERIOD_NS;
+  if (!shares->began || enough || ns >= LONG_PERIOD_NS) end_period(shares, streams, now);
 }
 
 void sk_shares_announce(struct sk_shares *shares, struct sk_stream *streams, uint64_t size) {

@@ -3,9 +3,10 @@
  * How much of large messages each of several streams is given. Whichever stream is free takes the next chunk, so a slow
  * one takes fewer; but a message is complete only when its last chunk has arrived, and the caller has only so many
  * messages under way: all streams would soon wait for what a slow one still holds. So up to 20 times a second the rates
- * of the streams are compared, each over the time in which it had something to send (TCP_INFO). One that is slower than
- * the others may take of each message what it sends while they send the rest, and nothing if that is little; its socket
- * takes hardly anything ahead. Now and then it is tried with twice as much.
+ * of the streams are compared, each over the time in which it had bytes to send or to be acknowledged (TCP_INFO). One
+ * that is slower than the others may take of each message what it sends while they send the rest, and nothing if that is
+ * little; its socket takes hardly anything ahead. Where it takes all that it may it could perhaps send more: then it is
+ * tried with twice as much, now and then, and soon again where that went well.
  */
 #ifndef SK_SHARE_H
 #define SK_SHARE_H
@@ -19,8 +20,10 @@
 struct sk_share { /* of one stream */
   uint32_t weight;       /* its rate; SK_FULL_WEIGHT: that of a stream that is not slow */
   bool suspect;          /* in the latest period it was slower than the others */
-  uint32_t pause;        /* slow: periods from one increase to the next */
-  uint32_t waited;       /* slow: of them, since the latest change */
+  uint64_t pause_ns;     /* from the next increase that fails to the one after it */
+  uint64_t wait_ns;      /* slow: from the latest change to the next increase */
+  uint64_t waited_ns;    /* slow: of that, in periods in which it took all that it might */
+  bool took_all;         /* slow: in this period there was a time when it might take no more */
   uint64_t allowance;    /* slow: bytes that it may take now */
   struct sk_sent before; /* when the period began */
 };

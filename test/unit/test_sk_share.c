@@ -26,7 +26,7 @@ static void begin(uint32_t nstreams, uint32_t chunk) {
 }
 
 /* So many periods of 100 ms, in which the stream of that number sends `bytes` while `busy_ms`, and each other 1 MB in
- * 50 ms. */
+ * 50 ms. Nothing is taken here. */
 static void pass(int periods, uint32_t stream, uint64_t bytes, uint64_t busy_ms, uint32_t lost) {
   for (; periods > 0; periods--) {
     for (uint32_t i = 0; i < shares.nstreams; i++) {
@@ -35,6 +35,13 @@ static void pass(int periods, uint32_t stream, uint64_t bytes, uint64_t busy_ms,
     }
     sk_shares_end_period(&shares, sent, lost, 100 * MS);
   }
+}
+
+/* Bytes of large messages that the stream may take lie there from here on. */
+static void leave_allowance(uint32_t stream) {
+  for (int i = 0; i < 2; i++) sk_shares_give(&shares, 0, ENDLESS);
+  CHECK(sk_shares_may_take(&shares, stream));
+  shares.of[stream].took_all = false; /* the period begins here */
 }
 
 static uint32_t taken(uint32_t stream, uint64_t size) { return sk_shares_take(&shares, stream, size, size); }
@@ -57,12 +64,12 @@ TEST(a_slow_stream_may_take_its_part_of_each_message) {
   CHECK(!sk_shares_may_take(&shares, 2));
   sk_shares_give(&shares, 0, MESSAGE);
   CHECK(sk_shares_may_take(&shares, 2));
-  CHECK_INT(taken(2, MESSAGE), MESSAGE / 3200 * 200 / 128 * 128);
+  CHECK_INT(taken(2, MESSAGE), MESSAGE * 200ull / 3200 / 128 * 128);
   CHECK(!sk_shares_may_take(&shares, 2));
   sk_shares_give(&shares, 0, 100 * 1024); /* its part is 6 KiB: none */
   CHECK(!sk_shares_may_take(&shares, 2));
   for (int i = 0; i < 10; i++) sk_shares_give(&shares, 0, MESSAGE);
-  CHECK(shares.of[2].allowance <= 2 * (MESSAGE / 3200 * 200));
+  CHECK(shares.of[2].allowance <= 2 * (MESSAGE * 200ull / 3200));
   for (uint32_t i = 0; i < 4; i++)
     CHECK(i == 2 || (sk_shares_may_take(&shares, i) && taken(i, MESSAGE) == MESSAGE / 4));
 }
@@ -77,27 +84,83 @@ TEST(a_slow_stream_is_tried_with_more_and_more_rarely_where_that_fails) {
   begin(4, CHUNK);
   pass(2, 1, 200000, 100, 0);
   CHECK_INT(shares.of[1].weight, 100);
+  pass(3, 1, 0, 0, 0);
+  CHECK_INT(shares.of[1].weight, 100);
+  pass(1, 1, 0, 0, 0);
+  CHECK_INT(shares.of[1].weight, 200);
+  leave_allowance(1);
+  pass(1, 1, 200000, 100, 0);
+  CHECK_INT(shares.of[1].weight, 100);
+  shares.of[1].allowance = 0;
   pass(7, 1, 0, 0, 0);
   CHECK_INT(shares.of[1].weight, 100);
   pass(1, 1, 0, 0, 0);
   CHECK_INT(shares.of[1].weight, 200);
-  pass(1, 1, 200000, 100, 0);
-  CHECK_INT(shares.of[1].weight, 100);
-  pass(15, 1, 0, 0, 0);
-  CHECK_INT(shares.of[1].weight, 100);
-  pass(1, 1, 0, 0, 0);
-  CHECK_INT(shares.of[1].weight, 200);
-  pass(3 * 16, 1, 0, 0, 0);
+  pass(3 * 4, 1, 0, 0, 0); /* that went well */
   CHECK(!shares.slow);
   CHECK_INT(shares.of[1].weight, SK_FULL_WEIGHT);
+}
+
+TEST(a_try_with_as_much_as_the_others_may_fail_too) {
+  begin(4, CHUNK);
+  for (uint64_t periods = 4; periods <= 64; periods *= 2) {
+    pass(2, 1, 1100000, 100, 0);
+    CHECK_INT(shares.of[1].weight, 550);
+    pass((int)periods - 1, 1, 0, 0, 0);
+    CHECK_INT(shares.of[1].weight, 550);
+    pass(1, 1, 0, 0, 0);
+    CHECK(!shares.slow);
+  }
+  pass(1, 1, 2000000, 100, 0); /* it keeps up */
+  pass(2, 1, 1100000, 100, 0);
+  CHECK(shares.slow);
+  pass(4, 1, 0, 0, 0);
+  CHECK(!shares.slow);
+}
+
+/* With a long round trip bytes are under way all the time, however few a stream is given. */
+TEST(a_slow_stream_that_takes_all_it_may_is_tried_with_more) {
+  begin(4, CHUNK);
+  pass(2, 1, 200000, 100, 0);
+  for (int i = 0; i < 16 && shares.slow; i++) {
+    sk_shares_give(&shares, 0, 4 * MESSAGE);
+    while (sk_shares_may_take(&shares, 1)) (void)taken(1, 4 * MESSAGE);
+    pass(1, 1, 2000ull * shares.of[1].weight, 100, 0);
+  }
+  CHECK(!shares.slow);
 }
 
 TEST(a_slow_stream_that_keeps_up_with_the_others_is_slow_no_more) {
   begin(4, CHUNK);
   pass(2, 1, 1000000, 100, 0);
   CHECK_INT(shares.of[1].weight, 500);
-  pass(1, 1, 2000000, 100, 0);
+  leave_allowance(1);
+  pass(1, 1, 1800000, 100, 0);
   CHECK(!shares.slow);
+}
+
+TEST(a_fast_stream_that_becomes_the_slowest_is_found_slow) {
+  begin(2, CHUNK);
+  pass(2, 1, 200000, 100, 0); /* 2 MB/s, the other 20 */
+  CHECK_INT(shares.slow, 1u << 1);
+  for (int i = 0; i < 3; i++) { /* 0.2 MB/s, the other 2 for a tenth of the time */
+    sent[0].bytes += 20000;
+    sent[0].busy_us += 100000;
+    sent[1].bytes += 20000;
+    sent[1].busy_us += 10000;
+    sk_shares_end_period(&shares, sent, 0, 100 * MS);
+    CHECK_INT(shares.slow, i < 2 ? 0 : 1u << 0);
+  }
+}
+
+/* What a large message gave is not lost with a small one that follows. */
+TEST(a_small_message_takes_nothing_away) {
+  begin(4, CHUNK);
+  pass(2, 2, 400000, 100, 0);
+  sk_shares_give(&shares, 0, 8 * 1024 * 1024);
+  const uint64_t allowance = shares.of[2].allowance;
+  sk_shares_give(&shares, 0, MESSAGE);
+  CHECK(shares.of[2].allowance >= allowance);
 }
 
 TEST(the_only_stream_that_is_left_is_not_slow) {
@@ -110,8 +173,10 @@ TEST(one_stream_stays_that_is_not_slow) {
   begin(2, CHUNK);
   pass(2, 1, 100000, 100, 0);
   CHECK_INT(shares.slow, 1u << 1);
-  pass(20, 0, 0, 100, 0);
-  CHECK(!sk_shares_is_slow(&shares, 0));
+  for (int i = 0; i < 20; i++) {
+    pass(1, 0, 0, 100, 0);
+    CHECK(shares.slow != 3);
+  }
 }
 
 TEST(a_stream_that_comes_back_is_given_as_much_as_the_others) {
@@ -348,7 +413,11 @@ TEST(another_slow_stream_over_tcp) { check_paced(2); }
 TEST_MAIN(TEST_CASE(all_have_a_chunk_of_at_least_64_kib), TEST_CASE(a_slow_stream_may_take_its_part_of_each_message),
           TEST_CASE(a_stream_that_is_busy_half_the_time_is_not_judged),
           TEST_CASE(a_slow_stream_is_tried_with_more_and_more_rarely_where_that_fails),
+          TEST_CASE(a_try_with_as_much_as_the_others_may_fail_too),
+          TEST_CASE(a_slow_stream_that_takes_all_it_may_is_tried_with_more),
           TEST_CASE(a_slow_stream_that_keeps_up_with_the_others_is_slow_no_more),
+          TEST_CASE(a_fast_stream_that_becomes_the_slowest_is_found_slow),
+          TEST_CASE(a_small_message_takes_nothing_away),
           TEST_CASE(the_only_stream_that_is_left_is_not_slow), TEST_CASE(one_stream_stays_that_is_not_slow),
           TEST_CASE(a_stream_that_comes_back_is_given_as_much_as_the_others), TEST_CASE(chunks_end_at_lines),
           TEST_CASE(one_slow_stream_of_eight_costs_little), TEST_CASE(one_slow_stream_of_two_costs_little),
