@@ -18,6 +18,7 @@
 #define LEAST_BUSY_US 1000         /* less than a tick is counted as this */
 #define SLOW 0.7                   /* of the others' rate, and less: what is nearer to it does little harm */
 #define LEAST_WEIGHT 10
+#define TRIAL_NS (400 * MS)       /* congestion control does not find at once that it can send more */
 #define FIRST_PAUSE_NS (400 * MS) /* before a slow stream is tried with more; twice as long each time that fails, */
 #define MAX_PAUSE_NS (6400 * MS)  /* because all streams wait for what it was given too much */
 
@@ -26,7 +27,7 @@ static uint64_t round_up(uint64_t bytes) { return (bytes + CHUNK_ALIGN - 1) / CH
 void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t chunk) {
   *shares = (struct sk_shares){.nstreams = nstreams, .chunk = chunk / CHUNK_ALIGN * CHUNK_ALIGN};
   for (uint32_t i = 0; i < nstreams; i++)
-    shares->of[i] = (struct sk_share){.weight = SK_FULL_WEIGHT, .pause_ns = FIRST_PAUSE_NS};
+    shares->of[i] = (struct sk_share){.weight = SK_FULL_WEIGHT, .pause_ns = FIRST_PAUSE_NS, .unsent = SK_UNSENT_BYTES};
 }
 
 /* ---- who is slow ------------------------------------------------------------ */
@@ -41,15 +42,11 @@ static void set_weight(struct sk_shares *shares, uint32_t i, uint32_t weight) {
   shares->slow = (shares->slow & ~(1u << i)) | (uint32_t)slow << i;
 }
 
-/* The next increase comes after so long. */
-static void set_wait(struct sk_share *share, uint64_t ns) {
-  share->wait_ns = ns;
-  share->waited_ns = 0;
-}
-
 /* It was given too much. */
 static void back_off(struct sk_share *share) {
-  set_wait(share, share->pause_ns);
+  share->weight_before = 0;
+  share->waited_ns = 0;
+  share->wait_ns = share->pause_ns;
   share->pause_ns = RAIL_MIN(2 * share->pause_ns, MAX_PAUSE_NS);
 }
 
@@ -80,49 +77,54 @@ static uint32_t weight_beside(const struct sk_sent *one, const struct sk_sent *o
   return RAIL_MAX((uint32_t)(SK_FULL_WEIGHT * rate / of_others), LEAST_WEIGHT);
 }
 
-/* Was what it sent all that it could? Bytes that wait for the peer's acknowledgement are enough to be busy: with a long
- * round trip a stream is that all the time, however little it is given. But a slow one that could send more takes what
- * it may. */
-static bool was_limited(const struct sk_shares *shares, const struct sk_sent *own, uint64_t ns, uint32_t i) {
-  bool busy = 8 * own->busy_us * 1000 >= 7 * ns;
-  return busy && !(sk_shares_is_slow(shares, i) && shares->of[i].took_all);
-}
+/* Bytes that are under way are enough: with a long round trip a stream is busy all the time, however little it is
+ * given. */
+static bool is_busy(const struct sk_sent *own, uint64_t ns) { return 8 * own->busy_us * 1000 >= 7 * ns; }
 
 /* A stream that is not slow. Once may be chance: it is slow after the second period in a row. */
-static void judge_fast(struct sk_shares *shares, uint32_t i, bool limited, uint32_t weight) {
+static void judge_fast(struct sk_shares *shares, uint32_t i, bool busy, uint32_t weight) {
   struct sk_share *share = &shares->of[i];
   bool was_suspect = share->suspect;
-  share->suspect = limited && weight < SK_FULL_WEIGHT;
+  share->suspect = busy && weight < SK_FULL_WEIGHT;
   if (was_suspect && share->suspect) {
     share->suspect = false;
     back_off(share);
     set_weight(shares, i, weight);
-  } else if (limited && !share->suspect) {
+  } else if (busy && !share->suspect) {
     share->pause_ns = FIRST_PAUSE_NS;
   }
 }
 
-/* While it takes all that it may, it is given twice as much now and then, as long as that goes well. */
-static void judge_slow(struct sk_shares *shares, uint32_t i, bool limited, uint32_t weight, uint64_t ns) {
+static void begin_trial(struct sk_shares *shares, uint32_t i) {
   struct sk_share *share = &shares->of[i];
-  if (limited) {
-    if (3 * weight < 2 * share->weight) back_off(share);
-    else share->waited_ns = 0;
-    set_weight(shares, i, RAIL_MIN(weight, 2 * share->weight));
-    return;
-  }
-  share->waited_ns += ns;
-  if (share->waited_ns < share->wait_ns) return;
-  set_wait(share, FIRST_PAUSE_NS);
+  share->weight_before = share->weight;
+  share->waited_ns = 0;
+  share->was_busy = false;
   set_weight(shares, i, RAIL_MIN(2 * share->weight, SK_FULL_WEIGHT));
+}
+
+/* Now and then it is tried with twice as much, and again as long as that goes well: as it is not busy all the time, or
+ * sends more than before. `weight`: its rate in this period. */
+static void judge_slow(struct sk_shares *shares, uint32_t i, bool limited, bool busy, uint32_t weight, uint64_t ns) {
+  struct sk_share *share = &shares->of[i];
+  bool in_trial = share->weight_before;
+  share->waited_ns += ns;
+  share->was_busy |= busy;
+  if (in_trial && share->waited_ns < TRIAL_NS) return;
+  bool failed = in_trial && share->was_busy && 3 * weight < 4 * share->weight_before;
+  if (failed) set_weight(shares, i, RAIL_MIN(weight, share->weight_before));
+  else if (limited) set_weight(shares, i, RAIL_MIN(weight, 2 * share->weight));
+  if (failed) back_off(share);
+  else if (sk_shares_is_slow(shares, i) && (in_trial || share->waited_ns >= share->wait_ns)) begin_trial(shares, i);
 }
 
 static void judge(struct sk_shares *shares, const struct sk_sent *sent, uint32_t lost, uint64_t ns, uint32_t i) {
   const struct sk_sent own = since(&shares->of[i], &sent[i]), others = sent_by_others(shares, sent, lost, i);
-  bool limited = others.bytes && was_limited(shares, &own, ns, i);
-  uint32_t weight = limited ? weight_beside(&own, &others) : 0;
-  if (sk_shares_is_slow(shares, i)) judge_slow(shares, i, limited, weight, ns);
-  else judge_fast(shares, i, limited, weight);
+  if (!others.bytes) return; /* nothing to compare it with */
+  uint32_t weight = weight_beside(&own, &others);
+  bool busy = is_busy(&own, ns);
+  if (!sk_shares_is_slow(shares, i)) judge_fast(shares, i, busy, weight);
+  else judge_slow(shares, i, busy && !shares->of[i].took_all, busy, weight, ns);
 }
 
 /* Has a slow stream sent faster than one can that is not slow? Then none of the weights holds. */
@@ -132,16 +134,17 @@ static bool is_overtaken(const struct sk_shares *shares, const struct sk_sent *s
     if (lost >> i & 1) continue;
     const struct sk_sent own = since(&shares->of[i], &sent[i]);
     if (sk_shares_is_slow(shares, i)) fastest_slow = RAIL_MAX(fastest_slow, rate_of(&own));
-    else if (was_limited(shares, &own, ns, i)) slowest = RAIL_MIN(slowest, rate_of(&own));
+    else if (is_busy(&own, ns)) slowest = RAIL_MIN(slowest, rate_of(&own));
   }
   return slowest < SLOW * fastest_slow;
 }
 
 static void start_over(struct sk_shares *shares) {
-  for (uint32_t i = 0; i < shares->nstreams; i++) {
-    struct sk_share *share = &shares->of[i];
-    *share = (struct sk_share){.weight = SK_FULL_WEIGHT, .pause_ns = FIRST_PAUSE_NS, .before = share->before};
-  }
+  for (uint32_t i = 0; i < shares->nstreams; i++)
+    shares->of[i] = (struct sk_share){.weight = SK_FULL_WEIGHT,
+                                      .pause_ns = FIRST_PAUSE_NS,
+                                      .unsent = shares->of[i].unsent,
+                                      .before = shares->of[i].before};
   shares->slow = 0;
 }
 
@@ -170,6 +173,10 @@ void sk_shares_give(struct sk_shares *shares, uint32_t lost, uint64_t size) {
   }
 }
 
+uint32_t sk_shares_unsent(const struct sk_shares *shares, uint32_t index) {
+  return RAIL_MAX(SK_UNSENT_BYTES * shares->of[index].weight / SK_FULL_WEIGHT, SK_SLOW_UNSENT);
+}
+
 uint32_t sk_shares_take(struct sk_shares *shares, uint32_t index, uint64_t size, uint64_t left) {
   uint64_t equal = RAIL_MAX(round_up(size / shares->nstreams), LEAST_CHUNK);
   uint64_t bytes = RAIL_MIN(equal, shares->chunk);
@@ -191,26 +198,29 @@ static uint32_t lost_streams(const struct sk_shares *shares, const struct sk_str
   return lost;
 }
 
-static void set_limits(const struct sk_shares *shares, struct sk_stream *streams, uint32_t changed) {
-  for (uint32_t i = 0; i < shares->nstreams; i++)
-    if (changed >> i & 1)
-      sk_stream_limit_unsent(&streams[i], sk_shares_is_slow(shares, i) ? SK_SLOW_UNSENT : SK_UNSENT_BYTES);
+static void set_limits(struct sk_shares *shares, struct sk_stream *streams) {
+  for (uint32_t i = 0; i < shares->nstreams; i++) {
+    uint32_t unsent = sk_shares_unsent(shares, i);
+    if (unsent == shares->of[i].unsent) continue;
+    shares->of[i].unsent = unsent;
+    sk_stream_limit_unsent(&streams[i], unsent);
+  }
 }
 
 static void end_period(struct sk_shares *shares, struct sk_stream *streams, uint64_t now) {
   struct sk_sent sent[SK_MAX_STREAMS];
-  uint32_t before = shares->slow;
   for (uint32_t i = 0; i < shares->nstreams; i++) sent[i] = sk_stream_sent(&streams[i]);
   sk_shares_end_period(shares, sent, lost_streams(shares, streams), now - shares->began);
-  set_limits(shares, streams, before ^ shares->slow);
+  set_limits(shares, streams);
   shares->began = now;
   shares->looks = 0;
 }
 
 void sk_shares_renew(struct sk_shares *shares, struct sk_stream *streams) {
-  uint32_t before = shares->slow;
-  sk_shares_init(shares, shares->nstreams, shares->chunk);
-  set_limits(shares, streams, before);
+  start_over(shares);
+  for (uint32_t i = 0; i < shares->nstreams; i++) shares->of[i].before = (struct sk_sent){0};
+  set_limits(shares, streams);
+  shares->began = 0;
 }
 
 static void look(struct sk_shares *shares, struct sk_stream *streams) {
