@@ -189,8 +189,8 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   if (rail_unlikely(failover)) sk_path_remember(&sc->base, s, send->size ? send : NULL, offset, len);
 }
 
-/* How much of the message the stream takes now; 0 if it is slow and has had its part. */
-static uint32_t chunk_of(struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
+/* How much of the message the stream takes now; 0 if it is slow and has had its part, of which this is taken off. */
+static uint32_t take_bytes(struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
   return send->size <= sc->whole ? (uint32_t)left : sk_shares_take(&sc->shares, s->index, send->size, left);
 }
@@ -225,7 +225,7 @@ static void announce_all(struct sk_send_comm *sc) {
     if (rail_unlikely(send->size > sc->whole)) sk_shares_announce(&sc->shares, sc->base.streams, send->size);
     bool anywhere = send->size > sc->whole && (s->out_count || sk_has_failover(comm));
     if (!anywhere || !sk_has_failover(comm))
-      queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
+      queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : take_bytes(sc, s, send));
     if (rail_unlikely(sk_has_failover(comm))) sk_path_announce(sc, anywhere ? NULL : s, send);
     if (send->framed == send->size) all_framed(sc, send);
     else STAILQ_INSERT_TAIL(&sc->bulk, send, next);
@@ -239,7 +239,7 @@ static bool may_take_chunk(const struct sk_send_comm *sc, const struct sk_stream
 /* The free stream takes the next chunk. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = STAILQ_FIRST(&sc->bulk);
-  queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, s, send));
+  queue_chunk(sc, s, send, SK_FRAME_DATA, take_bytes(sc, s, send));
   if (send->framed < send->size) return;
   STAILQ_REMOVE_HEAD(&sc->bulk, next);
   all_framed(sc, send);
