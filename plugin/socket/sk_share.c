@@ -32,8 +32,8 @@ void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t chunk)
 
 /* ---- who is slow ------------------------------------------------------------ */
 
-/* For the sum of what the streams have sent that are neither slow nor lost to be there, one such stream must be: so one
- * that is up and may take whatever there is always remains. */
+/* A stream is found slow only beside another that is up and not slow: so one that may take whatever there is always
+ * remains. */
 static void set_weight(struct sk_shares *shares, uint32_t i, uint32_t weight) {
   struct sk_share *share = &shares->of[i];
   bool slow = weight < SK_FULL_WEIGHT;

@@ -42,7 +42,7 @@ struct sk_shares {
 };
 
 void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t chunk);
-/* A stream was lost or has come back: nothing that was noted holds for those that are there now. */
+/* A stream has lost its socket or has another: nothing that was noted holds for those that are there now. */
 void sk_shares_renew(struct sk_shares *shares, struct sk_stream *streams);
 /* A message of `size` is announced: ends the period, if it is time to, and gives slow streams their part of it. */
 void sk_shares_announce(struct sk_shares *shares, struct sk_stream *streams, uint64_t size);
