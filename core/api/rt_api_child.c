@@ -44,7 +44,7 @@ RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, nccl
   inherit(comm, config, &args);
   args.color = color;
   args.key = key;
-  args.serial = comm->splits++;
+  args.serial = comm->children++;
   return rt_make_comm(&args, newcomm);
 }
 
@@ -171,6 +171,7 @@ RAIL_EXPORT ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUni
   }
   inherit(comm, config, &args);
   args.grow = true;
+  args.serial = comm->children++;
   comm->has_grow_id = false;
   return rt_make_comm(&args, newcomm);
 }

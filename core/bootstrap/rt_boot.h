@@ -115,7 +115,7 @@ struct rt_bootstrap {
   int origin;
   bool aborted_here; /* the failure is this rank's own abort */
   bool closing, prev_connected;
-  uint32_t gathers; /* allgathers and barriers so far */
+  uint32_t gathers; /* allgathers and barriers so far, but for those of children */
 };
 
 /* What ends a wait besides its success. */
@@ -123,6 +123,9 @@ struct rt_boot_limits {
   uint64_t deadline;             /* 0: none */
   const _Atomic int *abort_flag; /* besides the bootstrap's own; may be NULL */
   bool ignore_failure; /* go on after the bootstrap has failed or its abort flag is set: its thread still serves */
+  /* Of a public call that all ranks make: its name, and whose part a receive waits for. NULL: of none. */
+  const char *call;
+  int absent;
 };
 
 /* ---- rt_boot_message.c ---- */

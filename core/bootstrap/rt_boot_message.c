@@ -16,6 +16,7 @@
 
 #define RECONNECT_MS 20           /* between two attempts while there is no route */
 #define FINISH_MS 2000            /* for the rest of a message when the communicator has failed */
+#define CHILD_TAG 0x80000000u     /* in the tags of children's allgathers; all others are numbers without it */
 #define GATHER_WINDOW (64u << 20) /* bytes of one allgather that may be unexpected at a slow rank */
 
 /* ---- waiting ---- */
@@ -314,6 +315,19 @@ static rail_result_t deliver(struct rt_bootstrap *b, struct rt_boot_message *msg
   return result;
 }
 
+static void report_timeout(const struct rt_bootstrap *b, int peer, uint32_t tag, const struct rt_boot_limits *limits,
+                           rail_result_t result) {
+  if (limits && limits->call)
+    rt_error(result,
+             "%s: rank %d of %d has waited %" PRIu64 " ms for rank %d (%s) to make this call; every rank of the "
+             "communicator makes it, in the same order (RAIL_BOOTSTRAP_TIMEOUT)",
+             limits->call, b->rank, b->nranks, b->args.timeout_ms, limits->absent,
+             rt_bootstrap_peer_text(b, limits->absent));
+  else
+    rt_error(result, "bootstrap: rank %d: no message from rank %d (%s), tag %u, within %" PRIu64 " ms", b->rank, peer,
+             rt_bootstrap_peer_text(b, peer), tag, b->args.timeout_ms);
+}
+
 static rail_result_t receive(struct rt_bootstrap *b, enum rt_boot_type type, int peer, uint32_t tag, void *data,
                              size_t size, bool wait, const struct rt_boot_limits *limits) {
   if (peer < 0 || peer >= b->nranks || (size && !data)) {
@@ -342,8 +356,7 @@ static rail_result_t receive(struct rt_bootstrap *b, enum rt_boot_type type, int
              "bootstrap: rank %d waits for a message of rank %d (%s), tag %u, which has closed the communicator",
              b->rank, peer, rt_bootstrap_peer_text(b, peer), tag);
   } else if (err == ETIMEDOUT) {
-    rt_error(result, "bootstrap: rank %d: no message from rank %d (%s), tag %u, within %" PRIu64 " ms", b->rank, peer,
-             rt_bootstrap_peer_text(b, peer), tag, b->args.timeout_ms);
+    report_timeout(b, peer, tag, limits, result);
   }
   return result;
 }
@@ -363,16 +376,23 @@ rail_result_t rt_bootstrap_try_recv(struct rt_bootstrap *b, int peer, uint32_t t
   return receive(b, RT_BOOT_MESSAGE, peer, tag, data, size, false, NULL);
 }
 
-/* On a ring: in step s this rank passes on the block that it got in step s - 1. */
-static rail_result_t gather_piece(struct rt_bootstrap *b, char *all, size_t each, size_t at, size_t size) {
-  int n = b->nranks, next = (b->rank + 1) % n, prev = (b->rank + n - 1) % n;
+static uint32_t next_gather(struct rt_bootstrap *b) {
   pthread_mutex_lock(&b->lock);
   uint32_t tag = b->gathers++;
   pthread_mutex_unlock(&b->lock);
+  return tag;
+}
+
+/* On a ring: in step s this rank passes on the block that it got in step s - 1. So a block that does not come is of a
+ * rank that has not begun. */
+static rail_result_t gather_piece(struct rt_bootstrap *b, uint32_t tag, char *all, size_t each, size_t at, size_t size,
+                                  struct rt_boot_limits *limits) {
+  int n = b->nranks, next = (b->rank + 1) % n, prev = (b->rank + n - 1) % n;
   for (int step = 0; step < n - 1; step++) {
-    size_t mine = (size_t)((b->rank - step + n) % n), theirs = (size_t)((prev - step + n) % n);
-    RAIL_TRY(rt_boot_send(b, RT_BOOT_GATHER, next, tag, all + mine * each + at, size, NULL));
-    RAIL_TRY(rt_boot_recv(b, RT_BOOT_GATHER, prev, tag, all + theirs * each + at, size, NULL));
+    int mine = (b->rank - step + n) % n, theirs = (prev - step + n) % n;
+    if (limits) limits->absent = theirs;
+    RAIL_TRY(rt_boot_send(b, RT_BOOT_GATHER, next, tag, all + (size_t)mine * each + at, size, limits));
+    RAIL_TRY(rt_boot_recv(b, RT_BOOT_GATHER, prev, tag, all + (size_t)theirs * each + at, size, limits));
   }
   return RAIL_OK;
 }
@@ -382,16 +402,25 @@ static rail_result_t gather_piece(struct rt_bootstrap *b, char *all, size_t each
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each) {
   if (b->nranks == 1 || each == 0) return check_limits(b, NULL);
   size_t piece = RAIL_MAX((size_t)1, GATHER_WINDOW / (size_t)b->nranks);
-  for (size_t at = 0; at < each; at += piece) RAIL_TRY(gather_piece(b, all, each, at, RAIL_MIN(piece, each - at)));
+  for (size_t at = 0; at < each; at += piece)
+    RAIL_TRY(gather_piece(b, next_gather(b), all, each, at, RAIL_MIN(piece, each - at), NULL));
   return RAIL_OK;
+}
+
+/* One piece: a record is small. */
+rail_result_t rt_bootstrap_gather_for_child(struct rt_bootstrap *b, const struct rt_bootstrap_child *child, void *all,
+                                            size_t each) {
+  struct rt_boot_limits limits = {.deadline = rail_deadline_in_ms(b->args.timeout_ms),
+                                  .abort_flag = child->abort_flag,
+                                  .call = child->call};
+  if (b->nranks == 1) return check_limits(b, &limits);
+  return gather_piece(b, child->serial | CHILD_TAG, all, each, 0, each, &limits);
 }
 
 /* Dissemination barrier: after step k each rank knows, directly or not, that the 2^(k+1) - 1 ranks before it came. */
 rail_result_t rt_bootstrap_barrier(struct rt_bootstrap *b) {
   int n = b->nranks;
-  pthread_mutex_lock(&b->lock);
-  uint32_t tag = b->gathers++;
-  pthread_mutex_unlock(&b->lock);
+  uint32_t tag = next_gather(b);
   for (int step = 1; step < n; step *= 2) {
     RAIL_TRY(rt_boot_send(b, RT_BOOT_GATHER, (b->rank + step) % n, tag, NULL, 0, NULL));
     RAIL_TRY(rt_boot_recv(b, RT_BOOT_GATHER, (b->rank + n - step % n) % n, tag, NULL, 0, NULL));

@@ -73,6 +73,17 @@ rail_result_t rt_bootstrap_shrink(struct rt_bootstrap *parent, const int *ranks,
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each);
 rail_result_t rt_bootstrap_barrier(struct rt_bootstrap *b);
 
+/* The making of a communicator from b's ranks, all of which take part. */
+struct rt_bootstrap_child {
+  const char *call; /* the public call, for error lines */
+  uint32_t serial;  /* below 2^31; differs between successive children, the same on all ranks */
+  const _Atomic int *abort_flag; /* the new communicator's: ends the wait, as b's own does */
+};
+/* The same for small records that the ranks exchange to make a child. Several may be under way in different threads.
+ * A rank that does not take part is an error that names it, when b's timeout_ms have passed. */
+rail_result_t rt_bootstrap_gather_for_child(struct rt_bootstrap *b, const struct rt_bootstrap_child *child, void *all,
+                                            size_t each);
+
 /* One message; several threads may use different (peer, tag) at once. Sending to oneself works. Only failure and abort
  * end the wait: the peer may be busy. */
 rail_result_t rt_bootstrap_send(struct rt_bootstrap *b, int peer, uint32_t tag, const void *data, size_t size);

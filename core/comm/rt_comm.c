@@ -49,9 +49,14 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
 
 /* ---- what the ranks of a parent tell each other ---- */
 
-/* As rt_bootstrap_allgather; an error names what ended the parent. */
-static rail_result_t gather_in_parent(const struct ncclComm *parent, void *all, size_t each) {
-  rail_result_t r = rt_bootstrap_allgather(parent->bootstrap, all, each);
+/* As rt_bootstrap_gather_for_child; an error names what ended the parent. */
+static rail_result_t gather_in_parent(const struct ncclComm *comm, const struct rt_init_args *args, void *all,
+                                      size_t each) {
+  const struct ncclComm *parent = args->parent;
+  const struct rt_bootstrap_child child = {.call = args->grow ? "ncclCommGrow" : "ncclCommSplit",
+                                           .serial = args->serial,
+                                           .abort_flag = &comm->abort_flag};
+  rail_result_t r = rt_bootstrap_gather_for_child(parent->bootstrap, &child, all, each);
   char why[sizeof parent->error];
   if (r != RAIL_OK && rt_bootstrap_failure(parent->bootstrap, why, sizeof why) != RAIL_OK)
     rt_error(r, "the communicator from which this one was to be made has failed: %s", why);
@@ -71,16 +76,16 @@ static int by_key(const void *a, const void *b) {
 }
 
 /* Collective over args->parent. *ranks (to be freed) lists the parent's ranks that have this rank's color, in their
- * new order; *rank and *nranks are the new numbering, nranks 0 for a rank without a color. */
-static rail_result_t exchange_colors(const struct rt_init_args *args, int **ranks, int *rank, int *nranks) {
+ * new order; comm->rank and nranks become the new numbering, nranks 0 for a rank without a color. */
+static rail_result_t exchange_colors(struct ncclComm *comm, const struct rt_init_args *args, int **ranks) {
   struct ncclComm *parent = args->parent;
   struct color_key *all = calloc((size_t)parent->nranks, sizeof *all);
   *ranks = calloc((size_t)parent->nranks, sizeof **ranks);
-  *rank = *nranks = 0;
+  comm->rank = comm->nranks = 0;
   rail_result_t r = all && *ranks ? RAIL_OK : RAIL_SYSTEM_ERROR;
   if (r == RAIL_OK) {
     all[parent->rank] = (struct color_key){.color = args->color, .key = args->key, .rank = parent->rank};
-    r = gather_in_parent(parent, all, sizeof *all);
+    r = gather_in_parent(comm, args, all, sizeof *all);
   }
   if (r == RAIL_OK && args->color != NCCL_SPLIT_NOCOLOR) {
     int n = 0;
@@ -89,9 +94,9 @@ static rail_result_t exchange_colors(const struct rt_init_args *args, int **rank
     qsort(all, (size_t)n, sizeof *all, by_key);
     for (int i = 0; i < n; i++) {
       (*ranks)[i] = all[i].rank;
-      if (all[i].rank == parent->rank) *rank = i;
+      if (all[i].rank == parent->rank) comm->rank = i;
     }
-    *nranks = n;
+    comm->nranks = n;
   }
   free(all);
   return r;
@@ -133,14 +138,15 @@ static rail_result_t choose_grow_id(const struct rt_init_args *args, const struc
 }
 
 /* Collective over args->parent. `id` is the one that a rank of it has made. */
-static rail_result_t exchange_grow_id(const struct rt_init_args *args, char id[RT_UNIQUE_ID_BYTES]) {
+static rail_result_t exchange_grow_id(const struct ncclComm *comm, const struct rt_init_args *args,
+                                      char id[RT_UNIQUE_ID_BYTES]) {
   const struct ncclComm *parent = args->parent;
   struct grow_record *all = calloc((size_t)parent->nranks, sizeof *all), *mine = all + parent->rank;
   if (!all) return RAIL_SYSTEM_ERROR;
   mine->nranks = args->nranks;
   mine->has_id = args->has_id;
   if (args->has_id) memcpy(mine->id, args->id, sizeof mine->id);
-  rail_result_t r = gather_in_parent(parent, all, sizeof *all);
+  rail_result_t r = gather_in_parent(comm, args, all, sizeof *all);
   if (r == RAIL_OK) r = choose_grow_id(args, all, id);
   if (r != RAIL_OK && args->has_id) rt_unique_id_cancel(args->id, args->rank, args->nranks);
   free(all);
@@ -159,9 +165,9 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
   char id[RT_UNIQUE_ID_BYTES];
   memcpy(id, args->id, sizeof id);
   if (args->grow)
-    r = exchange_grow_id(args, id);
+    r = exchange_grow_id(comm, args, id);
   else if (args->parent && !shrink)
-    r = exchange_colors(args, &ranks, &comm->rank, &comm->nranks);
+    r = exchange_colors(comm, args, &ranks);
   if (r != RAIL_OK || comm->nranks == 0) {
     free(ranks);
     return r;

@@ -89,7 +89,7 @@ struct ncclComm {
   struct rt_gpu gpu;
   ncclConfig_t config;
   char requested_net[64], name[64];
-  uint32_t splits; /* ncclCommSplit calls so far */
+  uint32_t children; /* ncclCommSplit and ncclCommGrow calls so far; the same on all ranks */
   bool has_grow_id; /* of ncclCommGetUniqueId, for the next ncclCommGrow */
   char grow_id[RT_UNIQUE_ID_BYTES];
   struct rt_premul *premuls;
@@ -120,7 +120,7 @@ struct rt_init_args {
   /* A split: the parent's ranks with the same color, in the order of key; id, rank and nranks are not used. */
   struct ncclComm *parent;
   int color, key;
-  uint32_t serial; /* which split of parent this is */
+  uint32_t serial; /* which of parent's children this is: taken in the call, so that all ranks agree */
   /* A grow instead: nranks is the new size, rank the parent's; id is the one that this rank has made, if has_id. */
   bool grow, has_id;
   /* A shrink instead: nranks ranks of parent, in their order; rt_comm_alloc keeps a copy. */

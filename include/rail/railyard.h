@@ -248,7 +248,9 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags);
 
 /* Collective over comm. Ranks of equal color form a new communicator ordered by key, then rank;
- * NCCL_SPLIT_NOCOLOR gives NULL. Of a failed communicator none can be split. */
+ * NCCL_SPLIT_NOCOLOR gives NULL. Of a failed communicator none can be split. A rank that does not make the call is an
+ * error on the others after RAIL_BOOTSTRAP_TIMEOUT, and is named; the ranks then no longer agree which split or grow
+ * comes next, so make no more of comm. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
 ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
 
@@ -265,6 +267,7 @@ ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int exclude
  *   new ranks       comm NULL, the id, a rank between comm's size and nRanks - 1
  * nRanks is the new size, the same everywhere. Collective, as ncclCommInitRankConfig; comm stays as it is. Without a
  * config ranks of comm take comm's, new ranks the defaults.
+ * A rank of comm that does not make the call: as for ncclCommSplit.
  * An id is for one grow, whether that succeeds or not: a second one before is ncclInvalidUsage, as it is with
  * NCCL_COMM_ID, one address for all. */
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);

@@ -46,6 +46,11 @@ static void check_place(ncclComm_t comm, int nranks, int rank) {
   ENSURE_INT(v, rank);
 }
 
+static void took_less(uint64_t t0, uint64_t ms, const char *what) {
+  const uint64_t took = (rail_now_ns() - t0) / 1000000;
+  ENSURE(took < kit_patience_ms(ms), "%s took %llu ms", what, (unsigned long long)took);
+}
+
 /* ---- it grows ---- */
 
 struct growth {
@@ -222,8 +227,7 @@ static void late(const struct rank *rank, void *arg) {
   const char *missing = old_one ? "rank 1" : "missing: 3";
   if (!old_one || r == 0)
     ENSURE(strstr(ncclGetLastError(NULL), missing), "the text is \"%s\"", ncclGetLastError(NULL));
-  ENSURE(rail_now_ns() - t0 < kit_patience_ms(old_one ? 5000 : 15000) * 1000000, "the error took %llu ms",
-         (unsigned long long)(rail_now_ns() - t0) / 1000000);
+  took_less(t0, old_one ? 5000 : 15000, "the error");
   if (comm) OK(ncclCommAbort(comm));
 }
 TEST(a_rank_that_does_not_come_is_an_error) {
@@ -233,6 +237,92 @@ TEST(a_rank_that_does_not_come_is_an_error) {
     struct job *job = job_start(env[i], 4, late, (void *)(uintptr_t)&old_one);
     job_end(job, kit_patience_ms(TIMEOUT_MS), old_one ? 1u << 1 : 1u << 3);
   }
+}
+
+/* Of the parent's two ranks one makes a wrong call, or none, and lives on: the other gets an error that names it. */
+static void alone(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclComm_t comm = open_comm(rank), child = NULL;
+  ncclUniqueId id = grow_id(rank, comm, 0);
+  if (rank->rank == 1) {
+    REFUSED(ncclCommGrow(comm, 3, NULL, 1, &child, NULL), ncclInvalidArgument, "passes -1");
+  } else {
+    const char *const waits = "has waited 1000 ms for rank 1 (";
+    REFUSED(ncclCommGrow(comm, 3, &id, -1, &child, NULL), ncclRemoteError, "ncclCommGrow: ");
+    ENSURE(strstr(ncclGetLastError(NULL), waits), "the text is \"%s\"", ncclGetLastError(NULL));
+    REFUSED(ncclCommSplit(comm, 0, 0, &child, NULL), ncclRemoteError, "ncclCommSplit: ");
+    ENSURE(strstr(ncclGetLastError(NULL), waits), "the text is \"%s\"", ncclGetLastError(NULL));
+  }
+  rank_barrier(rank);
+  check_members(comm, rank->rank, 3);
+  close_comm(comm);
+}
+TEST(a_rank_that_makes_no_call_is_an_error) {
+  job_run("NCCL_DEBUG=NONE RAIL_BOOTSTRAP_TIMEOUT=1", 2, kit_patience_ms(TIMEOUT_MS), alone, NULL);
+}
+
+/* While the new communicator waits for rank 1 of its parent, it is aborted. */
+static void ended(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclComm_t comm = open_comm(rank), child = NULL;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclUniqueId id = grow_id(rank, comm, 0);
+  if (rank->rank == 0) {
+    ENSURE_INT(ncclCommGrow(comm, 3, &id, -1, &child, &config), ncclInProgress);
+    usleep(200000);
+    const uint64_t t0 = rail_now_ns();
+    OK(ncclCommAbort(child));
+    took_less(t0, 5000, "an abort of the new communicator");
+  }
+  rank_barrier(rank);
+  check_members(comm, rank->rank, 3);
+  close_comm(comm);
+}
+TEST(the_new_communicator_can_be_aborted) {
+  job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), ended, NULL);
+}
+
+/* Two children of one parent at once, in threads that may come in any order: two splits in a group, and a split and a
+ * grow without blocking. */
+static void siblings(const struct rank *rank, void *arg) {
+  (void)arg;
+  const int r = rank->rank;
+  ncclComm_t comm = open_old(rank, 2);
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  for (int i = 0; i < 30; i++) {
+    ncclComm_t a = NULL, b = NULL;
+    if (comm) {
+      OK(ncclGroupStart());
+      OK(ncclCommSplit(comm, 0, r, &a, NULL));
+      OK(ncclCommSplit(comm, r, 0, &b, NULL));
+      OK(ncclGroupEnd());
+      check_place(a, 2, r);
+      check_place(b, 1, 0);
+      OK(ncclCommDestroy(a));
+      OK(ncclCommDestroy(b));
+    }
+    const ncclUniqueId id = grow_id(rank, comm, 0);
+    ncclResult_t split = ncclSuccess, grown = ncclInProgress;
+    if (comm) {
+      split = ncclCommSplit(comm, 0, r, &a, &config);
+      ENSURE_INT(ncclCommGrow(comm, 3, NULL, -1, &b, &config), ncclInProgress);
+    } else {
+      grown = ncclCommGrow(NULL, 3, &id, 2, &b, NULL);
+    }
+    while (split == ncclInProgress) OK(ncclCommGetAsyncError(a, &split));
+    while (grown == ncclInProgress) OK(ncclCommGetAsyncError(b, &grown));
+    ENSURE(split == ncclSuccess && grown == ncclSuccess, "a split gave %d, a grow beside it %d", split, grown);
+    check_place(b, 3, r);
+    OK(ncclCommDestroy(b));
+    if (comm) check_place(a, 2, r);
+    if (comm) OK(ncclCommDestroy(a));
+  }
+  if (comm) close_comm(comm);
+}
+TEST(children_of_one_parent_at_once) {
+  job_run("NCCL_DEBUG=NONE RAIL_BOOTSTRAP_TIMEOUT=10", 3, kit_patience_ms(TIMEOUT_MS), siblings, NULL);
 }
 
 /* Without a configuration of its own a rank of the parent has the parent's; a new one the defaults. */
@@ -262,4 +352,6 @@ TEST(ranks_of_the_parent_keep_its_configuration) {
 TEST_MAIN(TEST_CASE(ranks_join), TEST_CASE(it_grows_again), TEST_CASE(in_a_group_and_without_blocking),
           TEST_CASE(wrong_calls_are_refused), TEST_CASE(no_rendezvous_is_left),
           TEST_CASE(one_address_for_all_is_refused), TEST_CASE(a_rank_that_does_not_come_is_an_error),
+          TEST_CASE(a_rank_that_makes_no_call_is_an_error), TEST_CASE(the_new_communicator_can_be_aborted),
+          TEST_CASE(children_of_one_parent_at_once),
           TEST_CASE(ranks_of_the_parent_keep_its_configuration))
