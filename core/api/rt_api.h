@@ -23,8 +23,9 @@ ncclResult_t rt_check_made(const struct ncclComm *comm, const char *call);
 ncclResult_t rt_config_take(const ncclConfig_t *config, ncclConfig_t *out);
 /* RAIL_SIMD takes effect. Before the first lookup of a reduction, so where a communicator is made from an id. */
 void rt_apply_simd(void);
-/* Makes a communicator of any kind: now, at the group's end, or in a thread if the configuration is non-blocking. */
-ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out);
+/* Makes a communicator of any kind: now, at the group's end, or in a thread if the configuration is non-blocking. Takes
+ * the args over, also on failure (rt_init_end). */
+ncclResult_t rt_make_comm(struct rt_init_args *args, ncclComm_t *out);
 
 /* ---- groups: rt_group.c ----
  *
@@ -38,7 +39,7 @@ ncclResult_t rt_group_note(ncclResult_t result);
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n);
 /* Has this thread's group calls of the communicator that are not launched yet? */
 bool rt_group_has(const struct ncclComm *comm);
-/* Adds the making of a communicator, stored in *out when done. */
-ncclResult_t rt_group_add_init(const struct rt_init_args *args, ncclComm_t *out);
+/* Adds the making of a communicator, stored in *out when done. Takes the args over, also on failure. */
+ncclResult_t rt_group_add_init(struct rt_init_args *args, ncclComm_t *out);
 
 #endif

@@ -115,7 +115,7 @@ RAIL_EXPORT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniq
   ncclResult_t r = rt_check_comm(comm, call);
   if (r != ncclSuccess) return r;
   if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "%s: uniqueId is NULL", call);
-  if (comm->has_grow_id)
+  if (comm->has_grow_id && rt_unique_id_waits(comm->grow_id))
     return rt_error(RAIL_BAD_USAGE, "%s: this communicator's last id waits for its ncclCommGrow; it has one at a time",
                     call);
   if (rt_params()->comm_id)
@@ -131,8 +131,13 @@ RAIL_EXPORT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniq
 /* A rank of the parent. It may leave the id away where it made it: only ranks of the parent know each other. */
 static ncclResult_t grow_from(struct ncclComm *comm, int nranks, const ncclUniqueId *id, int rank,
                               struct rt_init_args *args) {
-  ncclResult_t r = rt_check_comm(comm, "ncclCommGrow");
+  ncclResult_t r = rt_check_handle(comm, "ncclCommGrow");
   if (r != ncclSuccess) return r;
+  r = rt_check_comm(comm, "ncclCommGrow");
+  if (r != ncclSuccess) {
+    if (rt_comm_failed(comm)) rt_comm_drop_id(comm); /* it will never grow: the new ranks need not wait */
+    return r;
+  }
   if (nranks <= comm->nranks)
     return rt_error(RAIL_BAD_ARGUMENT, "ncclCommGrow: nRanks is %d; more than the communicator's %d are allowed",
                     nranks, comm->nranks);

@@ -110,9 +110,7 @@ struct async_init {
 
 static void *async_init_thread(void *arg) {
   struct async_init *a = arg;
-  struct ncclComm *parent = a->args.parent;
   rail_result_t r = rt_comm_init(a->comm, &a->args);
-  if (parent) atomic_fetch_sub(&parent->users, 1);
   if (r != RAIL_OK)
     rt_comm_fail(a->comm, r, "%s",
                  rt_error_count() ? rt_error_text() : "the communicator could not be made; earlier lines say why");
@@ -121,21 +119,21 @@ static void *async_init_thread(void *arg) {
   return NULL;
 }
 
-static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out) {
+static ncclResult_t start_async(struct rt_init_args *args, ncclComm_t *out) {
   struct async_init *a = calloc(1, sizeof *a);
   struct ncclComm *comm = a ? rt_comm_alloc(args) : NULL;
   if (!comm) {
     free(a);
+    rt_init_end(args);
     return rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
   }
+  rt_init_hold_parent(args);
   a->args = *args;
   a->comm = comm;
   atomic_store(&comm->init_state, ncclInProgress);
-  if (args->parent)
-    atomic_fetch_add(&args->parent->users, 1); /* an abort of the parent waits until the split does not use it */
   int err = rail_thread_start("rail-init", async_init_thread, a, &comm->init_thread);
   if (err) {
-    if (args->parent) atomic_fetch_sub(&args->parent->users, 1);
+    rt_init_end(args);
     free(a);
     rt_comm_free(comm);
     return rt_error(RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads", strerror(err));
@@ -145,7 +143,7 @@ static ncclResult_t start_async(const struct rt_init_args *args, ncclComm_t *out
   return ncclInProgress;
 }
 
-ncclResult_t rt_make_comm(const struct rt_init_args *args, ncclComm_t *out) {
+ncclResult_t rt_make_comm(struct rt_init_args *args, ncclComm_t *out) {
   *out = NULL;
   /* A split without a color always blocks: *out is NULL already when it returns. */
   bool no_color = args->parent && args->color == NCCL_SPLIT_NOCOLOR;

@@ -94,12 +94,9 @@ static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
 
 static ncclResult_t make_comms(void) {
   ncclResult_t result = ncclSuccess;
-  /* A split uses its parent meanwhile: see launch_tasks(). */
-  for (int i = 0; i < group.ninits; i++)
-    if (group.inits[i].init.parent) atomic_fetch_add(&group.inits[i].init.parent->users, 1);
+  for (int i = 0; i < group.ninits; i++) rt_init_hold_parent(&group.inits[i].init);
   run_jobs(group.inits, group.ninits, init_job);
-  for (int i = 0; i < group.ninits; i++)
-    if (group.inits[i].init.parent) atomic_fetch_sub(&group.inits[i].init.parent->users, 1);
+  for (int i = 0; i < group.ninits; i++) rt_init_end(&group.inits[i].init); /* of those that did not run */
   for (int i = 0; i < group.ninits; i++) {
     struct group_job *j = &group.inits[i];
     if (j->result != RAIL_OK) {
@@ -171,8 +168,7 @@ static ncclResult_t launch_tasks(void) {
 
 static void drop_inits(void) {
   for (int i = 0; i < group.ninits; i++) {
-    const struct rt_init_args *init = &group.inits[i].init;
-    if (init->grow && init->has_id) rt_unique_id_cancel(init->id, init->rank, init->nranks);
+    rt_init_end(&group.inits[i].init);
     rt_comm_free(group.inits[i].comm);
   }
 }
@@ -214,17 +210,16 @@ bool rt_group_has(const struct ncclComm *comm) {
   return i < group.ntasks;
 }
 
-ncclResult_t rt_group_add_init(const struct rt_init_args *args, ncclComm_t *out) {
+ncclResult_t rt_group_add_init(struct rt_init_args *args, ncclComm_t *out) {
   *out = NULL;
-  if (!reserve((void **)&group.inits, group.ninits, &group.cap_inits, 1, sizeof *group.inits))
+  struct ncclComm *comm = NULL;
+  if (reserve((void **)&group.inits, group.ninits, &group.cap_inits, 1, sizeof *group.inits))
+    comm = rt_comm_alloc(args);
+  if (!comm) {
+    rt_init_end(args);
     return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
-  struct group_job *j = &group.inits[group.ninits];
-  memset(j, 0, sizeof *j);
-  j->init = *args;
-  j->out = out;
-  j->comm = rt_comm_alloc(args);
-  if (!j->comm) return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
-  group.ninits++;
+  }
+  group.inits[group.ninits++] = (struct group_job){.init = *args, .out = out, .comm = comm};
   return group.depth ? ncclSuccess : run_group();
 }
 

@@ -309,13 +309,16 @@ void rt_unique_id_drop(const char id[RT_UNIQUE_ID_BYTES]) {
   end_rendezvous(&me, END_MS);
 }
 
-void rt_unique_id_cancel(const char id[RT_UNIQUE_ID_BYTES], int rank, int nranks) {
+bool rt_unique_id_waits(const char id[RT_UNIQUE_ID_BYTES]) {
   struct rt_boot_id parsed;
-  struct rt_rendezvous_rank me = {.rank = rank, .nranks = nranks, .timeout_ms = END_MS};
-  if (id_unpack(id, &parsed, &me.root) != RAIL_OK || parsed.well_known) return;
-  me.secret = parsed.secret;
-  me.own = me.root; /* nobody will connect to it */
-  rt_rendezvous_leave(&me);
+  union rail_addr root;
+  return id_unpack(id, &parsed, &root) == RAIL_OK && rt_rendezvous_runs(parsed.secret);
+}
+
+void rt_unique_id_cancel(const char id[RT_UNIQUE_ID_BYTES], const char *why) {
+  struct rt_boot_id parsed;
+  union rail_addr root;
+  if (id_unpack(id, &parsed, &root) == RAIL_OK) rt_rendezvous_cancel(parsed.secret, why);
 }
 
 /* ---- split, shrink ---- */

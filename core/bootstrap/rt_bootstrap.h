@@ -51,9 +51,10 @@ rail_result_t rt_unique_id_from_address(const char *host_port, uint64_t cookie, 
 /* Ends the rendezvous of an id that no rank will use. Errors do not matter: it also ends by itself. */
 void rt_unique_id_drop(const char id[RT_UNIQUE_ID_BYTES]);
 
-/* The same for an id at which rank `rank` of nranks will not come, while others may wait there: they get an error at
- * once. */
-void rt_unique_id_cancel(const char id[RT_UNIQUE_ID_BYTES], int rank, int nranks);
+/* Of an id that this process has made: does its rendezvous still wait for ranks? And ends it: ranks that wait there get
+ * the reason. Neither call waits. */
+bool rt_unique_id_waits(const char id[RT_UNIQUE_ID_BYTES]);
+void rt_unique_id_cancel(const char id[RT_UNIQUE_ID_BYTES], const char *why);
 
 /* Collective. On failure *out is NULL and nothing is left behind. */
 rail_result_t rt_bootstrap_open(const char id[RT_UNIQUE_ID_BYTES], const struct rt_bootstrap_args *args,

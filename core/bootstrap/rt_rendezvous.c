@@ -15,7 +15,9 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/queue.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -40,7 +42,8 @@ struct client {
 };
 
 struct root {
-  int listen_fd;
+  LIST_ENTRY(root) link; /* in `running` */
+  int listen_fd;         /* open while it is in `running` */
   union rail_addr addr;
   uint8_t secret[RT_SECRET_BYTES];
   struct client *clients;
@@ -54,7 +57,50 @@ struct root {
   unsigned dropped;
   char refused[160];     /* the last rank that was refused, for the final error */
   char fatal_error[200]; /* why it must end at once; "": it need not */
+  atomic_bool cancelled;
+  char cancel_reason[200]; /* constant once cancelled */
 };
+
+/* ---- the rendezvous of this process that wait for ranks ---- */
+
+static LIST_HEAD(roots, root) running = LIST_HEAD_INITIALIZER(running);
+static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct root *find_running(const uint8_t secret[RT_SECRET_BYTES]) {
+  struct root *r = LIST_FIRST(&running);
+  while (r && !rt_boot_secret_equal(r->secret, secret)) r = LIST_NEXT(r, link);
+  return r;
+}
+
+static void add_running(struct root *r) {
+  pthread_mutex_lock(&running_lock);
+  LIST_INSERT_HEAD(&running, r, link);
+  pthread_mutex_unlock(&running_lock);
+}
+
+static void remove_running(struct root *r) {
+  pthread_mutex_lock(&running_lock);
+  LIST_REMOVE(r, link);
+  pthread_mutex_unlock(&running_lock);
+}
+
+bool rt_rendezvous_runs(const uint8_t secret[RT_SECRET_BYTES]) {
+  pthread_mutex_lock(&running_lock);
+  bool found = find_running(secret) != NULL;
+  pthread_mutex_unlock(&running_lock);
+  return found;
+}
+
+void rt_rendezvous_cancel(const uint8_t secret[RT_SECRET_BYTES], const char *why) {
+  pthread_mutex_lock(&running_lock);
+  struct root *r = find_running(secret);
+  if (r && !atomic_load(&r->cancelled)) {
+    snprintf(r->cancel_reason, sizeof r->cancel_reason, "%s", why);
+    atomic_store(&r->cancelled, true);
+    shutdown(r->listen_fd, SHUT_RDWR); /* wakes its thread */
+  }
+  pthread_mutex_unlock(&running_lock);
+}
 
 /* ---- root: clients ---- */
 
@@ -253,7 +299,7 @@ static rail_result_t accept_clients(struct root *r) {
     int fd;
     union rail_addr from;
     rail_result_t result = rail_sock_accept(r->listen_fd, &fd, &from);
-    if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+    if (result == RAIL_IN_PROGRESS || (result != RAIL_OK && atomic_load(&r->cancelled))) return RAIL_OK;
     if (result != RAIL_OK) {
       if (r->accept_after == 0) RAIL_WARN("bootstrap: rendezvous cannot accept: %m; raise the limit of open files");
       r->accept_after = rail_deadline_in_ms(RT_BOOT_ACCEPT_PAUSE_MS);
@@ -293,6 +339,10 @@ void rt_rendezvous_missing(const uint8_t *here, int nranks, char *text, size_t c
 /* Why the rendezvous must end without success, in `why`; false while it need not. */
 static bool gathering_failed(struct root *r, char *why, size_t cap) {
   char text[RAIL_ADDR_TEXT], missing[160];
+  if (atomic_load(&r->cancelled)) {
+    snprintf(why, cap, "%s", r->cancel_reason);
+    return true;
+  }
   for (size_t i = 0; i < r->n; i++) {
     struct client *c = &r->clients[i];
     if (c->rank < 0 || r->polls[1 + i].revents == 0 || !rank_left(c)) continue;
@@ -382,6 +432,7 @@ static void *root_main(void *arg) {
   struct root *r = arg;
   char why[RT_BOOT_MAX_TEXT], text[RAIL_ADDR_TEXT];
   bool complete = gather_ranks(r, why, sizeof why);
+  remove_running(r);
   /* Before any answer: a rank that has one may open the next communicator at the same address. */
   rail_sock_close(&r->listen_fd);
   if (r->dropped > DROP_LINES)
@@ -410,8 +461,10 @@ rail_result_t rt_rendezvous_start(union rail_addr *addr, const uint8_t secret[RT
   if (rail_sock_listen(addr, RT_BOOT_MAX_RANKS, &r->listen_fd) != RAIL_OK)
     goto failed; /* the caller logs errno, or retries */
   r->addr = *addr;
+  add_running(r);
   int err = rail_thread_start("rail-rendezvous", root_main, r, NULL);
   if (err == 0) return RAIL_OK;
+  remove_running(r);
   errno = err;
   RAIL_WARN("bootstrap: no thread for the rendezvous at %s: %m", rail_addr_text(addr, text));
 

@@ -13,6 +13,11 @@
  * answered, when the shortest timeout of the ranks that came is over, or when none came for `unused_ms`. */
 rail_result_t rt_rendezvous_start(union rail_addr *addr, const uint8_t secret[RT_SECRET_BYTES], uint64_t unused_ms);
 
+/* Is this the secret of a rendezvous of this process that still waits for ranks? */
+bool rt_rendezvous_runs(const uint8_t secret[RT_SECRET_BYTES]);
+/* Ends it, if so: the ranks that wait there get the reason. Does not wait. */
+void rt_rendezvous_cancel(const uint8_t secret[RT_SECRET_BYTES], const char *why);
+
 /* ---- a rank's side: rt_rendezvous_join.c ---- */
 
 struct rt_rendezvous_rank {
@@ -32,9 +37,6 @@ rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail
 /* For a rank that cannot join because the rendezvous is of another version: sends a hello of its own version, which
  * ends the wait of the other ranks. Best effort, nothing is logged. */
 void rt_rendezvous_decline(const struct rt_rendezvous_rank *me);
-
-/* Joins and leaves, which ends the rendezvous for all ranks that wait there. Best effort, nothing is logged here. */
-void rt_rendezvous_leave(const struct rt_rendezvous_rank *me);
 
 /* "2, 5, 7 and 12 more": the ranks whose here[] is 0. */
 void rt_rendezvous_missing(const uint8_t *here, int nranks, char *text, size_t cap);

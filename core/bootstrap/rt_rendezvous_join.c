@@ -92,13 +92,6 @@ void rt_rendezvous_decline(const struct rt_rendezvous_rank *me) {
   rail_sock_close(&fd);
 }
 
-void rt_rendezvous_leave(const struct rt_rendezvous_rank *me) {
-  uint64_t deadline = rail_deadline_in_ms(me->timeout_ms);
-  int fd = -1;
-  if (rail_sock_connect_all(&me->root, NULL, deadline, me->abort_flag, &fd) == RAIL_OK) send_hello(me, fd, deadline);
-  rail_sock_close(&fd);
-}
-
 static bool aborted(const struct rt_rendezvous_rank *me) { return me->abort_flag && atomic_load(me->abort_flag); }
 
 rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail_addr *table,

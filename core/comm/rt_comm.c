@@ -47,6 +47,40 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args) {
   return comm;
 }
 
+/* ---- what it is made from ---- */
+
+void rt_init_hold_parent(struct rt_init_args *args) {
+  if (!args->parent) return;
+  atomic_fetch_add(&args->parent->users, 1);
+  args->parent_held = true;
+}
+
+void rt_init_release_parent(struct rt_init_args *args) {
+  if (args->parent_held) atomic_fetch_sub(&args->parent->users, 1);
+  args->parent_held = false;
+  args->parent = NULL;
+}
+
+static void cancel_id(const char id[RT_UNIQUE_ID_BYTES], int rank) {
+  char why[200];
+  snprintf(why, sizeof why,
+           "rank %d, which made the unique id for ncclCommGrow, will not come: its call failed, or its communicator has "
+           "ended; get another id",
+           rank);
+  rt_unique_id_cancel(id, why);
+}
+
+void rt_init_end(struct rt_init_args *args) {
+  rt_init_release_parent(args);
+  if (args->has_id) cancel_id(args->id, args->rank);
+  args->has_id = false;
+}
+
+void rt_comm_drop_id(struct ncclComm *comm) {
+  if (comm->has_grow_id) cancel_id(comm->grow_id, comm->rank);
+  comm->has_grow_id = false;
+}
+
 /* ---- what the ranks of a parent tell each other ---- */
 
 /* As rt_bootstrap_gather_for_child; an error names what ended the parent. */
@@ -148,7 +182,6 @@ static rail_result_t exchange_grow_id(const struct ncclComm *comm, const struct 
   if (args->has_id) memcpy(mine->id, args->id, sizeof mine->id);
   rail_result_t r = gather_in_parent(comm, args, all, sizeof *all);
   if (r == RAIL_OK) r = choose_grow_id(args, all, id);
-  if (r != RAIL_OK && args->has_id) rt_unique_id_cancel(args->id, args->rank, args->nranks);
   free(all);
   return r;
 }
@@ -156,7 +189,7 @@ static rail_result_t exchange_grow_id(const struct ncclComm *comm, const struct 
 /* ---- meeting the other ranks ---- */
 
 /* A new bootstrap, from a unique id or among ranks of the parent: those with the same color, or the survivors. */
-static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_args *args) {
+static rail_result_t open_bootstrap(struct ncclComm *comm, struct rt_init_args *args) {
   const struct rt_params *p = rt_params();
   int *ranks = comm->survivors;
   bool shrink = ranks != NULL;
@@ -164,10 +197,12 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
   comm->survivors = NULL;
   char id[RT_UNIQUE_ID_BYTES];
   memcpy(id, args->id, sizeof id);
-  if (args->grow)
+  if (args->grow) {
     r = exchange_grow_id(comm, args, id);
-  else if (args->parent && !shrink)
+    rt_init_release_parent(args); /* the new ranks may be long in coming */
+  } else if (args->parent && !shrink) {
     r = exchange_colors(comm, args, &ranks);
+  }
   if (r != RAIL_OK || comm->nranks == 0) {
     free(ranks);
     return r;
@@ -185,10 +220,11 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, const struct rt_init_
   struct rt_bootstrap *bootstrap = NULL;
   if (shrink)
     r = rt_bootstrap_shrink(args->parent->bootstrap, ranks, &b, &bootstrap);
-  else if (args->parent && !args->grow)
+  else if (args->parent)
     r = rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &bootstrap);
   else
     r = rt_bootstrap_open(id, &b, &bootstrap);
+  if (r == RAIL_OK) args->has_id = false;
   if (r == RAIL_OK && args->has_spare) rt_unique_id_drop(args->spare);
   /* ncclCommAbort may read it in another thread while this one makes the communicator. */
   __atomic_store_n(&comm->bootstrap, bootstrap, __ATOMIC_RELEASE);
@@ -300,8 +336,10 @@ static bool proxy_threaded(struct ncclComm *comm) {
   return rt_peer_count_cores(&comm->peers[comm->rank]) >= 2 * comm->local_size;
 }
 
-rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args) {
-  RAIL_TRY(open_bootstrap(comm, args));
+rail_result_t rt_comm_init(struct ncclComm *comm, struct rt_init_args *args) {
+  rail_result_t opened = open_bootstrap(comm, args);
+  rt_init_end(args);
+  RAIL_TRY(opened);
   if (comm->nranks == 0) return RAIL_OK;
   RAIL_TRY(exchange_peers(comm));
   RAIL_TRY(open_ring(comm));
@@ -393,7 +431,6 @@ static void free_parts(struct ncclComm *comm) {
   close_ring(&comm->ring);
   rt_net_close(comm);
   rt_bootstrap_close(comm->bootstrap);
-  if (comm->has_grow_id) rt_unique_id_cancel(comm->grow_id, comm->rank, comm->nranks + 1);
   free(comm->premuls);
   free(comm->peers);
   free(comm->survivors);
@@ -448,6 +485,7 @@ static void free_abandoned(void) {
 
 void rt_comm_free(struct ncclComm *comm) {
   if (!comm) return;
+  rt_comm_drop_id(comm);
   /* The executor may be driving the proxy, and the proxy may have operations of plans that failed. */
   rt_queue_stop(&comm->queue);
   rt_proxy_destroy(&comm->proxy);

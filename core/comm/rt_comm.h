@@ -119,9 +119,11 @@ struct rt_init_args {
   ncclConfig_t config;
   /* A split: the parent's ranks with the same color, in the order of key; id, rank and nranks are not used. */
   struct ncclComm *parent;
+  bool parent_held; /* counted among the parent's users */
   int color, key;
   uint32_t serial; /* which of parent's children this is: taken in the call, so that all ranks agree */
-  /* A grow instead: nranks is the new size, rank the parent's; id is the one that this rank has made, if has_id. */
+  /* A grow instead: nranks is the new size, rank the parent's. has_id: this rank has made the id, and its rendezvous
+   * waits until the communicator's bootstrap is open. */
   bool grow, has_id;
   /* A shrink instead: nranks ranks of parent, in their order; rt_comm_alloc keeps a copy. */
   const int *survivors;
@@ -130,12 +132,20 @@ struct rt_init_args {
   char spare[RT_UNIQUE_ID_BYTES];
 };
 
+/* An abort of the parent waits until the making of the communicator does not use it any more. */
+void rt_init_hold_parent(struct rt_init_args *args);
+void rt_init_release_parent(struct rt_init_args *args);
+/* Whatever became of the communicator: releases the parent, and ends the rendezvous of an id that was not used. */
+void rt_init_end(struct rt_init_args *args);
+
 /* An empty communicator, which rt_comm_free accepts. NULL without memory. */
 struct ncclComm *rt_comm_alloc(const struct rt_init_args *args);
 /* Collective. The communicator stays half built on failure: free it. A rank without a color
- * gets RAIL_OK and nranks 0. */
-rail_result_t rt_comm_init(struct ncclComm *comm, const struct rt_init_args *args);
+ * gets RAIL_OK and nranks 0. The parent is released as soon as it is not needed. */
+rail_result_t rt_comm_init(struct ncclComm *comm, struct rt_init_args *args);
 void rt_comm_free(struct ncclComm *comm);
+/* Ends the rendezvous of the id of ncclCommGetUniqueId, if there is one. */
+void rt_comm_drop_id(struct ncclComm *comm);
 
 /* rt_comm_fail.c. Records the error, logs it and reports it to the other ranks. Only the first call has an effect. */
 void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) RAIL_PRINTF(3, 4);

@@ -268,8 +268,10 @@ ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int exclude
  * nRanks is the new size, the same everywhere. Collective, as ncclCommInitRankConfig; comm stays as it is. Without a
  * config ranks of comm take comm's, new ranks the defaults.
  * A rank of comm that does not make the call: as for ncclCommSplit.
- * An id is for one grow, whether that succeeds or not: a second one before is ncclInvalidUsage, as it is with
- * NCCL_COMM_ID, one address for all. */
+ * An id is for one grow, whether that succeeds or not. A second one is ncclInvalidUsage while new ranks can still come by
+ * the first (RAIL_BOOTSTRAP_TIMEOUT after one has, else ten minutes), and with NCCL_COMM_ID, one address for all. New
+ * ranks that wait when the grow fails, or comm ends without it, get ncclRemoteError. Once the ranks of comm have the id,
+ * comm may be aborted. */
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
 ncclResult_t pncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank, ncclComm_t *newcomm,

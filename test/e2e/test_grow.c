@@ -7,6 +7,8 @@
  * error in time.
  */
 #include <signal.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -219,6 +221,8 @@ static void late(const struct rank *rank, void *arg) {
   const int r = rank->rank;
   ncclComm_t comm = open_old(rank, 2), all = NULL;
   const ncclUniqueId id = grow_id(rank, comm, 0);
+  atomic_int *over = rank->shared; /* ranks with their error; it held the id */
+  if (r == 0) atomic_store(over, 0);
   if (r == (old_one ? 1 : 3)) raise(SIGKILL);
   if (old_one && r == 0) usleep(500000); /* until the new ranks wait */
   const uint64_t t0 = rail_now_ns();
@@ -228,6 +232,8 @@ static void late(const struct rank *rank, void *arg) {
   if (!old_one || r == 0)
     ENSURE(strstr(ncclGetLastError(NULL), missing), "the text is \"%s\"", ncclGetLastError(NULL));
   took_less(t0, old_one ? 5000 : 15000, "the error");
+  atomic_fetch_add(over, 1);
+  while (atomic_load(over) < 3) usleep(1000); /* no error comes from the end of the process that made the id */
   if (comm) OK(ncclCommAbort(comm));
 }
 TEST(a_rank_that_does_not_come_is_an_error) {
@@ -259,6 +265,95 @@ static void alone(const struct rank *rank, void *arg) {
 }
 TEST(a_rank_that_makes_no_call_is_an_error) {
   job_run("NCCL_DEBUG=NONE RAIL_BOOTSTRAP_TIMEOUT=1", 2, kit_patience_ms(TIMEOUT_MS), alone, NULL);
+}
+
+/* Two new ranks wait for old ones that will not come, and live on: the error is there at once, with the reason. */
+enum why_not { DESTROYED, REVOKED, DISAGREED };
+static void not_coming(const struct rank *rank, void *arg) {
+  const enum why_not why = *(const enum why_not *)arg;
+  const int r = rank->rank, old = rank->nranks - 2;
+  ncclComm_t comm = open_old(rank, old), all = NULL;
+  const ncclUniqueId id = grow_id(rank, comm, 0);
+  const uint64_t t0 = rail_now_ns();
+  if (r >= old) {
+    REFUSED(ncclCommGrow(NULL, rank->nranks, &id, r, &all, NULL), ncclRemoteError, "rank 0, which made the unique id");
+    took_less(t0, 5000, "the error");
+  } else {
+    usleep(300000); /* until the new ranks wait */
+    if (why == REVOKED) {
+      OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+      REFUSED(ncclCommGrow(comm, rank->nranks, NULL, -1, &all, NULL), ncclInvalidUsage, "revoked");
+    } else if (why == DISAGREED) {
+      REFUSED(ncclCommGrow(comm, rank->nranks + r, NULL, -1, &all, NULL), ncclInvalidUsage, "nRanks is");
+    }
+    OK(ncclCommDestroy(comm));
+  }
+  rank_barrier(rank);
+}
+TEST(new_ranks_learn_that_the_old_will_not_come) {
+  for (enum why_not why = DESTROYED; why <= DISAGREED; why++)
+    job_run("NCCL_DEBUG=NONE RAIL_BOOTSTRAP_TIMEOUT=20", why == DISAGREED ? 4 : 3, kit_patience_ms(TIMEOUT_MS),
+            not_coming, &why);
+}
+
+/* The rendezvous ends without the old rank: that can get another id, and its end does not wait for the old one. */
+static void expired(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclComm_t comm = open_old(rank, 1), all = NULL;
+  for (int round = 0; round < 2; round++) {
+    ncclUniqueId id = grow_id(rank, comm, 0);
+    if (!comm) REFUSED(ncclCommGrow(NULL, 2, &id, 1, &all, NULL), ncclRemoteError, "missing: 0");
+    rank_barrier(rank);
+  }
+  const uint64_t t0 = rail_now_ns();
+  if (comm) OK(ncclCommDestroy(comm));
+  took_less(t0, 1000, "the end of a communicator");
+}
+TEST(an_id_can_follow_one_that_has_expired) {
+  job_run("NCCL_DEBUG=NONE RAIL_BOOTSTRAP_TIMEOUT=1", 2, kit_patience_ms(TIMEOUT_MS), expired, NULL);
+}
+
+/* A new rank does not come: that holds up neither the end of the parent nor, then, that of the new communicator. */
+static void parent_ends(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclComm_t comm = open_comm(rank), all = NULL;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclUniqueId id;
+  OK(ncclCommGetUniqueId(comm, &id));
+  ENSURE_INT(ncclCommGrow(comm, 2, &id, -1, &all, &config), ncclInProgress);
+  usleep(200000);
+  const uint64_t t0 = rail_now_ns();
+  OK(ncclCommAbort(comm));
+  OK(ncclCommAbort(all));
+  took_less(t0, 5000, "an abort of both");
+}
+TEST(the_parent_can_be_aborted) {
+  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), parent_ends, NULL);
+}
+
+/* Without memory for it, and with an id that must not stay. */
+static void no_memory(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclComm_t comm = open_comm(rank), all = NULL;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclUniqueId id;
+  struct rlimit before, none;
+  const int fds = kit_fd_count(), threads = kit_thread_count();
+  OK(ncclCommGetUniqueId(comm, &id));
+  ENSURE_INT(getrlimit(RLIMIT_AS, &before), 0);
+  none = before;
+  none.rlim_cur = 1;
+  ENSURE_INT(setrlimit(RLIMIT_AS, &none), 0);
+  ncclResult_t r = ncclCommGrow(comm, 2, &id, -1, &all, &config);
+  ENSURE_INT(setrlimit(RLIMIT_AS, &before), 0);
+  ENSURE_INT(r, ncclSystemError);
+  rank_back_to(fds, threads, "a grow without memory");
+  close_comm(comm);
+}
+TEST(without_memory_no_id_is_left) {
+  if (!kit_sanitized()) job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), no_memory, NULL);
 }
 
 /* While the new communicator waits for rank 1 of its parent, it is aborted. */
@@ -353,5 +448,7 @@ TEST_MAIN(TEST_CASE(ranks_join), TEST_CASE(it_grows_again), TEST_CASE(in_a_group
           TEST_CASE(wrong_calls_are_refused), TEST_CASE(no_rendezvous_is_left),
           TEST_CASE(one_address_for_all_is_refused), TEST_CASE(a_rank_that_does_not_come_is_an_error),
           TEST_CASE(a_rank_that_makes_no_call_is_an_error), TEST_CASE(the_new_communicator_can_be_aborted),
-          TEST_CASE(children_of_one_parent_at_once),
+          TEST_CASE(children_of_one_parent_at_once), TEST_CASE(new_ranks_learn_that_the_old_will_not_come),
+          TEST_CASE(an_id_can_follow_one_that_has_expired), TEST_CASE(the_parent_can_be_aborted),
+          TEST_CASE(without_memory_no_id_is_left),
           TEST_CASE(ranks_of_the_parent_keep_its_configuration))
