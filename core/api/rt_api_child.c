@@ -110,22 +110,29 @@ RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, 
 
 /* ---- grow -------------------------------------------------------------------------------- */
 
-RAIL_EXPORT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId) {
-  const char *call = "ncclCommGetUniqueId";
-  ncclResult_t r = rt_check_comm(comm, call);
-  if (r != ncclSuccess) return r;
-  if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "%s: uniqueId is NULL", call);
+static ncclResult_t make_grow_id(struct ncclComm *comm, const char *call, ncclUniqueId *id) {
   if (comm->has_grow_id && rt_unique_id_waits(comm->grow_id))
     return rt_error(RAIL_BAD_USAGE, "%s: this communicator's last id waits for its ncclCommGrow; it has one at a time",
                     call);
   if (rt_params()->comm_id)
     return rt_error(RAIL_BAD_USAGE, "%s: NCCL_COMM_ID=%s is one address for all communicators; unset it to grow", call,
                     rt_params()->comm_id);
-  r = (ncclResult_t)rt_unique_id_create(uniqueId->internal);
+  ncclResult_t r = (ncclResult_t)rt_unique_id_create(id->internal);
   if (r != ncclSuccess) return r;
   comm->has_grow_id = true;
-  memcpy(comm->grow_id, uniqueId->internal, sizeof comm->grow_id);
+  memcpy(comm->grow_id, id->internal, sizeof comm->grow_id);
   return ncclSuccess;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId) {
+  const char *call = "ncclCommGetUniqueId";
+  ncclResult_t r = rt_check_comm(comm, call);
+  if (r != ncclSuccess) return r;
+  if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "%s: uniqueId is NULL", call);
+  atomic_fetch_add(&comm->users, 1);
+  r = make_grow_id(comm, call, uniqueId);
+  atomic_fetch_sub(&comm->users, 1);
+  return r;
 }
 
 /* A rank of the parent. It may leave the id away where it made it: only ranks of the parent know each other. */
@@ -187,9 +194,10 @@ RAIL_EXPORT ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUni
 static ncclResult_t revoke(struct ncclComm *comm, const char *call) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
-  if (atomic_load(&comm->init_state) != ncclSuccess || comm->state == RT_COMM_FINALIZED)
+  bool finalized = atomic_load(&comm->state) == RT_COMM_FINALIZED;
+  if (atomic_load(&comm->init_state) != ncclSuccess || finalized)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: the communicator %s; nothing can be revoked", call,
-                    comm->state == RT_COMM_FINALIZED ? "was finalized" : "is not made");
+                    finalized ? "was finalized" : "is not made");
   atomic_fetch_add(&comm->users, 1);
   rt_comm_revoke(comm);
   rt_queue_wait(&comm->queue);

@@ -43,8 +43,9 @@ ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
     return (ncclResult_t)failed;
   }
   if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->init_state) == ncclInProgress) return still_being_made(call);
-  if (comm->state == RT_COMM_OPEN) return ncclSuccess;
-  if (comm->state == RT_COMM_SUSPENDED)
+  enum rt_comm_state state = atomic_load(&((struct ncclComm *)(uintptr_t)comm)->state);
+  if (state == RT_COMM_OPEN) return ncclSuccess;
+  if (state == RT_COMM_SUSPENDED)
     return rt_error(RAIL_BAD_USAGE, "%s: the communicator is suspended; call ncclCommResume first", call);
   return rt_error(RAIL_BAD_USAGE, "%s: ncclCommFinalize was called on this communicator", call);
 }
@@ -211,14 +212,14 @@ static void join_init(struct ncclComm *comm) {
 
 static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
   join_init(comm);
-  if (comm->state != RT_COMM_FINALIZED && comm->queue.comm) {
+  if (atomic_load(&comm->state) != RT_COMM_FINALIZED && comm->queue.comm) {
     rt_queue_wait(&comm->queue);
     if (all_ranks && !rt_comm_failed(comm)) {
       rail_result_t r = rt_bootstrap_barrier(comm->bootstrap);
       if (r != RAIL_OK) rt_comm_fail(comm, r, "another rank did not finalize");
     }
   }
-  comm->state = RT_COMM_FINALIZED;
+  atomic_store(&comm->state, RT_COMM_FINALIZED);
   return (ncclResult_t)atomic_load(&comm->failed);
 }
 
@@ -244,7 +245,7 @@ RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
   if (r != ncclSuccess) return r;
-  if (comm->state == RT_COMM_FINALIZED && comm->queue.comm && rt_queue_idle(&comm->queue)) {
+  if (atomic_load(&comm->state) == RT_COMM_FINALIZED && comm->queue.comm && rt_queue_idle(&comm->queue)) {
     rt_comm_free(comm);
     return ncclSuccess;
   }

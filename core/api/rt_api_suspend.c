@@ -19,10 +19,10 @@ RAIL_EXPORT ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   } else if (rt_device_plan_graphs_alive(comm)) {
     r = rt_error(RAIL_BAD_USAGE, "ncclCommSuspend: a captured graph has calls of this communicator; destroy it first");
   } else if (!rt_comm_drop_connections(comm)) {
-    r = rt_error(RAIL_BAD_USAGE, "ncclCommSuspend: kernels of other communicators of this process run, and memory "
-                                 "cannot be freed meanwhile; wait for them first");
+    r = rt_error(RAIL_BAD_USAGE, "ncclCommSuspend: kernels of other communicators of this process go on running, and "
+                                 "memory cannot be freed meanwhile; wait for them first");
   } else {
-    comm->state = RT_COMM_SUSPENDED;
+    atomic_store(&comm->state, RT_COMM_SUSPENDED);
   }
   atomic_fetch_sub(&comm->users, 1);
   return r;
@@ -31,10 +31,14 @@ RAIL_EXPORT ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
 RAIL_EXPORT ncclResult_t ncclCommResume(ncclComm_t comm) {
   ncclResult_t r = rt_check_handle(comm, "ncclCommResume");
   if (r != ncclSuccess) return r;
-  if (comm->state != RT_COMM_SUSPENDED)
-    return rt_error(RAIL_BAD_USAGE, "ncclCommResume: the communicator is not suspended");
-  comm->state = RT_COMM_OPEN;
-  return rt_check_comm(comm, "ncclCommResume"); /* it may have failed meanwhile */
+  enum rt_comm_state suspended = RT_COMM_SUSPENDED;
+  atomic_fetch_add(&comm->users, 1);
+  if (atomic_compare_exchange_strong(&comm->state, &suspended, RT_COMM_OPEN))
+    r = rt_check_comm(comm, "ncclCommResume"); /* it may have failed meanwhile */
+  else
+    r = rt_error(RAIL_BAD_USAGE, "ncclCommResume: the communicator is not suspended");
+  atomic_fetch_sub(&comm->users, 1);
+  return r;
 }
 
 RAIL_EXPORT ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value) {
@@ -44,7 +48,7 @@ RAIL_EXPORT ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t sta
   const struct rt_comm_memory m = rt_comm_count_memory(comm);
   switch ((int)stat) {
     case ncclStatGpuMemSuspend: *value = m.connections; return ncclSuccess;
-    case ncclStatGpuMemSuspended: *value = comm->state == RT_COMM_SUSPENDED; return ncclSuccess;
+    case ncclStatGpuMemSuspended: *value = atomic_load(&comm->state) == RT_COMM_SUSPENDED; return ncclSuccess;
     case ncclStatGpuMemPersist: *value = m.rest; return ncclSuccess;
     case ncclStatGpuMemTotal: *value = m.connections + m.rest; return ncclSuccess;
     default:

@@ -404,7 +404,7 @@ static void free_connectors(struct ncclComm *comm) {
 
 bool rt_comm_drop_connections(struct ncclComm *comm) {
   const bool on_device = comm->gpu.open;
-  if (on_device && !rt_gate_free_try_begin()) return false;
+  if (on_device && !rt_gate_free_begin()) return false;
   rt_proxy_quiesce(&comm->proxy); /* it may still be in the pass that finished its last operation */
   rt_reg_drop_connectors(comm);
   rt_small_close(&comm->small);

@@ -108,7 +108,7 @@ struct ncclComm {
   atomic_int init_state; /* ncclInProgress while a non-blocking init runs */
   pthread_t init_thread;
   bool init_thread_running;
-  enum rt_comm_state state;
+  _Atomic enum rt_comm_state state;
   char transports_text[96];
   struct ncclComm *next_abandoned;
 };
@@ -168,7 +168,7 @@ struct rt_comm_memory {
 };
 struct rt_comm_memory rt_comm_count_memory(const struct ncclComm *comm);
 /* Takes down all connections; the next operations make new ones. Nothing is enqueued, and no graph has a plan. False:
- * not now, see rt_gate.h. */
+ * kernels of other communicators went on running, see rt_gate.h. */
 bool rt_comm_drop_connections(struct ncclComm *comm);
 
 /* The connector, allocated on first use; NULL without memory. */

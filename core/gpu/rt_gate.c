@@ -77,4 +77,14 @@ bool rt_gate_free_try_begin(void) {
   return may;
 }
 
+bool rt_gate_free_begin(void) {
+  uint64_t until = rail_deadline_in_ms(MOST_MS);
+  bool may = rt_gate_free_try_begin();
+  while (!may && !rail_deadline_passed(until)) {
+    nap();
+    may = rt_gate_free_try_begin();
+  }
+  return may;
+}
+
 void rt_gate_free_end(void) { add(&frees, -1); }

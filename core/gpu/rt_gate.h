@@ -32,6 +32,8 @@ void rt_gate_kernel_end(void);
 
 /* Never waits. False: kernels run, so memory must not be freed now. True: none is launched until rt_gate_free_end. */
 bool rt_gate_free_try_begin(void);
+/* The same, but waits, within the bound, while kernels run: one may be over, and its executor not have seen it yet. */
+bool rt_gate_free_begin(void);
 void rt_gate_free_end(void);
 
 #endif

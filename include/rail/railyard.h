@@ -284,7 +284,7 @@ ncclResult_t pncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniq
  * must, between the same two operations: one that works on meets closed connections, and its communicator fails.
  * The first operation after a resume makes the connections again. Registrations and windows stay.
  * `flags` is NCCL_SUSPEND_MEM. ncclInvalidUsage: calls of comm wait for this group's end, a captured graph still has
- * the connections, or, on a device, kernels of other communicators of the process run. */
+ * the connections, or, on a device, kernels of other communicators of the process run for two seconds more. */
 ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
 ncclResult_t pncclCommSuspend(ncclComm_t comm, int flags);
 ncclResult_t ncclCommResume(ncclComm_t comm);

@@ -64,6 +64,37 @@ TEST(memory_of_the_gpu_is_given_back) {
   job_run(env, 2, kit_patience_ms(TIMEOUT_MS), suspended, &net);
 }
 
+/* Both ranks in one process: when a kernel is over, its communicator's executor may not have seen it yet, and the other
+ * communicator can be suspended all the same. */
+static void in_one_process(const struct rank *rank, void *arg) {
+  enum { RANKS = 2, COUNT = 3000 };
+  static int32_t numbers[COUNT];
+  (void)rank, (void)arg;
+  gpu_open();
+  ncclComm_t comms[RANKS];
+  void *streams[RANKS];
+  int32_t *buffers[RANKS];
+  OK(ncclCommInitAll(comms, RANKS, NULL));
+  for (int i = 0; i < RANKS; i++) {
+    streams[i] = gpu_stream();
+    buffers[i] = gpu_alloc(sizeof numbers);
+    gpu_put(buffers[i], numbers, sizeof numbers);
+  }
+  for (int round = 0; round < 40; round++) {
+    OK(ncclGroupStart());
+    for (int i = 0; i < RANKS; i++)
+      OK(ncclAllReduce(buffers[i], buffers[i], COUNT, ncclInt32, ncclMax, comms[i], streams[i]));
+    OK(ncclGroupEnd());
+    for (int i = 0; i < RANKS; i++) GPU(gpu.cuStreamSynchronize(streams[i]));
+    for (int i = 0; i < RANKS; i++) OK(ncclCommSuspend(comms[i], NCCL_SUSPEND_MEM));
+    for (int i = 0; i < RANKS; i++) OK(ncclCommResume(comms[i]));
+  }
+  for (int i = 0; i < RANKS; i++) OK(ncclCommDestroy(comms[i]));
+}
+TEST(ranks_of_one_process_suspend) {
+  job_run("NCCL_DEBUG=NONE " SMALL, 1, kit_patience_ms(TIMEOUT_MS), in_one_process, NULL);
+}
+
 static void captured(const struct rank *rank, void *arg) {
   void *graph, *exec;
   struct side s;
@@ -123,5 +154,5 @@ TEST(memory_of_the_device_has_no_window) {
   job_run("NCCL_DEBUG=NONE " SMALL, 2, kit_patience_ms(TIMEOUT_MS), windows, NULL);
 }
 
-TEST_MAIN(TEST_CASE(memory_of_the_gpu_is_given_back), TEST_CASE(a_graph_keeps_the_connections),
-          TEST_CASE(memory_of_the_device_has_no_window))
+TEST_MAIN(TEST_CASE(memory_of_the_gpu_is_given_back), TEST_CASE(ranks_of_one_process_suspend),
+          TEST_CASE(a_graph_keeps_the_connections), TEST_CASE(memory_of_the_device_has_no_window))

@@ -5,6 +5,8 @@
  * Proves: what a communicator has allocated is counted; suspending it gives the memory of its connections back, and
  * after a resume every kind of operation works as before; a suspended communicator refuses all but queries and its end.
  */
+#include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -141,6 +143,29 @@ TEST(calls_that_differ_after_a_resume) {
   job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), differ, NULL);
 }
 
+/* Another thread aborts what this one has suspended and resumed. */
+static atomic_bool resumed;
+static void *aborts(void *comm) {
+  while (!atomic_load_explicit(&resumed, memory_order_relaxed)) usleep(100);
+  OK(ncclCommAbort(comm));
+  return NULL;
+}
+static void in_two_threads(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclComm_t comm = open_comm(rank);
+  pthread_t thread;
+  ENSURE_INT(pthread_create(&thread, NULL, aborts, comm), 0);
+  for (int i = 0; i < 10; i++) {
+    OK(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+    OK(ncclCommResume(comm));
+  }
+  atomic_store_explicit(&resumed, true, memory_order_relaxed);
+  ENSURE_INT(pthread_join(thread, NULL), 0);
+}
+TEST(another_thread_may_abort) {
+  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), in_two_threads, NULL);
+}
+
 static void refuses(const struct rank *rank, void *arg) {
   (void)arg;
   ncclComm_t comm = open_comm(rank), child = NULL;
@@ -187,4 +212,5 @@ TEST(a_suspended_communicator_refuses_by_name) {
 }
 
 TEST_MAIN(TEST_CASE(memory_is_given_back_and_made_again), TEST_CASE(sends_come_first_after_a_resume),
-          TEST_CASE(calls_that_differ_after_a_resume), TEST_CASE(a_suspended_communicator_refuses_by_name))
+          TEST_CASE(calls_that_differ_after_a_resume), TEST_CASE(a_suspended_communicator_refuses_by_name),
+          TEST_CASE(another_thread_may_abort))
