@@ -12,10 +12,12 @@ RAIL_EXPORT ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProper
   ncclResult_t r = rt_check_made(comm, "ncclCommQueryProperties");
   if (r != ncclSuccess) return r;
   const size_t header = offsetof(ncclCommProperties_t, rank);
-  if (!props || props->magic != NCCL_API_MAGIC || props->size < header)
+  if (!props) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommQueryProperties: props is NULL");
+  if (props->magic != NCCL_API_MAGIC || props->size < header)
     return rt_error(RAIL_BAD_ARGUMENT,
-                    "ncclCommQueryProperties: props is %p%s; start from NCCL_COMM_PROPERTIES_INITIALIZER",
-                    (void *)props, props ? ", with a wrong magic or size" : "");
+                    "ncclCommQueryProperties: props has magic %#x and size %zu; allowed are %#x and at least %zu, as "
+                    "NCCL_COMM_PROPERTIES_INITIALIZER has them",
+                    props->magic, props->size, NCCL_API_MAGIC, header);
   const ncclCommProperties_t all = {.rank = comm->rank,
                                     .nRanks = comm->nranks,
                                     .cudaDev = comm->device,

@@ -80,8 +80,9 @@ static ncclResult_t get_number(const char *call, ncclParamHandle_t h, const void
     return rt_error(RAIL_BAD_ARGUMENT, "%s: %s is text, no number; use ncclParamGetStr", call, row->name);
   *number = number_of(row);
   if (*number >= lo && *number <= hi) return ncclSuccess;
-  return rt_error(RAIL_BAD_ARGUMENT, "%s: %s is %" PRId64 ", which does not fit; use ncclParamGetI64", call, row->name,
-                  *number);
+  return rt_error(RAIL_BAD_ARGUMENT,
+                  "%s: %s is %" PRId64 ", and the type has %" PRId64 " to %" PRId64 "; use ncclParamGetI64", call,
+                  row->name, *number, lo, hi);
 }
 
 #define GETTER(suffix, type, lo, hi)                                                               \

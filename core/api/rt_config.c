@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The caller's ncclConfig_t: taken as far as its size and version go, and checked as NCCL does. */
+ * The caller's ncclConfig_t: taken as far as its size and version go, and checked as NCCL does,
+ * but for minCTAs without maxCTAs: NCCL refuses that, while one bound makes sense here. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>

@@ -64,8 +64,8 @@ void rt_init_release_parent(struct rt_init_args *args) {
 static void cancel_id(const char id[RT_UNIQUE_ID_BYTES], int rank) {
   char why[200];
   snprintf(why, sizeof why,
-           "rank %d, which made the unique id for ncclCommGrow, will not come: its call failed, or its communicator has "
-           "ended; get another id",
+           "rank %d, which made the unique id for ncclCommGrow, will not come: its call failed, or its communicator "
+           "has ended; get another id",
            rank);
   rt_unique_id_cancel(id, why);
 }

@@ -268,10 +268,10 @@ ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int exclude
  * nRanks is the new size, the same everywhere. Collective, as ncclCommInitRankConfig; comm stays as it is. Without a
  * config ranks of comm take comm's, new ranks the defaults.
  * A rank of comm that does not make the call: as for ncclCommSplit.
- * An id is for one grow, whether that succeeds or not. A second one is ncclInvalidUsage while new ranks can still come by
- * the first (RAIL_BOOTSTRAP_TIMEOUT after one has, else ten minutes), and with NCCL_COMM_ID, one address for all. New
- * ranks that wait when the grow fails, or comm ends without it, get ncclRemoteError. Once the ranks of comm have the id,
- * comm may be aborted. */
+ * An id is for one grow, whether that succeeds or not. A second one is ncclInvalidUsage while new ranks can still come
+ * by the first (RAIL_BOOTSTRAP_TIMEOUT after one has, else ten minutes), and with NCCL_COMM_ID, one address for all.
+ * New ranks that wait when the grow fails, or comm ends without it, get ncclRemoteError. Once the ranks of comm have
+ * the id, comm may be aborted. */
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
 ncclResult_t pncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
 ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank, ncclComm_t *newcomm,
@@ -280,8 +280,10 @@ ncclResult_t pncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniq
                            ncclConfig_t *config);
 
 /* Gives back the memory of comm's connections, once nothing is enqueued any more (it waits for that); until
- * ncclCommResume all calls but queries, abort and destroy are ncclInvalidUsage. Each rank does it for itself, and all
- * must, between the same two operations: one that works on meets closed connections, and its communicator fails.
+ * ncclCommResume operations, registrations, finalize and what makes a communicator of comm are ncclInvalidUsage; what
+ * is left are queries, giving registrations back, ncclCommRevoke (also by NCCL_SHRINK_ABORT), abort and destroy.
+ * Each rank does it for itself, and all must, between the same two operations. Nothing checks that: where one suspends
+ * and another does not, a message between them may be lost, and its receiver waits for ever, or an operation fails.
  * The first operation after a resume makes the connections again. Registrations and windows stay.
  * `flags` is NCCL_SUSPEND_MEM. ncclInvalidUsage: calls of comm wait for this group's end, a captured graph still has
  * the connections, or, on a device, kernels of other communicators of the process run for two seconds more. */

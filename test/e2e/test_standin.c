@@ -175,8 +175,11 @@ static void check_properties(ncclComm_t comm, int rank) {
   ENSURE_INT(part.nRanks, 3);
   ENSURE_INT(part.cudaDev, 0x11111111);
   part.magic = 5;
-  REFUSED(ncclCommQueryProperties(comm, &part), ncclInvalidArgument, "NCCL_COMM_PROPERTIES_INITIALIZER");
-  REFUSED(ncclCommQueryProperties(comm, NULL), ncclInvalidArgument, "NCCL_COMM_PROPERTIES_INITIALIZER");
+  REFUSED(ncclCommQueryProperties(comm, &part), ncclInvalidArgument, "magic 0x5 ");
+  part = all;
+  part.size = 9;
+  REFUSED(ncclCommQueryProperties(comm, &part), ncclInvalidArgument, "size 9; ");
+  REFUSED(ncclCommQueryProperties(comm, NULL), ncclInvalidArgument, "props is NULL");
   REFUSED(ncclCommQueryProperties(NULL, &all), ncclInvalidArgument, "comm is NULL");
 }
 
@@ -267,7 +270,7 @@ static void check_numbers(void) {
   OK(ncclParamGetI16(cumem, &i16));
   ENSURE_INT(i16, -2);
   REFUSED(ncclParamGetU16(cumem, &u16), ncclInvalidArgument, "NCCL_CUMEM_ENABLE is -2");
-  REFUSED(ncclParamGetU64(cumem, &u64), ncclInvalidArgument, "does not fit");
+  REFUSED(ncclParamGetU64(cumem, &u64), ncclInvalidArgument, "has 0 to 9223372036854775807");
   REFUSED(ncclParamGetI16(size, &i16), ncclInvalidArgument, "NCCL_BUFFSIZE is 2097152");
   OK(ncclParamGetI32(size, &i32));
   OK(ncclParamGetU32(size, &u32));
