@@ -402,15 +402,20 @@ static void free_connectors(struct ncclComm *comm) {
   }
 }
 
+/* What was registered for them is given back already. */
+static void close_connections(struct ncclComm *comm) {
+  rt_small_close(&comm->small);
+  memset(&comm->small, 0, sizeof comm->small);
+  free_connectors(comm);
+  rt_export_wait();
+}
+
 bool rt_comm_drop_connections(struct ncclComm *comm) {
   const bool on_device = comm->gpu.open;
   if (on_device && !rt_gate_free_begin()) return false;
   rt_proxy_quiesce(&comm->proxy); /* it may still be in the pass that finished its last operation */
   rt_reg_drop_connectors(comm);
-  rt_small_close(&comm->small);
-  memset(&comm->small, 0, sizeof comm->small);
-  free_connectors(comm);
-  rt_export_wait();
+  close_connections(comm);
   if (on_device) rt_gate_free_end();
   return true;
 }
@@ -418,9 +423,7 @@ bool rt_comm_drop_connections(struct ncclComm *comm) {
 static void free_parts(struct ncclComm *comm) {
   rt_queue_destroy(&comm->queue);
   rt_reg_free_all(comm);
-  rt_small_close(&comm->small);
-  free_connectors(comm);
-  rt_export_wait();
+  close_connections(comm);
   rt_device_plan_close(comm);
   rt_gpu_close(comm);
   rt_fd_receiver_close(&comm->fd_receiver);

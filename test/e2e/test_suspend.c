@@ -187,6 +187,8 @@ static void refuses(const struct rank *rank, void *arg) {
   REFUSED(ncclCommSuspend(comm, NCCL_SUSPEND_MEM), ncclInvalidUsage, "group");
   OK(ncclGroupEnd());
   check_members(comm, rank->rank, 3);
+  void *kept;
+  OK(ncclCommRegister(comm, &a, sizeof a, &kept));
   OK(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
   REFUSED(ncclCommSuspend(comm, NCCL_SUSPEND_MEM), ncclInvalidUsage, "ncclCommResume");
   REFUSED(ncclAllReduce(&a, &a, 1, ncclFloat, ncclSum, comm, NULL), ncclInvalidUsage, "suspended");
@@ -204,6 +206,9 @@ static void refuses(const struct rank *rank, void *arg) {
   ncclCommProperties_t props = NCCL_COMM_PROPERTIES_INITIALIZER;
   OK(ncclCommQueryProperties(comm, &props));
   ENSURE_INT(props.nRanks, 2);
+  OK(ncclCommDeregister(comm, kept));
+  OK(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+  REFUSED(ncclCommResume(comm), ncclInvalidUsage, "revoked");
   rank_barrier(rank);
   OK(rank->rank ? ncclCommAbort(comm) : ncclCommDestroy(comm));
 }
