@@ -235,7 +235,7 @@ struct ib_send_comm {
   struct ib_ring_wait tag_wait;          /* receives are posted, none of the send's tag */
   struct ib_ring_wait torn_wait;         /* the next receive is torn */
   struct ib_ring_wait turn_wait;         /* all sends wait for one before them (ib_two_sided.h) */
-  uint32_t empty_calls;                  /* isends that found no receive */
+  uint32_t unmatched_calls;              /* isends that found no receive of their tag */
   uint64_t closed_deadline; /* after GOODBYE: the peer acknowledges retransmissions until then; 0: no GOODBYE */
   bool peer_gone;           /* IB_COMM_PEER_GONE is in closed_deadline */
   struct ib_cts_match match;

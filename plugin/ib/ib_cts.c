@@ -123,6 +123,7 @@ enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct
 }
 
 bool ib_cts_lacks_first(const struct ib_cts_match *m) {
+  if (!m->next) return false; /* fresh memory's number, too */
   const struct ib_cts_wire *entries = m->ring->slots[slot_of(m->next)];
   for (unsigned int i = 1; i < IB_MAX_GROUP; i++)
     if (le32toh(__atomic_load_n(&entries[i].seq, __ATOMIC_RELAXED)) == m->next) return true;

@@ -96,7 +96,8 @@ enum ib_cts_found {
 };
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct ib_cts **buffer);
 /* For a next receive that seems not to be posted, because its first entry is not there: is any other of its entries? It
- * reads a line of memory for each, so not with every call. */
+ * reads a line of memory for each, so the caller does not ask each time (ib_send.c). Not of receive 0, 2^32 receives
+ * after the first: what was never written has its number. */
 bool ib_cts_lacks_first(const struct ib_cts_match *m);
 /* For log lines: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);

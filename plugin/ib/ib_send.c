@@ -25,7 +25,7 @@
 #include "plugin/ib/ib_two_sided.h"
 
 #define BATCH 16 /* writes that are posted at once */
-#define EMPTY_CALLS 64 /* of so many isends that found no receive one looks for a torn one */
+#define UNMATCHED_CALLS 64 /* of so many isends that found no receive of their tag one looks for a torn one */
 
 /* ---- the comm ----------------------------------------------------------- */
 
@@ -95,10 +95,12 @@ static bool wait_is_over(const struct ib_send_comm *sc, struct ib_ring_wait *wai
   return false;
 }
 
-/* Receives are posted, of other tags only. That ends soon, or the two sides disagree. */
+/* Receives are posted, of other tags only. That ends soon, or the two sides disagree; unless the next receive is torn,
+ * whose tags are not known, and which has a limit of its own. */
 static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
   uint64_t ms = (uint64_t)ib_params.tag_ms;
-  return ms && wait_is_over(sc, &sc->tag_wait, tag, ms) ? ib_error_tag_timeout(sc, tag) : RAIL_OK;
+  if (!ms || !wait_is_over(sc, &sc->tag_wait, tag, ms) || ib_cts_lacks_first(&sc->match)) return RAIL_OK;
+  return ib_error_tag_timeout(sc, tag);
 }
 
 /* A receive is announced by one write of up to 512 bytes. It is seen torn for some nanoseconds, or until the peer's HCA
@@ -112,7 +114,7 @@ static rail_result_t check_torn(struct ib_send_comm *sc) {
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
  * silent ends it by a bit of `faults`. STALLED does not: the HCA has nothing of this send to complete. A receive whose
- * first entry is missing alone looks as if there were none, so its others are looked at now and then. */
+ * first entry is missing alone looks as if it were not posted, so one call in UNMATCHED_CALLS looks at its others. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
   if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
@@ -120,8 +122,8 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   if (rail_unlikely(faults & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
   faults &= ~IB_COMM_FAILOVER;
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
-  if (rail_likely(found == IB_CTS_EMPTY && ++sc->empty_calls % EMPTY_CALLS)) return RAIL_OK;
-  if (found == IB_CTS_NEXT_TORN || ib_cts_lacks_first(&sc->match)) return check_torn(sc);
+  const bool look = ++sc->unmatched_calls % UNMATCHED_CALLS == 0;
+  if (found == IB_CTS_NEXT_TORN || (rail_unlikely(look) && ib_cts_lacks_first(&sc->match))) return check_torn(sc);
   return found == IB_CTS_OTHER_TAGS ? check_tag_wait(sc, tag) : RAIL_OK;
 }
 

@@ -285,6 +285,22 @@ TEST(a_slot_that_is_never_whole) {
   }
 }
 
+/* After 2^32 - 1 receives the next one's number is 0, and so is what is in entries that were never written. */
+TEST(a_ring_at_the_wrap_of_numbers) {
+  void *request = NULL;
+  open_simple(&simple);
+  struct ib_send_comm *sc = ib_send_comm_of(p.sc);
+  sc->match.oldest = sc->match.next = 0;
+  p.sc->ctrl_buf->ring.slots[0][0].seq = htole32(0u - IB_MAX_RECVS);
+  p.sc->qps[0].attr.timeout = 0;
+  for (uint64_t end = rail_deadline_in_ms(1500); !rail_deadline_passed(end); usleep(200)) {
+    CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
+    CHECK(!request);
+  }
+  CHECK(sc->unmatched_calls > 1000 && !sc->torn_wait.last_seen);
+  pair_close(&p);
+}
+
 /* One that becomes whole is used, however long that took, if the time is within the limit. */
 TEST(a_slot_that_is_whole_late) {
   void *request = NULL;
@@ -308,7 +324,8 @@ int main(int argc, char **argv) {
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(a_tag_that_nobody_posts),
     TEST_CASE(a_tag_while_others_are_taken), TEST_CASE(a_tag_whose_receiver_is_stopped),
     TEST_CASE(bad_arguments), TEST_CASE(any_immediate), TEST_CASE(each_lie_has_its_name),
-    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_slot_that_is_never_whole), TEST_CASE(a_slot_that_is_whole_late)};
+    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_slot_that_is_never_whole), TEST_CASE(a_slot_that_is_whole_late),
+    TEST_CASE(a_ring_at_the_wrap_of_numbers)};
   ib_emu_use("device emu0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
