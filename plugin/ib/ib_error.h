@@ -43,7 +43,7 @@ RAIL_COLD rail_result_t ib_error_torn(struct ib_send_comm *sc, uint64_t ms);
 
 /* ---- lost queue pairs (ib_failover.c): the line, and the comm fails ---- */
 
-/* The last one failed, by those faults of ib_failover_qp, or the peer refuses to go on. */
+/* The last one failed, by those faults of ib_failover_qp. */
 rail_result_t ib_error_last_qp(struct ib_comm *comm, unsigned int index, uint32_t faults);
 /* In ERR for so long, and no receive WR was flushed. */
 rail_result_t ib_error_never_flushed(struct ib_comm *comm, unsigned int index, int ms);

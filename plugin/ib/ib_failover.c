@@ -10,7 +10,7 @@
  *                                                  ◀──── STOPPED
  *   await_peer   → DOWN. A sender completes the parts that the receiver has counted (reconcile); a receiver takes
  *                another QP for its CTS writes
- *   resend       over QPs that are UP: a sender the parts that are left, a receiver the CTS of receives that are not
+ *   resend_all   over QPs that are UP: a sender the parts that are left, a receiver the CTS of receives that are not
  *                done
  *   step_return  to REBUILDING, VERIFYING and UP again (ib_return.c)
  *
@@ -60,6 +60,15 @@ static void move_to_err(struct ib_comm *comm, unsigned int index) {
   atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
 }
 
+static bool step_return(struct ib_comm *comm, unsigned int index);
+
+/* One whose first write, or READY, has come since the last look is UP by now. */
+static bool is_last(struct ib_comm *comm) {
+  for (unsigned int i = 0; i < comm->plan.nqps && ib_count_qps_up(comm) == 1; i++)
+    if (ib_failover_qp(comm, i)->state == IB_FAILOVER_VERIFYING) (void)step_return(comm, i);
+  return ib_count_qps_up(comm) == 1;
+}
+
 /* False: it is the last one. */
 static bool lose_qp(struct ib_comm *comm, unsigned int index) {
   struct ib_failover *f = comm->failover;
@@ -67,7 +76,7 @@ static bool lose_qp(struct ib_comm *comm, unsigned int index) {
   struct ib_qp *qp = &comm->qps[index];
   if (fq->state == IB_FAILOVER_VERIFYING) move_to_err(comm, index); /* nothing went over it */
   if (fq->state != IB_FAILOVER_UP) return true;
-  if (ib_count_qps_up(comm) == 1) return false;
+  if (is_last(comm)) return false;
   uint64_t now = rail_now_ns();
   if (!f->open) {
     f->open = true;
@@ -150,21 +159,21 @@ static bool tell_stopped(struct ib_comm *comm, unsigned int index) {
   return rail_watch_wake(&comm->watched);
 }
 
-/* Ends a try to bring a QP back that failed; no data went over it. */
-static void abandon(struct ib_comm *comm, unsigned int index) {
+/* Ends a try to bring a QP back, by the peer's STOPPED or a failure here; no data went over it. */
+static void abandon_try(struct ib_comm *comm, unsigned int index) {
   ib_qp_destroy(&ib_failover_qp(comm, index)->next);
   (void)tell_stopped(comm, index); /* without the oob connection there is no other try */
 }
 
-static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
+static rail_result_t look_at_faults(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   uint32_t faults = atomic_load(&fq->faults);
   if (!faults) return RAIL_OK;
-  if (faults & IB_FAULT_PEER_REFUSED) return ib_error_last_qp(comm, index, faults);
+  if (faults & IB_FAULT_PEER_REFUSED) return ib_error_faults(comm, IB_COMM_ALL_LOST); /* whatever this side saw */
   if (fq->state == IB_FAILOVER_DOWN)
     return faults & IB_FAULT_PEER_STOPPED ? ib_error_second_stopped(comm, index) : RAIL_OK;
   if (fq->state == IB_FAILOVER_REBUILDING) {
-    if (faults & IB_FAULT_PEER_STOPPED) abandon(comm, index);
+    if (faults & IB_FAULT_PEER_STOPPED) abandon_try(comm, index);
     return RAIL_OK;
   }
   if (faults == IB_FAULT_PORT && fq->state == IB_FAILOVER_UP && may_come_back(comm, index)) return RAIL_OK;
@@ -208,7 +217,7 @@ static bool is_down(const struct ib_comm *comm, unsigned int rail) {
 }
 
 /* The sender is told how many tails of the lost QP the receiver has counted: those parts are done, the others stay in
- * qp->posted for resend. */
+ * qp->posted for resend_all. */
 static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
   const uint32_t count = atomic_load(&ib_failover_qp(comm, index)->peer_count);
   const unsigned int left = ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], count);
@@ -218,8 +227,9 @@ static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
   return RAIL_OK;
 }
 
-/* The receiver has told its count; what it has to resend are CTS writes, if this QP carried them. What the rail's HCA
- * has written is in place by now, because the peer has answered since: a rail without QPs is out of flushes, too. */
+/* The receiver has told its count; what it has to resend are CTS writes, if this QP carried them. A rail without QPs is
+ * out of flushes, too: its QPs are in ERR, and what the HCA wrote for them it wrote before the flushed receive WRs that
+ * await_flush saw. That is less than a read says, which a lost rail could not be asked for. */
 static void move_cts_and_flushes(struct ib_comm *comm, unsigned int index) {
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   forget_counts(comm, index);
@@ -255,7 +265,7 @@ static rail_result_t resend_all(struct ib_comm *comm) {
 }
 
 /* With nothing awaited and all resent the loss is over, and the log says so. */
-static rail_result_t resend(struct ib_comm *comm, bool awaits) {
+static rail_result_t resend_and_end(struct ib_comm *comm, bool awaits) {
   rail_result_t result = resend_all(comm);
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
   RAIL_TRY(result);
@@ -268,7 +278,7 @@ static rail_result_t resend(struct ib_comm *comm, bool awaits) {
 /* ---- the return, and all steps in order ----------------------------------------------- */
 
 /* One step of the return of a QP, if it is on its way (ib_return.c). True: run again. Not of one that the peer has
- * stopped: handle_faults ends that try, and what came after STOPPED is the next try's. */
+ * stopped: look_at_faults ends that try, and what came after STOPPED is the next try's. */
 static bool step_return(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return false;
@@ -277,7 +287,7 @@ static bool step_return(struct ib_comm *comm, unsigned int index) {
   if (fq->state == IB_FAILOVER_VERIFYING) {
     move_to_err(comm, index);
   } else if (fq->peer_known) {
-    abandon(comm, index);
+    abandon_try(comm, index);
   } else { /* the peer knows nothing of it */
     ib_qp_destroy(&fq->next);
     atomic_store(&fq->send_new, false);
@@ -289,20 +299,19 @@ static bool step_return(struct ib_comm *comm, unsigned int index) {
 
 rail_result_t ib_failover_run(struct ib_comm *comm) {
   struct ib_failover *f = comm->failover;
-  bool again = false, awaits = false;
+  bool again = false;
   atomic_fetch_and(&comm->faults, ~IB_COMM_FAILOVER);
   if (!f) return RAIL_OK;
   /* Those on their way back first, so that one that is UP by now counts when another is lost. */
   for (unsigned int i = 0; i < comm->plan.nqps; i++) again |= step_return(comm, i);
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    RAIL_TRY(handle_faults(comm, i));
+    RAIL_TRY(look_at_faults(comm, i));
     RAIL_TRY(await_flush(comm, i));
     RAIL_TRY(await_peer(comm, i));
-    const enum ib_failover_state state = ib_failover_qp(comm, i)->state;
-    awaits |= state == IB_FAILOVER_AWAIT_FLUSH || state == IB_FAILOVER_AWAIT_PEER;
   }
+  const bool awaits = ib_count_qps_awaiting(comm) != 0;
   const bool open = f->open; /* after its end, too: only then is what is DOWN rebuilt */
-  if (open) RAIL_TRY(resend(comm, awaits));
+  if (open) RAIL_TRY(resend_and_end(comm, awaits));
   if (again || awaits || open) atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
   else atomic_store(&f->retry_at, ib_return_next(comm));
   return RAIL_OK;
@@ -375,7 +384,7 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   return true;
 }
 
-/* ---- the watch thread: frames that it sends ----------------------------------------- */
+/* ---- frames to send, under the watch lock: by the progress thread (rail_watch_wake), or the watch thread ---- */
 
 /* The peer has stopped a QP of which this side has said nothing yet. Nothing outstanding: no tail can come any more,
  * and all that came are counted. */

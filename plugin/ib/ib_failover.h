@@ -16,8 +16,8 @@
  *   REBUILDING   a new QP takes its place, and its number is exchanged with the peer's
  *   VERIFYING    it is in RTS, and a first write goes over it
  *
- * The progress thread moves a QP from state to state. The watch thread writes what it reads into atomics here, and
- * sends the frames that are to be sent.
+ * The progress thread moves a QP from state to state. The watch thread writes what it reads into atomics here. Frames
+ * that are to be sent are asked for under the watch lock, mostly by the progress thread itself (rail_watch_wake).
  */
 #ifndef IB_FAILOVER_H
 #define IB_FAILOVER_H
@@ -62,7 +62,7 @@ struct ib_failover_qp {
   _Atomic uint32_t events;             /* IB_EVENT_* */
   _Atomic uint32_t peer_count;         /* of the peer's STOPPED, before its bit is set */
   _Atomic uint32_t peer_qpn, peer_psn; /* of its NEW, before its bit is set */
-  /* It is to send: */
+  /* To send: */
   _Atomic bool answered;               /* STOPPED, or REFUSED, is sent or to be sent: once */
   _Atomic bool send_stopped;           /* STOPPED, */
   _Atomic uint32_t own_count;          /* with this count */
@@ -109,6 +109,16 @@ static inline unsigned int ib_count_qps_up(const struct ib_comm *comm) {
   return n;
 }
 
+/* Not stopped by both sides yet. */
+static inline unsigned int ib_count_qps_awaiting(const struct ib_comm *comm) {
+  unsigned int n = 0;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    const enum ib_failover_state state = ib_failover_qp(comm, i)->state;
+    n += state == IB_FAILOVER_AWAIT_FLUSH || state == IB_FAILOVER_AWAIT_PEER;
+  }
+  return n;
+}
+
 /* Any thread. The next call that finds nothing to poll looks at it. */
 static inline void ib_qp_fault(struct ib_comm *comm, unsigned int qp, uint32_t faults) {
   atomic_fetch_or(&comm->failover->qps[qp].faults, faults);
@@ -124,8 +134,11 @@ rail_result_t ib_failover_init(struct ib_comm *comm);
 bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc);
 /* Does what is to be done about QPs that are in fault or lost. RAIL_OK, or the comm's failure. */
 rail_result_t ib_failover_run(struct ib_comm *comm);
-/* Does it wait for the peer, or for room in send queues? */
-static inline bool ib_failover_is_open(const struct ib_comm *comm) { return comm->failover && comm->failover->open; }
+/* Does a loss wait for a flush or for the peer's STOPPED, which have limits of their own? What waits for room in a send
+ * queue afterwards is the HCA's to end. */
+static inline bool ib_failover_awaits(const struct ib_comm *comm) {
+  return comm->failover && comm->failover->open && ib_count_qps_awaiting(comm);
+}
 
 /* ---- the watch thread ---------------------------------------------------------- */
 

@@ -145,7 +145,7 @@ RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib
   return RAIL_OK;
 }
 
-/* A rail that is lost has no part in it: what its HCA wrote was in place before the loss was reconciled. */
+/* A rail that is lost has no part in it: its QPs are in ERR, and were flushed (ib_failover.c). */
 static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, const void *data,
                                 const struct ib_mhandle *mr) {
   struct ib_flush *f = rc->flush;

@@ -213,7 +213,7 @@ RAIL_COLD static rail_result_t handle_faults(struct ib_request *r, uint32_t faul
   faults &= ~IB_COMM_FAILOVER;
   if (!faults || !r->pending) return RAIL_OK;
   if (faults != IB_COMM_STALLED) return check_faults(r, faults & ~IB_COMM_STALLED);
-  return ib_failover_is_open(r->comm) ? RAIL_OK : check_stalled(r->comm);
+  return ib_failover_awaits(r->comm) ? RAIL_OK : check_stalled(r->comm);
 }
 
 /* ---- test --------------------------------------------------------------- */
