@@ -23,7 +23,7 @@
 #define FIRST_ROUND (256 << 10)
 #define TRIAL_ROUNDS 4         /* a route that has had no part in so many rounds, */
 #define TRIAL_NS 100000000     /* and for so long, is given one on trial: */
-#define TRIAL_LONG_NS 20000    /* what the others carry in so long, which is long against a completion's few us, */
+#define TRIAL_LONG_NS 20000    /* what another carries in so long (their mean), long against a completion's few us, */
 #define TRIAL_MOST_NS 1000000  /* but not more than it should carry itself in so long */
 
 static uint64_t outstanding(const struct ib_stripe_route *route) { return route->assigned - route->done; }
@@ -319,12 +319,13 @@ static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
   }
 }
 
-/* Not one without a rate: it has the mean's weight, and a part by that, which measures more than a trial. */
+/* One without a rate has the mean's weight, and mostly a part by that, which measures more than a trial; not where
+ * faster routes are as many as a message has parts. */
 static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
   for (unsigned int i = 0; i < n; i++) {
     const struct ib_stripe_route *route = route_of(sc->stripe, in_turn(sc, i));
     const bool idle = route->left_out > TRIAL_ROUNDS && route->ends_at == NO_MEASUREMENT;
-    if (idle && route->rate > 0 && now - route->used_at > TRIAL_NS) return (int)i;
+    if (idle && (route->rate <= 0 || now - route->used_at > TRIAL_NS)) return (int)i;
   }
   return -1;
 }
@@ -340,7 +341,8 @@ static uint64_t trial_lines(const struct ib_stripe *stripe, const struct ib_stri
     n++;
   }
   double bytes = n ? others / n * TRIAL_LONG_NS : 0;
-  return (uint64_t)RAIL_MIN(bytes, route->rate * TRIAL_MOST_NS) / IB_ALIGN;
+  const double own = route->rate > 0 ? route->rate : mean_rate(stripe);
+  return (uint64_t)RAIL_MIN(bytes, own * TRIAL_MOST_NS) / IB_ALIGN;
 }
 
 /* n is not 0. */
@@ -426,7 +428,9 @@ void ib_stripe_use_live(struct ib_send_comm *sc) {
       if (!live[send->shares[i].qp]) ib_stripe_move(stripe, send, i, sc->live[to++ % sc->nlive]);
   for (unsigned int i = 0; i < sc->base.plan.nqps; i++)
     if (!live[i]) end_measurement(route_of(stripe, &sc->base.qps[i])); /* it would measure the loss */
-  for (unsigned int i = 0; i < stripe->nroutes; i++)
+  for (unsigned int i = 0; i < stripe->nroutes; i++) {
     if (!open[i]) stripe->routes[i].rate = 0; /* when it returns it may be another's */
+    if (stripe->routes[i].rate <= 0) stripe->routes[i].left_out = 0; /* it was not there to have a part */
+  }
   weigh(sc, rail_now_ns());
 }

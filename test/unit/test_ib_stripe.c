@@ -263,6 +263,8 @@ static uint64_t trial_of(double own, double others) {
   struct ib_stripe_route *route = &s.sc->stripe->routes[0];
   set_rates(&s, own, others, others * 2); /* not equal */
   route->left_out = 1000;
+  if (own <= 0) ib_stripe_use_live(s.sc); /* it has come back */
+  s.sc->stripe->round_left = 0;
   begin(&s, 0, MESSAGE);
   uint64_t bytes = given(&s, 0);
   if (!route->on_trial) {
@@ -284,7 +286,26 @@ TEST(a_trial_measures_more_than_latency) {
 }
 
 /* One that has come back: rounds without it were counted meanwhile, but its rate is not known. */
-TEST(a_route_without_a_rate_has_no_trial) { CHECK_INT(trial_of(0, 10), 0); }
+TEST(a_route_that_has_come_back_has_a_part_by_the_mean) { CHECK_INT(trial_of(0, 10), 0); }
+
+/* Two faster routes are all that a message has parts for: after four rounds the route without a rate has a trial. */
+TEST(a_route_without_a_rate_is_measured) {
+  struct side s;
+  open_side(&s, &(struct pair_shape){4, 4, 2, 20, 64, 0});
+  struct ib_stripe_route *unknown = &s.sc->stripe->routes[3];
+  for (int i = 0; i < 6 && !given(&s, 3); i++) {
+    set_rates(&s, 10, 10, 1);
+    s.sc->stripe->routes[2].left_out = 0; /* its turn has not come */
+    CHECK(unknown->rate <= 0 && i < 5);
+    begin(&s, i, MESSAGE);
+    CHECK_INT(given(&s, 2), 0);
+    if (given(&s, 3)) CHECK(unknown->on_trial);
+    finish(&s, i, MESSAGE);
+  }
+  CHECK_INT(given(&s, 3), (uint64_t)(7 * 20000) / IB_ALIGN * IB_ALIGN); /* the mean of the others, for 20 us */
+  CHECK(unknown->rate > 0 && !unknown->on_trial);
+  pair_close(&s.pair);
+}
 
 /* From its first part on: it has no rate, and is found by that of the others. */
 TEST(a_route_that_stands_still_from_the_start) {
@@ -393,10 +414,11 @@ int main(int argc, char **argv) {
     TEST_CASE(the_largest_numbers), TEST_CASE(weights_are_equal_until_rates_differ),
     TEST_CASE(weights_are_in_proportion), TEST_CASE(weights_fit), TEST_CASE(a_message_is_divided_by_rate),
     TEST_CASE(a_rate_does_not_jump), TEST_CASE(a_fast_trial_is_followed_by_another),
-    TEST_CASE(a_trial_measures_more_than_latency), TEST_CASE(a_route_without_a_rate_has_no_trial),
+    TEST_CASE(a_trial_measures_more_than_latency), TEST_CASE(a_route_that_has_come_back_has_a_part_by_the_mean),
+    TEST_CASE(a_route_without_a_rate_is_measured),
     TEST_CASE(a_route_that_stands_still_from_the_start), TEST_CASE(routes_are_pairs_of_rails),
     TEST_CASE(a_small_message_takes_what_is_free), TEST_CASE(what_waits_moves_to_the_queue_pairs_that_are_up),
     TEST_CASE(a_loss_is_no_measurement), TEST_CASE(not_without_rails_and_not_unasked)};
-  ib_emu_use("device emu0 ports=3");
+  ib_emu_use("device emu0 ports=4");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
