@@ -230,7 +230,7 @@ rail_result_t ib_setup_test_writes(struct rail_setup *base) {
   if (!s->plan.verify) return RAIL_OK;
   struct ib_verify *words = &s->comm->ctrl_buf->verify;
   struct ib_qp *qp = &s->comm->qps[base->piece];
-  char path[IB_PATH_TEXT];
+  char ports[IB_PORTS_TEXT];
   words->out = s->peers.token;
   const uint32_t lkey = s->comm->rails[qp->rail].ctrl_mr->lkey, rkey = s->peers.rkeys[qp->remote_rail];
   struct ibv_sge sges[] = {{.addr = s->ours.ctrl_addr, .length = 128u << qp->attr.mtu, .lkey = lkey},
@@ -251,7 +251,7 @@ rail_result_t ib_setup_test_writes(struct rail_setup *base) {
   int err = ibv_post_send(qp->qp, wrs, &bad);
   if (err)
     return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "the first write between %s could not be "
-                           "posted: %s", ib_setup_path_text(s, base->piece, path), strerror(err));
+                           "posted: %s", ib_setup_ports_text(s, base->piece, ports), strerror(err));
   return rail_setup_piece_done(base, s->plan.nqps);
 }
 
@@ -265,7 +265,7 @@ static const struct ibv_wc *worst_of(const struct ibv_wc *wc, int n) {
 
 static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
   struct ibv_wc wc[COMPLETIONS_AT_ONCE];
-  char path[IB_PATH_TEXT];
+  char ports[IB_PORTS_TEXT];
   int n = ibv_poll_cq(cq, COMPLETIONS_AT_ONCE, wc);
   if (n < 0)
     return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "a completion queue cannot be polled");
@@ -275,7 +275,7 @@ static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
     unsigned int qp = ib_wr_qp(worst->wr_id);
     return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s "
                            "(status %d, vendor error 0x%x); %s",
-                           ib_setup_path_text(s, qp < s->plan.nqps ? qp : 0, path), row->what, worst->status,
+                           ib_setup_ports_text(s, qp < s->plan.nqps ? qp : 0, ports), row->what, worst->status,
                            worst->vendor_err, ADVICE);
   }
   for (int i = 0; i < n; i++) s->verified += ib_wr_kind(wc[i].wr_id) == IB_WR_VERIFY;
@@ -292,7 +292,7 @@ static unsigned int missing(const struct ib_setup *s) {
 
 rail_result_t ib_setup_verified(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
-  char path[IB_PATH_TEXT];
+  char ports[IB_PORTS_TEXT];
   if (!s->plan.verify) return RAIL_OK;
   for (unsigned int i = 0; i < s->comm->nrails; i++) RAIL_TRY(poll(s, s->comm->rails[i].cq));
   unsigned int first = missing(s);
@@ -302,5 +302,5 @@ rail_result_t ib_setup_verified(struct rail_setup *base) {
   if (!rail_setup_is_late(base)) return result;
   return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time "
                          "limit (RAIL_IB_CONNECT_TIMEOUT): %s", first < s->plan.nqps ? "came in" : "was acknowledged",
-                         ib_setup_path_text(s, first < s->plan.nqps ? first : 0, path), ADVICE);
+                         ib_setup_ports_text(s, first < s->plan.nqps ? first : 0, ports), ADVICE);
 }

@@ -29,10 +29,10 @@
  * any other reason fails accept. */
 static rail_result_t fail(struct ib_setup *s, unsigned int qp, unsigned int reason, const char *step, const char *why,
                           const char *check) {
-  char path[IB_PATH_TEXT];
+  char ports[IB_PORTS_TEXT];
   rail_result_t result = reason == RAIL_REASON_FAILED ? RAIL_SYSTEM_ERROR : RAIL_REMOTE_ERROR;
   return rail_setup_fail(&s->base, reason, result, "RDMA CM, queue pair %u between %s: %s: %s; check: %s", qp,
-                         ib_setup_path_text(s, qp, path), step, why, check);
+                         ib_setup_ports_text(s, qp, ports), step, why, check);
 }
 
 static rail_result_t fail_call(struct ib_setup *s, unsigned int qp, const char *call, const char *check) {

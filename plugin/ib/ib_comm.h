@@ -40,7 +40,7 @@
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
-#define IB_COMM_FAILOVER 8u         /* no error yet: ib_failover_run has something to do */
+#define IB_COMM_FAILOVER 8u      /* no error yet: ib_failover_run has something to do */
 #define IB_COMM_ALL_LOST 16u     /* never set: of the line that says that the peer has nothing left to go on with */
 /* Of the oob connection: common/conn/oob.h. */
 #define IB_COMM_PEER_CLOSED RAIL_OOB_PEER_CLOSED

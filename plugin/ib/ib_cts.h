@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Clear to send (CTS). The receiver announces each grouped receive by an RDMA write into a ring in the sender's memory:
+ * Clear to send (CTS). The receiver tells of each grouped receive by an RDMA write into a ring in the sender's memory:
  * IB_MAX_RECVS slots, one per grouped receive, slot = (number of the receive) % IB_MAX_RECVS, of up to 8 entries, one
  * per buffer. The receiver writes slot k + 32 only when receive k is done, and thus after the sender has read slot k:
  * there is no other flow control.

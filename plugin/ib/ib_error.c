@@ -384,6 +384,6 @@ void ib_error_report_loss(struct ib_comm *comm) {
             comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, f->lost,
             comm->plan.nqps, ib_qp_port(comm, f->first)->name,
             comm->remote_rails[comm->qps[f->first].remote_rail].name, fq->why_lost, status, f->resent,
-            comm->sender ? "parts were" : "clear-to-sends were", (double)f->idle_ns / 1e6, ms(f->noticed, f->switched),
+            comm->sender ? "parts were" : "CTS writes were", (double)f->idle_ns / 1e6, ms(f->noticed, f->switched),
             ms(f->switched, rail_now_ns()), ib_count_qps_up(comm));
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One line per failure: peer, device, GIDs, QP, operation, status and vendor error in words, the retry budget, the time
- * of the last progress, and what to check. docs/rdma-errors.md explains each.
+ * One line per failure. Of a failed transfer: peer, device, GIDs, QP, operation, status and vendor error in words, the
+ * retry budget, the time of the last progress, and what to check. docs/rdma-errors.md explains each.
  */
 #ifndef IB_ERROR_H
 #define IB_ERROR_H

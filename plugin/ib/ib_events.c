@@ -64,8 +64,8 @@ static enum ib_events on_port(struct ib_hca *hca, int number, enum ibv_event_typ
     else if (type == IBV_EVENT_PORT_ACTIVE) port_up(port);
     else other_event(port, what);
   }
-  bool for_paths = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_GID_CHANGE;
-  return for_paths ? IB_EVENTS_PORT : IB_EVENTS_READ;
+  bool of_port = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_GID_CHANGE;
+  return of_port ? IB_EVENTS_PORT : IB_EVENTS_READ;
 }
 
 static void count_on_all(const struct ib_hca *hca, enum ib_stats_device counter) {

@@ -103,7 +103,7 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
   return ib_error_tag_timeout(sc, tag);
 }
 
-/* A receive is announced by one write of up to 512 bytes. It is seen torn for some nanoseconds, or until the peer's HCA
+/* The CTS of a receive is one write of up to 512 bytes. It is seen torn for some nanoseconds, or until the peer's HCA
  * has retransmitted a packet; both sides' QPs of a network have timeouts of the same order. */
 static rail_result_t check_torn(struct ib_send_comm *sc) {
   const struct ib_qp_attr *attr = &sc->base.qps[0].attr;
@@ -145,8 +145,6 @@ RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
 
 /* ---- split -------------------------------------------------------------------- */
 
-_Static_assert(IB_MAX_SENDS <= 256 && IB_MAX_QPS <= 128, "a request, a part and a flag are 16 bits: ib_qp.posted");
-
 RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send *send, unsigned int i, unsigned int max_write_log2,
                                        bool separate) {
   struct ib_part part;
@@ -177,10 +175,10 @@ RAIL_HOT_INLINE void make_write(const struct ib_send *send, const struct ib_qp *
 }
 
 /* Of a batch's n writes some may have been posted. What was begun over a QP that is lost waits until it is DOWN. */
-RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *at, uint64_t before,
-                                           unsigned int n, const struct ib_qp *qp, int err) {
+RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *at, unsigned int n,
+                                           const struct ib_qp *qp, int err) {
   RAIL_TRY(ib_post_failed(&sc->base, qp, "ibv_post_send", err));
-  *at = (struct ib_cursor){.posted = RAIL_MAX(before, n > 1), .qp = qp->index};
+  *at = (struct ib_cursor){.posted = RAIL_MAX(at->posted, n > 1), .qp = qp->index};
   return RAIL_IN_PROGRESS;
 }
 
@@ -216,7 +214,7 @@ RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, struct ib_send
   struct ibv_send_wr *bad;
   wrs[n - 1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, wrs, &bad);
-  if (rail_unlikely(err)) return post_failed(sc, at, at->posted, n, qp, err);
+  if (rail_unlikely(err)) return post_failed(sc, at, n, qp, err);
   at->posted = tail ? 0 : posted;
   at->qp = qp->index;
   *ib_posted_at(&qp->posted, qp->posted.end++) =

@@ -21,11 +21,11 @@ rail_result_t ib_setup_refused(struct rail_setup *base, const struct rail_messag
 
 /* ---- for log lines ---------------------------------------------------------- */
 
-const char *ib_setup_path_text(const struct ib_setup *s, unsigned int qp, char text[IB_PATH_TEXT]) {
+const char *ib_setup_ports_text(const struct ib_setup *s, unsigned int qp, char text[IB_PORTS_TEXT]) {
   const struct ib_plan_qp *p = &s->plan.qps[qp];
   const struct ib_offer_rail *mine = &s->mine.rails[p->local_rail], *theirs = &s->theirs.rails[p->remote_rail];
   char a[IB_GID_TEXT], b[IB_GID_TEXT];
-  snprintf(text, IB_PATH_TEXT, "port %s here (GID %s) and port %s there (GID %s)", mine->name,
+  snprintf(text, IB_PORTS_TEXT, "port %s here (GID %s) and port %s there (GID %s)", mine->name,
            ib_gid_text(mine->gid, a), theirs->name, ib_gid_text(theirs->gid, b));
   return text;
 }

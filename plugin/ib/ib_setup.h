@@ -61,8 +61,8 @@ rail_result_t ib_setup_refused(struct rail_setup *s, const struct rail_message *
  * the data path reads (PING, GOODBYE) stays unread. */
 rail_result_t ib_setup_recv_refusal(struct ib_setup *s);
 /* "port A here (GID a) and port B there (GID b)", of one queue pair. */
-#define IB_PATH_TEXT 320
-const char *ib_setup_path_text(const struct ib_setup *s, unsigned int qp, char text[IB_PATH_TEXT]);
+#define IB_PORTS_TEXT 320
+const char *ib_setup_ports_text(const struct ib_setup *s, unsigned int qp, char text[IB_PORTS_TEXT]);
 
 rail_result_t ib_setup_query_ports(struct rail_setup *s); /* ours */
 rail_result_t ib_setup_offer(struct rail_setup *s);

@@ -23,7 +23,7 @@ static const struct rail_stats_counter comm_counters[] = {
                           "Times that a send or receive found its table or a send queue full."},
   [IB_COMM_LOST] = {"lost", RAIL_STATS_COUNTER, "Queue pairs that failed while the connection went on over others."},
   [IB_COMM_RESENT] = {"resent", RAIL_STATS_COUNTER,
-                      "Parts of messages, or clear-to-sends, that were written again because of that."},
+                      "Parts of messages, or CTS entries, that were written again because of that."},
   [IB_COMM_RETURNED] = {"returned", RAIL_STATS_COUNTER, "Queue pairs that were lost, and are in use again."},
   [IB_COMM_OUTSTANDING] = {"outstanding", RAIL_STATS_GAUGE, "Requests that are not done."},
   [IB_COMM_LAST_PROGRESS] = {"progress_time", RAIL_STATS_TIME, "When a transfer completed last."},

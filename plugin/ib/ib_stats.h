@@ -17,7 +17,7 @@ enum ib_stats_comm { /* label: side, device, peer, qps */
   IB_COMM_WAITS_CTS,     /* isend found no buffer of its tag */
   IB_COMM_WAITS_ROOM,    /* isend or irecv found a table or a send queue full */
   IB_COMM_LOST,          /* QPs that were given up while others went on */
-  IB_COMM_RESENT,        /* parts, or announced receives, that were written again because of it */
+  IB_COMM_RESENT,        /* parts, or the CTS of receives, that were written again because of it */
   IB_COMM_RETURNED,      /* lost QPs that are in use again */
   IB_COMM_OUTSTANDING,   /* gauge: requests */
   IB_COMM_LAST_PROGRESS, /* time */
