@@ -329,9 +329,11 @@ int ib_device_index(const struct ib_device *device) { return (int)(device - devi
 /* ---- properties ---------------------------------------------------------------- */
 
 /* A fused device supports what all of its HCAs support. iWARP connects no queue pair to itself, and without that what
- * arrives in GPU memory cannot be flushed. */
-static int ptr_support(const struct ib_device *device) {
-  int support = RAIL_PTR_HOST | RAIL_PTR_CUDA | RAIL_PTR_DMABUF;
+ * arrives in GPU memory cannot be flushed. With the SEND protocol a provider may write into a receive WR's memory by the
+ * CPU: libmlx5 copies what came inside the completion, up to 64 bytes, in ibv_poll_cq (rdma-core, providers/mlx5/cq.c,
+ * handle_responder). Verbs has no means to find out or to forbid that, so it counts for every vendor's HCA. */
+int ib_device_ptr_support(const struct ib_device *device, bool two_sided) {
+  int support = two_sided ? RAIL_PTR_HOST : RAIL_PTR_HOST | RAIL_PTR_CUDA | RAIL_PTR_DMABUF;
   for (unsigned int i = 0; i < device->nrails; i++) {
     const struct ib_port *port = device->rails[i];
     if (!port->hca->gpu_direct || port->iwarp) support &= ~RAIL_PTR_CUDA;
@@ -374,17 +376,18 @@ rail_result_t ib_get_properties(int dev, struct rail_net_props_v12 *props) {
   const struct ib_device *device = ib_device_at(dev, "getProperties");
   if (!device) return RAIL_BAD_ARGUMENT;
   const struct ib_port *first = device->rails[0];
+  const bool two_sided = ib_params.protocol == IB_PROTOCOL_SEND;
   rail_net_props_usual(props, device->members, device->nmembers);
   props->name = (char *)device->name;
   props->pci_path = (char *)pci_path_of(device);
   props->guid = first->hca->guid;
-  props->ptr_support = ptr_support(device);
+  props->ptr_support = ib_device_ptr_support(device, two_sided);
   props->reg_is_global = 1;
   props->speed = speed_of(device);
   props->port = first->number_on_card;
   props->max_comms = max_comms(device);
   props->max_recvs = IB_MAX_GROUP;
-  if (ib_params.protocol == IB_PROTOCOL_SEND) { /* no group: its sends would wait for each other (ib_two_sided.h) */
+  if (two_sided) { /* no group: its sends would wait for each other (ib_two_sided.h) */
     props->max_recvs = 1;
     props->max_p2p_bytes = IB_TWO_SIDED_MAX_P2P;
   }

@@ -95,13 +95,10 @@ static struct ib_flush *new_flush(struct ib_comm *comm) {
 }
 
 static bool is_needed_by(const struct ib_comm *comm) {
-  bool gpu_direct = false, dmabuf = false;
+  const int support = ib_device_ptr_support(comm->device, comm->plan.two_sided);
   if (comm->rails[0].port->iwarp) return false; /* it connects no queue pair to itself, and offers no GPU memory */
-  for (unsigned int i = 0; i < comm->nrails; i++) {
-    gpu_direct |= comm->rails[i].port->hca->gpu_direct;
-    dmabuf |= comm->rails[i].port->hca->dmabuf;
-  }
-  return ib_flush_wanted((enum ib_flush_mode)ib_params.flush, ib_params.flush_disable != 0, gpu_direct, dmabuf);
+  return ib_flush_wanted((enum ib_flush_mode)ib_params.flush, ib_params.flush_disable != 0,
+                         support & RAIL_PTR_CUDA, support & RAIL_PTR_DMABUF);
 }
 
 rail_result_t ib_flush_open(struct ib_comm *comm) {

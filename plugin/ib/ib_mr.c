@@ -317,18 +317,20 @@ static int access_on(const struct ib_hca *hca, bool two_sided) {
 }
 
 static bool supports(const struct ib_comm *comm, int type, int fd) {
-  for (unsigned int i = 0; i < comm->nrails; i++) {
-    const struct ib_hca *hca = comm->rails[i].port->hca;
-    if (type == RAIL_PTR_CUDA && fd < 0 && !hca->gpu_direct) return false;
-    if (fd >= 0 && !hca->dmabuf) return false;
-  }
-  return true;
+  const int needed = fd >= 0 ? RAIL_PTR_DMABUF : type;
+  return (ib_device_ptr_support(comm->device, comm->plan.two_sided) & needed) != 0;
+}
+
+static const char *why_unsupported(const struct ib_comm *comm, int fd) {
+  if (comm->plan.two_sided) return "with RAIL_IB_PROTOCOL=send only host memory can be registered, and no dma-buf";
+  if (comm->rails[0].port->iwarp) return "over iWARP only host memory can be registered, and no dma-buf";
+  if (fd >= 0) return "the kernel or the HCA's driver registers no dma-bufs";
+  return "the peer memory module of the GPU's driver (nvidia_peermem) is not loaded, so that only host memory and "
+         "dma-bufs can be registered";
 }
 
 static rail_result_t check_args(const struct ib_comm *comm, const char *call, const void *data, size_t size, int type,
                            int fd) {
-  static const char missing[] = "the peer memory module of the GPU's driver (nvidia_peermem) is not loaded, so that "
-                                "only host memory and dma-bufs can be registered";
   if (type != RAIL_PTR_HOST && type != RAIL_PTR_CUDA && type != RAIL_PTR_DMABUF) {
     RAIL_WARN("RailIB: %s: pointer type %d; allowed: %d (host), %d (CUDA), %d (dma-buf)", call, type, RAIL_PTR_HOST,
               RAIL_PTR_CUDA, RAIL_PTR_DMABUF);
@@ -343,8 +345,7 @@ static rail_result_t check_args(const struct ib_comm *comm, const char *call, co
     return RAIL_BAD_ARGUMENT;
   }
   if (supports(comm, type, fd)) return RAIL_OK;
-  RAIL_WARN("RailIB: %s of %p+%zu over %s: %s", call, data, size, comm->device->name,
-            fd < 0 ? missing : "the kernel or the HCA's driver registers no dma-bufs");
+  RAIL_WARN("RailIB: %s of %p+%zu over %s: %s", call, data, size, comm->device->name, why_unsupported(comm, fd));
   return RAIL_SYSTEM_ERROR;
 }
 

@@ -128,8 +128,8 @@ static const struct rail_param rows[] = {
    .doc = "How payload moves. write: the sender writes into the receiver's memory (RDMA write). send: by SEND, into "
           "receive requests that irecv posts with the caller's memory; no key to it leaves the receiver. Messages then "
           "leave in the order of receives and are divided equally, by the receiver's RAIL_IB_MIN_PART; a buffer is as "
-          "large as 32 of a port's largest messages at most; maxRecvs is 1; and there is no RAIL_IB_FAILOVER. The same "
-          "on both sides."},
+          "large as 32 of a port's largest messages at most; maxRecvs is 1; only host memory can be registered, no GPU "
+          "memory; and there is no RAIL_IB_FAILOVER. The same on both sides."},
   {.name = "RAIL_IB_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(connect_ms),
    .doc = "A peer that cannot be reached within this time, or does not complete the handshake within this time of "

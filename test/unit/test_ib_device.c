@@ -173,6 +173,11 @@ TEST(properties_are_whole) {
   make_file("module/nvidia_peermem/version", "1\n");
   reload(NULL);
   CHECK_INT(props(find("two_f0")).ptr_support, RAIL_PTR_HOST | RAIL_PTR_DMABUF | RAIL_PTR_CUDA);
+  setenv("RAIL_IB_PROTOCOL", "send", 1); /* a provider may write into a receive WR's memory by the CPU */
+  reload(NULL);
+  unsetenv("RAIL_IB_PROTOCOL");
+  CHECK_INT(props(find("two_f0")).ptr_support, RAIL_PTR_HOST);
+  CHECK_INT(props(find("two_f0")).max_recvs, 1);
   CHECK_OK(unlink(at("module/nvidia_peermem/version")));
 }
 

@@ -114,6 +114,36 @@ TEST(dma_bufs) {
   ib_comm_destroy(comm);
 }
 
+static void host_memory_only(struct ib_comm *comm, int fd, const char *words) {
+  void *handle = (void *)1;
+  refused(comm, memory, 100, RAIL_PTR_CUDA, RAIL_SYSTEM_ERROR, words);
+  for (int type = RAIL_PTR_HOST; type <= RAIL_PTR_DMABUF; type *= 2) {
+    log_forget();
+    CHECK_INT(ib_reg_mr_dmabuf(comm, memory, 4096, type, 0, fd, &handle), RAIL_SYSTEM_ERROR);
+    CHECK(!handle && log_said(words));
+  }
+  CHECK_OK(ib_reg_mr(comm, memory, 100, RAIL_PTR_HOST, &handle));
+  CHECK_OK(ib_dereg_mr(comm, handle));
+}
+
+TEST(no_gpu_memory_by_send_or_over_iwarp) {
+  struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 1, NULL);
+  struct ib_port *port = comm->rails[0].port;
+  int fd = memfd_create("buffer", MFD_CLOEXEC);
+  bool had = hca->gpu_direct;
+  hca->gpu_direct = true;
+  CHECK_OK(ftruncate(fd, sizeof memory));
+  comm->plan.two_sided = true;
+  host_memory_only(comm, fd, "RAIL_IB_PROTOCOL=send");
+  comm->plan.two_sided = false;
+  port->iwarp = true;
+  host_memory_only(comm, fd, "iWARP");
+  port->iwarp = false;
+  hca->gpu_direct = had;
+  close(fd);
+  ib_comm_destroy(comm);
+}
+
 /* A receiver's HCA may have a packet in hand: deregMr waits until it is through. Here no receive is there to say so. */
 TEST(deregister_waits_for_the_hca) {
   void *handle;
@@ -194,7 +224,7 @@ int main(int argc, char **argv) {
     TEST_CASE(register_and_back),
     TEST_CASE(a_later_rail_that_cannot),
     TEST_CASE(what_is_refused),
-    TEST_CASE(dma_bufs),
+    TEST_CASE(dma_bufs), TEST_CASE(no_gpu_memory_by_send_or_over_iwarp),
     TEST_CASE(deregister_with_requests_outstanding),
     TEST_CASE(deregister_waits_for_the_hca),
     TEST_CASE(two_threads_on_one_comm),
