@@ -215,22 +215,26 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, unsigned int n, v
   }
 
   /* Take the request, and encode an entry per buffer. */
+  rail_result_t posted = RAIL_OK;
   ib_request_begin(&recv->base, IB_REQ_RECV, n);
   recv->n = n;
   for (unsigned int i = 0; i < recv->n; i++) {
     struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;
-    struct ib_cts cts = {.addr = (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i],
+    struct ib_cts cts = {.addr = two_sided ? 0 : (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i],
                          .count = (uint8_t)n, .index = (uint8_t)i};
     recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = (uint32_t)tags[i], .mr = mr};
     ib_mr_hold(mr);
-    if (two_sided) (void)ib_two_sided_receive(rc, slot, i, &cts); /* test reports a failure to post */
-    else if (mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
+    if (two_sided) ib_two_sided_divide(rc, &cts);
+    if (two_sided && posted == RAIL_OK) posted = ib_two_sided_receive(rc, slot, &cts, data[i]);
+    if (!two_sided && mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
     ib_cts_encode(&cts, rc->next_seq, &comm->ctrl_buf->ring.slots[slot][i]);
   }
   *request = recv;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, phandles);
 
-  /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again. */
+  /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again. A
+   * receive whose receive WRs are not all there is never announced. */
+  if (rail_unlikely(posted != RAIL_OK)) return RAIL_OK;
   if (rail_unlikely(!rc->cts) || rail_likely(post_cts(rc, rc->cts, recv->n, slot) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;
 }

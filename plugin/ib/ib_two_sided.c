@@ -32,10 +32,15 @@ bool ib_two_sided_has_room(const struct ib_recv_comm *rc, unsigned int n, const 
   return true;
 }
 
-static rail_result_t post_receive(struct ib_recv_comm *rc, unsigned int turn, unsigned int arg, uint64_t addr,
+void ib_two_sided_divide(struct ib_recv_comm *rc, struct ib_cts *cts) {
+  cts->parts = parts_of(&rc->base.plan, cts->size);
+  cts->first_qp = rc->next_qp;
+  rc->next_qp = (cts->first_qp + cts->parts) % rc->base.plan.nqps;
+}
+
+static rail_result_t post_receive(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int arg, const uint8_t *data,
                                   uint64_t size, const struct ib_mhandle *mr) {
-  struct ib_qp *qp = &rc->base.qps[turn % rc->base.plan.nqps];
-  struct ibv_sge sge = {.addr = addr, .length = (uint32_t)size, .lkey = size ? mr->lkeys[qp->rail] : 0};
+  struct ibv_sge sge = {.addr = (uintptr_t)data, .length = (uint32_t)size, .lkey = size ? mr->lkeys[qp->rail] : 0};
   struct ibv_recv_wr wr = {.wr_id = ib_wr_id(IB_WR_BUFFER, qp->index, 1, arg), .sg_list = &sge, .num_sge = size != 0},
                      *bad;
   atomic_fetch_add(&qp->receives, 1); /* first: ib_qp_drain may wait for it in another thread */
@@ -45,20 +50,16 @@ static rail_result_t post_receive(struct ib_recv_comm *rc, unsigned int turn, un
   return ib_post_failed(&rc->base, qp, "ibv_post_recv", err);
 }
 
-rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, unsigned int index,
-                                   struct ib_cts *cts) {
-  struct ib_buffer *b = &rc->recvs[slot].buffers[index];
-  const unsigned int first = rc->next_qp, parts = parts_of(&rc->base.plan, cts->size);
-  const uint64_t addr = cts->addr;
-  b->parts = b->left = (uint16_t)parts;
-  rc->base.ctrl_buf->refused[slot][index] = htole32(rc->next_seq - 1); /* any number but this receive's */
-  cts->addr = 0;
-  cts->parts = parts;
-  cts->first_qp = first;
-  rc->next_qp = (first + parts) % rc->base.plan.nqps;
-  for (unsigned int i = 0; i < parts; i++) {
-    struct ib_part part = ib_split_part(cts->size, i, parts);
-    RAIL_TRY(post_receive(rc, first + i, ib_buffer_arg(slot, index, i), addr + part.offset, part.size, b->mr));
+rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, const struct ib_cts *cts,
+                                   const void *data) {
+  struct ib_buffer *b = &rc->recvs[slot].buffers[cts->index];
+  b->parts = b->left = (uint16_t)cts->parts;
+  rc->base.ctrl_buf->refused[slot][cts->index] = htole32(rc->next_seq - 1); /* any number but this receive's */
+  for (unsigned int i = 0; i < cts->parts; i++) {
+    struct ib_qp *qp = &rc->base.qps[(cts->first_qp + i) % rc->base.plan.nqps];
+    struct ib_part part = ib_split_part(cts->size, i, cts->parts);
+    RAIL_TRY(post_receive(rc, qp, ib_buffer_arg(slot, cts->index, i), (const uint8_t *)data + part.offset, part.size,
+                          b->mr));
   }
   return RAIL_OK;
 }

@@ -20,8 +20,11 @@
 uint64_t ib_two_sided_max_bytes(const struct ib_plan *plan);
 /* Are there as many free receive WRs on each QP as buffers of these sizes need? */
 bool ib_two_sided_has_room(const struct ib_recv_comm *rc, unsigned int n, const size_t *sizes);
-/* Posts the receive WRs of a buffer, and fills in what its entry says of them. `cts` has address and size. */
-rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, unsigned int index, struct ib_cts *cts);
+/* Fills in how the entry's buffer, whose size it has, is divided: over how many parts, and from which QP on. */
+void ib_two_sided_divide(struct ib_recv_comm *rc, struct ib_cts *cts);
+/* Posts the receive WRs of the entry's buffer, which is at `data`. */
+rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, const struct ib_cts *cts,
+                                   const void *data);
 /* Has the sender refused to send into that buffer, because its message is larger? */
 bool ib_two_sided_is_refused(const struct ib_recv_comm *rc, unsigned int slot, unsigned int index);
 
