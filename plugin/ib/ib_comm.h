@@ -222,12 +222,12 @@ struct ib_send_comm {
   struct ib_request_pool free;
   STAILQ_HEAD(, ib_send) unposted; /* matched and not all posted, in order */
   uint64_t min_part;
-  bool takes_turns;                      /* parts are equal, and QPs take turns: neither `stripe` nor `two_sided` */
+  bool rotates_qps;                      /* parts are equal, over the next QPs: neither `stripe` nor `two_sided` */
   uint64_t separate_above[IB_MAX_RAILS]; /* larger messages end with a write of their own: adaptive routing */
   unsigned int next_qp;                  /* in live */
   unsigned int nlive, most_parts;        /* of a message */
   struct ib_qp *live[IB_MAX_QPS];        /* QPs that are in use */
-  struct ib_stripe *stripe;              /* ib_stripe.h; NULL: parts are equal, and QPs take turns */
+  struct ib_stripe *stripe;              /* ib_stripe.h; NULL: parts are equal */
   struct ib_two_sided *two_sided;        /* ib_two_sided.h; NULL: messages are written */
   struct ib_posted *posted;              /* of all QPs: the entries of ib_qp.posted */
   struct ib_cursor resend;               /* of the part that is being resent */

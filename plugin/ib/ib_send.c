@@ -63,7 +63,7 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
   sc->min_part = (uint64_t)ib_params.min_part;
   ib_stripe_close(sc);
   if (!sc->two_sided && !ib_stripe_open(sc)) return false;
-  sc->takes_turns = !sc->stripe && !sc->two_sided;
+  sc->rotates_qps = !sc->stripe && !sc->two_sided;
   for (unsigned int i = 0; i < comm->nrails; i++)
     sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
   ib_comm_limit_inline(comm);
@@ -271,9 +271,9 @@ RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
 
 /* The QP that a part is given to. */
 static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_send *send) {
-  const unsigned int turn = send->first_qp + send->part;
-  if (rail_likely(turn < sc->nlive)) return sc->live[turn];
-  return turn >= IB_SHARES ? &sc->base.qps[send->shares[send->part].qp] : sc->live[turn % sc->nlive];
+  const unsigned int place = send->first_qp + send->part;
+  if (rail_likely(place < sc->nlive)) return sc->live[place];
+  return place >= IB_SHARES ? &sc->base.qps[send->shares[send->part].qp] : sc->live[place % sc->nlive];
 }
 
 /* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun
@@ -309,7 +309,7 @@ RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send,
   send->length = 0;
 }
 
-static inline void take_turns(struct ib_send_comm *sc, struct ib_send *send) {
+static inline void rotate_qps(struct ib_send_comm *sc, struct ib_send *send) {
   send->first_qp = (uint16_t)sc->next_qp;
   sc->next_qp += send->nparts; /* at most nlive */
   if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
@@ -360,9 +360,9 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   /* Split: over how many QPs, and which. */
   *request = send;
   send->nparts = (uint16_t)ib_split_parts(send->length, sc->most_parts, sc->min_part);
-  if (rail_likely(sc->takes_turns)) take_turns(sc, send);
-  else if (sc->stripe) ib_stripe_divide(sc, send);
-  else return isend_in_turn(sc, send, phandle);
+  if (rail_likely(sc->rotates_qps)) rotate_qps(sc, send);
+  else if (sc->two_sided) return isend_in_turn(sc, send, phandle);
+  else ib_stripe_divide(sc, send);
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(r, &phandle);
 
   /* Post, behind sends that wait for room. The request exists now: test reports a failure to post. */
@@ -448,7 +448,7 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
   return left;
 }
 
-/* Over the QPs in turn. The entry stays until the part's tail is posted, and with it the request's `pending`. */
+/* Over the QPs in rotation. The entry stays until the part's tail is posted, and with it the request's `pending`. */
 RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost) {
   while (lost->posted.first != lost->posted.end) {
     const struct ib_posted entry = *ib_posted_at(&lost->posted, lost->posted.first);

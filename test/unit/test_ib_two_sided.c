@@ -10,9 +10,9 @@
 #include "plugin/ib/ib_param.h"
 #include "test/unit/ib_pair_plain.h"
 
-static const struct pair_shape four = {1, 4, 4, 30, 64, 64}, in_turn = {1, 4, 1, 30, 64, 64},
+static const struct pair_shape four = {1, 4, 4, 30, 64, 64}, rotating = {1, 4, 1, 30, 64, 64},
                                short_sends = {2, 4, 2, 12, 16, 0};
-static const struct pair_shape *const shapes[] = {&simple, &four, &in_turn, &short_sends};
+static const struct pair_shape *const shapes[] = {&simple, &four, &rotating, &short_sends};
 
 /* ---- one message -------------------------------------------------------------------- */
 
@@ -49,11 +49,11 @@ TEST(sizes) {
   ib_params_load();
 }
 
-/* Messages of one part take the queue pairs in turn. */
-TEST(queue_pairs_in_turn) {
-  open_simple(&in_turn);
+/* Each message of one part takes the next queue pair. */
+TEST(queue_pairs_rotate) {
+  open_simple(&rotating);
   for (int i = 0; i < 8; i++) send_and_check(1000, 1000);
-  for (unsigned int i = 0; i < in_turn.nqps; i++) CHECK_INT(p.sc->qps[i].posted.end, 2);
+  for (unsigned int i = 0; i < rotating.nqps; i++) CHECK_INT(p.sc->qps[i].posted.end, 2);
   pair_close(&p);
 }
 
@@ -305,14 +305,14 @@ TEST(an_immediate_in_place_of_a_send) {
 TEST(stopped_with_everything_in_flight) {
   for (int n = 0; n <= IB_MAX_RECVS; n += n < 4 ? 1 : 7)
     for (int sent = 0; sent <= n; sent += 2) {
-      open_simple(&in_turn);
+      open_simple(&rotating);
       for (int i = 0; i < n; i++) CHECK(pair_irecv(&p, in + i * 1000, 1000, i, mh_in));
       for (int i = 0; i < sent; i++) CHECK(pair_isend(&p, out, 1000, i, mh_out));
       uint64_t begun = rail_now_ns();
       ib_comm_stop(p.rc);
       CHECK(ib_qp_drain(p.rc) && ib_qp_drain(p.rc));
       CHECK(rail_now_ns() - begun < 1000000000ull);
-      for (unsigned int i = 0; i < in_turn.nqps; i++) CHECK_INT(atomic_load(&p.rc->qps[i].receives), 0);
+      for (unsigned int i = 0; i < rotating.nqps; i++) CHECK_INT(atomic_load(&p.rc->qps[i].receives), 0);
       pair_close(&p);
     }
 }
@@ -328,7 +328,7 @@ TEST(never_stopped) {
 
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
-    TEST_CASE(what_a_message_costs), TEST_CASE(sizes), TEST_CASE(queue_pairs_in_turn),
+    TEST_CASE(what_a_message_costs), TEST_CASE(sizes), TEST_CASE(queue_pairs_rotate),
     TEST_CASE(nothing_is_told_of_the_buffer),
     TEST_CASE(all_that_can_be_outstanding), TEST_CASE(a_turn_that_is_late), TEST_CASE(a_turn_that_never_comes),
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(the_largest_buffers),
