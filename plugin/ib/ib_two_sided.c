@@ -10,6 +10,9 @@
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_split.h"
 
+/* The number of the latest receive in the slot, of those up to `last`. */
+static uint32_t latest_in_slot(uint32_t last, unsigned int slot) { return last - (last - slot) % IB_MAX_RECVS; }
+
 /* ---- the receiver -------------------------------------------------------------- */
 
 uint64_t ib_two_sided_max_bytes(const struct ib_plan *plan) {
@@ -64,16 +67,10 @@ rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, c
   return RAIL_OK;
 }
 
-/* The number of the last receive in the slot. */
-static uint32_t seq_of(const struct ib_recv_comm *rc, unsigned int slot) {
-  const uint32_t last = rc->next_seq - 1;
-  return last - (last - slot) % IB_MAX_RECVS;
-}
-
 /* The peer writes there. All that it can make of it is an error of its own message. */
 bool ib_two_sided_is_refused(const struct ib_recv_comm *rc, unsigned int slot, unsigned int index) {
   uint32_t seq = __atomic_load_n(&rc->base.ctrl_buf->refused[slot][index], __ATOMIC_RELAXED);
-  return le32toh(seq) == seq_of(rc, slot);
+  return le32toh(seq) == latest_in_slot(rc->next_seq - 1, slot);
 }
 
 /* ---- the sender: order ------------------------------------------------------------ */
@@ -105,7 +102,6 @@ static struct ib_send *next_in_turn(struct ib_send_comm *sc) {
   struct ib_send *send = t->taken[slot][index];
   if (!send) return NULL;
   t->taken[slot][index] = NULL;
-  if (send->base.result != RAIL_OK) sc->base.ctrl_buf->refused[slot][index] = htole32(t->seq);
   t->index = index + 1 < send->buffer->count ? index + 1 : 0;
   if (!t->index) t->seq++;
   return send;
@@ -123,13 +119,15 @@ bool ib_two_sided_take_turn(struct ib_send_comm *sc, struct ib_send *send) {
 
 /* ---- the sender: SENDs ------------------------------------------------------------ */
 
-/* The write that tells of a refused message: of the word of its buffer, which stays as it is until the buffer's slot is
- * used again. */
+/* The write that tells of a refused message: of the number of its receive, in the word of its buffer, which stays as it
+ * is until the buffer's slot is used again. Its receive is the latest in its slot of which a send has had its turn. */
 static void make_refusal(const struct ib_send_comm *sc, const struct ib_send *send, const struct ib_qp *qp,
                          struct ibv_send_wr *wr, struct ibv_sge *sge) {
-  const struct ib_remote_ring *remote = &sc->two_sided->remote;
-  const struct ib_ctrl_buf *ours = sc->base.ctrl_buf;
-  const uint32_t *word = &ours->refused[send->buffer->slot][send->buffer->index];
+  const struct ib_two_sided *t = sc->two_sided;
+  const struct ib_remote_ring *remote = &t->remote;
+  struct ib_ctrl_buf *ours = sc->base.ctrl_buf;
+  uint32_t *word = &ours->refused[send->buffer->slot][send->buffer->index];
+  *word = htole32(latest_in_slot(t->index ? t->seq : t->seq - 1, send->buffer->slot));
   *sge = (struct ibv_sge){.addr = (uintptr_t)word, .length = sizeof *word,
                           .lkey = sc->base.rails[qp->rail].ctrl_mr->lkey};
   *wr = (struct ibv_send_wr){.wr_id = ib_wr_id_of(qp, 1, send->number), .sg_list = sge, .num_sge = 1,

@@ -190,6 +190,23 @@ TEST(larger_than_the_buffer) {
   ib_params_load();
 }
 
+/* The refused message is that of the oldest receive of 32, and those of all others wait for it. */
+TEST(larger_and_awaited_by_all) {
+  enum { MOST = IB_MAX_RECVS };
+  void *r[MOST], *s[MOST];
+  open_simple(&simple);
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < MOST; i++) CHECK((r[i] = pair_irecv(&p, in + i * 100, 100, i, mh_in)));
+    for (int i = MOST - 1; i >= 0; i--) CHECK((s[i] = pair_isend(&p, out, i ? 100 : 101, i, mh_out)));
+    for (int i = 0; i < MOST; i++) {
+      CHECK_INT(pair_finish(s[i], i ? RAIL_OK : RAIL_BAD_USAGE), i ? 100 : 0);
+      CHECK_INT(pair_finish(r[i], i ? RAIL_OK : RAIL_BAD_USAGE), i ? 100 : 0);
+    }
+    send_and_check(10, 10); /* so that the next oldest receive is in another slot */
+  }
+  pair_close(&p);
+}
+
 TEST(larger_than_one_of_a_group) {
   open_simple(&four);
   void *data[3] = {in, in + 1000, in + 2000}, *mhs[3] = {mh_in, mh_in, mh_in}, *r = NULL, *s[4];
@@ -331,7 +348,7 @@ int main(int argc, char **argv) {
     TEST_CASE(what_a_message_costs), TEST_CASE(sizes), TEST_CASE(queue_pairs_rotate),
     TEST_CASE(nothing_is_told_of_the_buffer),
     TEST_CASE(all_that_can_be_outstanding), TEST_CASE(a_turn_that_is_late), TEST_CASE(a_turn_that_never_comes),
-    TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(the_largest_buffers),
+    TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_and_awaited_by_all), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(the_largest_buffers),
     TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_send_without_a_receive), TEST_CASE(an_immediate_in_place_of_a_send),
     TEST_CASE(stopped_with_everything_in_flight), TEST_CASE(never_stopped)};
   ib_emu_use("device emu0 ports=2");
