@@ -12,9 +12,11 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_two_sided.h"
 
 #define BATCH 16
 #define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */
+#define EMPTY_TESTS 16  /* of so many tests that found nothing one looks at the wait for a turn */
 #define CLOCK_EACH 4096 /* completions between two looks at the clock, when every poll finds some */
 #define PEER_BITS \
   (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT)
@@ -218,13 +220,23 @@ RAIL_COLD static rail_result_t handle_faults(struct ib_request *r, uint32_t faul
 
 /* ---- test --------------------------------------------------------------- */
 
+/* A send may wait for the turn of one that is never called (ib_two_sided.h). No fault tells of that, so every few tests
+ * that find nothing look at it. */
+static __attribute__((noinline)) rail_result_t check_turn(struct ib_comm *comm) {
+  struct ib_two_sided *t = comm->sender ? ib_send_comm_of(comm)->two_sided : NULL;
+  if (!t || ++t->empty_tests % EMPTY_TESTS) return RAIL_OK;
+  rail_result_t result = ib_send_check_turn(ib_send_comm_of(comm));
+  return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
+}
+
 /* The result is the comm's. */
 RAIL_HOT_INLINE rail_result_t progress_request(struct ib_request *r) {
   bool found;
   RAIL_TRY(poll_all(r->comm, &found));
   if (found || !r->pending) return RAIL_OK;
   uint32_t faults = atomic_load_explicit(&r->comm->faults, memory_order_acquire);
-  return rail_likely(!faults) ? RAIL_OK : handle_faults(r, faults);
+  if (rail_unlikely(faults)) return handle_faults(r, faults);
+  return rail_unlikely(r->comm->plan.two_sided) ? check_turn(r->comm) : RAIL_OK;
 }
 
 RAIL_COLD static rail_result_t bad_request(const struct ib_request *r) {

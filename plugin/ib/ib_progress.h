@@ -52,8 +52,8 @@ bool ib_qp_drain(struct ib_comm *comm);
 /* ---- ib_send.c ------------------------------------------------------------------ */
 
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
-/* The HCA completes nothing: is it because all sends wait for the turn of one that is not called (ib_two_sided.h)? Then
- * RAIL_OK, or for too long, an error; else RAIL_IN_PROGRESS. */
+/* Nothing completes: is it because all sends wait for the turn of one that is not called (ib_two_sided.h)? Then RAIL_OK,
+ * or for RAIL_IB_TAG_TIMEOUT, an error; else RAIL_IN_PROGRESS. */
 rail_result_t ib_send_check_turn(struct ib_send_comm *sc);
 /* Posts what waited for room in a send queue, as far as there is room now. */
 rail_result_t ib_send_resume(struct ib_send_comm *sc);

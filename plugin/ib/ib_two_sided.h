@@ -42,6 +42,7 @@ _Static_assert(IB_MAX_RECVS == 32 && IB_MAX_GROUP == 8 && IB_MAX_QPS == 128, "5,
 struct ib_two_sided {
   struct ib_remote_ring remote; /* the receiver's ib_ctrl_buf */
   uint32_t seq, index;          /* of the buffer whose message leaves next */
+  uint32_t empty_tests;         /* tests that found nothing (ib_progress.c) */
   struct ib_send *taken[IB_MAX_RECVS][IB_MAX_GROUP]; /* by buffer: sends that wait for their turn */
 };
 
