@@ -42,6 +42,7 @@
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
 #define IB_COMM_FAILOVER 8u      /* no error yet: ib_failover_run has something to do */
 #define IB_COMM_ALL_LOST 16u     /* never set: of the line that says that the peer has nothing left to go on with */
+#define IB_COMM_SEND_STALLED 32u /* never set: of the line for STALLED with the SEND protocol */
 /* Of the oob connection: common/conn/oob.h. */
 #define IB_COMM_PEER_CLOSED RAIL_OOB_PEER_CLOSED
 #define IB_COMM_PEER_GONE RAIL_OOB_PEER_GONE /* it acknowledges no retransmission any more */

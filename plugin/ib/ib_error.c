@@ -255,6 +255,9 @@ static const struct {
    "is it stopped (SIGSTOP, debugger, checkpoint), is its host swapping?"},
   {IB_COMM_STALLED, RAIL_SYSTEM_ERROR, "the HCA has lost a work request: it has not completed, though all retries "
    "are over", "dmesg, driver and firmware; did a port of this host go down?"},
+  {IB_COMM_SEND_STALLED, RAIL_SYSTEM_ERROR, "the HCA has lost a work request, or the peer has not posted what it "
+   "announced: it has not completed, though all retries are over",
+   "dmesg, driver and firmware; did a port of this host go down? Is the peer of another release?"},
   {IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "the peer closed the connection while requests were outstanding",
    "the peer's log: did it abort?"},
 };

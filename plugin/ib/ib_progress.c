@@ -196,14 +196,16 @@ static uint64_t completion_limit_ms(const struct ib_comm *comm) {
 }
 
 /* Nothing completes. Mostly the peer has nothing to send or to receive; but an HCA, or its driver, may also have lost a
- * work request, and then nothing would ever report it. A sender's requests are all the HCA's to complete. A receiver's
- * wait for the peer, so a probe is posted. The HCA completes that whatever the peer does; when the deadline has passed
- * after a poll without a completion, the work request is lost. */
+ * work request, and then nothing would ever report it. A sender's requests are all the HCA's to complete, but for those
+ * that wait for a turn; a SEND completes only if the peer has posted its receive WR, as it announced. A receiver's wait
+ * for the peer, so a probe is posted. The HCA completes that whatever the peer does; when the deadline has passed after
+ * a poll without a completion, the work request is lost. */
 RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
   rail_result_t result = comm->sender ? ib_send_check_turn(ib_send_comm_of(comm)) : RAIL_IN_PROGRESS;
   if (result != RAIL_IN_PROGRESS) return result;
+  const uint32_t stalled = comm->sender && comm->plan.two_sided ? IB_COMM_SEND_STALLED : IB_COMM_STALLED;
   if (comm->probe_deadline)
-    return rail_deadline_passed(comm->probe_deadline) ? ib_error_faults(comm, IB_COMM_STALLED) : RAIL_OK;
+    return rail_deadline_passed(comm->probe_deadline) ? ib_error_faults(comm, stalled) : RAIL_OK;
   uint64_t ms = completion_limit_ms(comm);
   if (!ms) return RAIL_OK;
   comm->probe_deadline = rail_deadline_in_ms(ms);

@@ -306,6 +306,29 @@ TEST(a_send_without_a_receive) {
   pair_close(&p);
 }
 
+/* An entry behind which nothing was posted: the HCA is not to blame alone. */
+TEST(an_announcement_without_a_receive) {
+  int done;
+  rail_result_t result = RAIL_OK;
+  open_simple(&simple);
+  emu_do("progress poll");
+  struct ib_cts cts = {.size = 8, .count = 1, .parts = 1};
+  ib_cts_encode(&cts, 1, &p.sc->ctrl_buf->ring.slots[1][0]);
+  void *s = pair_isend(&p, out, 8, 0, mh_out);
+  CHECK(s && ib_two_sided_is_posted(ib_send_comm_of(p.sc)));
+  p.sc->qps[0].attr.timeout = 1; /* an HCA has its retries, here none, and a second */
+  uint64_t begun = rail_now_ns(), end = rail_deadline_in_ms(10000);
+  for (; result == RAIL_OK && !rail_deadline_passed(end); usleep(1000)) {
+    atomic_fetch_or(&p.sc->faults, IB_COMM_STALLED); /* as the watch thread would */
+    (void)ib_progress(p.rc);
+    result = ib_test(s, &done, NULL);
+  }
+  CHECK_INT(result, RAIL_SYSTEM_ERROR);
+  CHECK(!done && rail_now_ns() - begun >= 1000000000);
+  CHECK(strstr(pair_line, "lost a work request, or the peer has not posted what it announced"));
+  pair_close(&p);
+}
+
 TEST(an_immediate_in_place_of_a_send) {
   int done;
   open_simple(&simple);
@@ -349,7 +372,7 @@ int main(int argc, char **argv) {
     TEST_CASE(nothing_is_told_of_the_buffer),
     TEST_CASE(all_that_can_be_outstanding), TEST_CASE(a_turn_that_is_late), TEST_CASE(a_turn_that_never_comes),
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_and_awaited_by_all), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(the_largest_buffers),
-    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_send_without_a_receive), TEST_CASE(an_immediate_in_place_of_a_send),
+    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_send_without_a_receive), TEST_CASE(an_announcement_without_a_receive), TEST_CASE(an_immediate_in_place_of_a_send),
     TEST_CASE(stopped_with_everything_in_flight), TEST_CASE(never_stopped)};
   ib_emu_use("device emu0 ports=2");
   pair_two_sided = true;
