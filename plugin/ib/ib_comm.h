@@ -165,7 +165,7 @@ struct ib_share {
   uint16_t qp;
 };
 
-/* A send. Life: CTS matched → (in `unposted`) → posted → done. */
+/* A send. Life: CTS matched → (with the SEND protocol: waits for its turn) → (in `unposted`) → posted → done. */
 struct ib_send {
   struct ib_request base;
   STAILQ_ENTRY(ib_send) link; /* in `unposted` */
@@ -173,7 +173,7 @@ struct ib_send {
   uint64_t size;
   uint64_t length;       /* bytes that are written: size, or 0 if that is more than the buffer holds */
   struct ib_cursor at;   /* of `part` */
-  uint16_t first_qp;     /* part i goes over QP live[first_qp + i]; IB_SHARES: see `shares` */
+  uint16_t first_qp;     /* part i goes over QP live[first_qp + i], modulo their number; IB_SHARES: see `shares` */
   uint16_t nparts, part; /* `part`: the first that is not all posted */
   uint16_t number;       /* of the request: its place in `sends` */
   const struct ib_cts *buffer;
@@ -186,7 +186,7 @@ struct ib_send {
 struct ib_buffer {
   uint64_t capacity, arrived;
   uint32_t tag;
-  uint16_t parts, left; /* of its message; parts is 0 until the first has arrived */
+  uint16_t parts, left; /* of its message; parts is 0 until the first has arrived, or with the SEND protocol irecv's */
   struct ib_mhandle *mr;
 };
 

@@ -164,7 +164,8 @@ static const struct rail_param rows[] = {
           "one that cannot carry data is an error at connect. Off only if both sides have it off."},
   {.name = "RAIL_IB_MAX_WRITE", .type = RAIL_PARAM_BYTES, .def = "1G", .lo = 4096, .hi = 1 << 30,
    .offset = AT(max_write),
-   .doc = "Most bytes of one RDMA write, a power of two; what the ports of both sides allow counts as well."},
+   .doc = "Most bytes of one RDMA write, a power of two; what the ports of both sides allow counts as well. With "
+          "RAIL_IB_PROTOCOL=send only that counts: this is not looked at."},
   {.name = "RAIL_IB_MIN_PART", .type = RAIL_PARAM_BYTES, .def = "8K", .lo = IB_ALIGN, .hi = 1 << 30,
    .offset = AT(min_part),
    .doc = "A message is split over several QPs only if its parts, were they equal, are not smaller than this. With "

@@ -46,7 +46,8 @@ static inline unsigned int ib_wr_arg(uint64_t id) { return (unsigned int)id & 0x
 rail_result_t ib_progress(struct ib_comm *comm);
 
 /* After ib_comm_stop of a recv comm: waits until the HCA writes to no memory for it any more, which each QP shows by
- * flushing an unused receive WR. Microseconds; a second at most for all calls together, then false. Any thread. */
+ * flushing an unused receive WR, or with the SEND protocol by completing all that irecv posted. Microseconds; a second at
+ * most for all calls together, then false. Any thread. */
 bool ib_qp_drain(struct ib_comm *comm);
 
 /* ---- ib_send.c ------------------------------------------------------------------ */

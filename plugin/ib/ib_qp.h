@@ -64,7 +64,6 @@ struct ib_qp {
   /* The progress thread's: */
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
-  _Atomic uint32_t receives;   /* receive WRs that irecv posted, and that have not completed (ib_two_sided.h) */
   uint16_t next_notice;        /* place of the notice that is posted again next (ib_notice.h) */
   bool ignore_completions;     /* set once the tail count is fixed: a receiver's when it sends STOPPED, a sender's
                                 * when reconciled (ib_failover.h) */
@@ -72,10 +71,12 @@ struct ib_qp {
   struct ib_posted_ring posted; /* a sender's (ib_send.c) */
   uint32_t modify_tries;        /* of a transition that timed out */
   uint64_t modify_at;           /* when the next try is due */
-  _Atomic bool flushed;         /* a receive WR was flushed after ib_qp_to_err */
   _Atomic(const struct ibv_qp *) event_qp; /* as qp, for the watch thread: never followed */
   struct ib_qp_sizes sizes;
   struct ib_qp_attr attr;
+  /* The progress thread's and, when the comm is stopped, ib_qp_drain's, in any thread: */
+  _Atomic uint32_t receives; /* receive WRs that irecv posted, and that have not completed (ib_two_sided.h) */
+  _Atomic bool flushed;      /* a receive WR was flushed after ib_qp_to_err */
 };
 
 /* The watch thread may read it. */

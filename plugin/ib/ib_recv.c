@@ -249,7 +249,7 @@ static __attribute__((noinline)) rail_result_t receive_two_sided(struct ib_recv_
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                        void **phandles, void **request) {
   /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The bytes
-   * are in place when the sender's immediate arrives, and until then the slot is in use: nothing would be gained. */
+   * are in place when the last part is reported, and until then the slot is in use: nothing would be gained. */
   *request = NULL;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
