@@ -6,8 +6,8 @@
  * chain of plain writes (its body) and one write with immediate (its tail), the only one that consumes a receive WR of
  * the receiver. A part of up to one write is its tail, unless adaptive routing wants the bulk without immediate. The
  * tail's length is in the receiver's completion; the body's is in the immediate, so the body is a multiple of the unit
- * in which the immediate counts. With the SEND protocol (ib_two_sided.h) the buffer is divided, a part is one SEND, and a
- * QP may have several.
+ * in which the immediate counts. With the SEND protocol (ib_two_sided.h) the buffer is divided, a part is one SEND, and
+ * a QP may have several.
  */
 #ifndef IB_SPLIT_H
 #define IB_SPLIT_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The SEND protocol of the ib plugin over the emulated device: order, sizes, parts, what is refused, a peer that lies,
- * and its end with everything in flight. Each of its requests fails in test_ib_data_faults.c; random traffic is in
- * test_ib_data_random.c.
+ * and its end with everything in flight. Other failures of its requests are in test_ib_data_faults.c; random traffic is
+ * in test_ib_data_random.c.
  */
 #include <unistd.h>
 
@@ -252,6 +252,31 @@ TEST(the_largest_buffers) {
   pair_close(&p);
 }
 
+/* The k-th receive WR of a group of two buffers cannot be posted: none is tried after it, and nothing is announced. */
+TEST(a_receive_that_is_not_all_posted) {
+  enum { SIZE = 9000, PARTS = 2 * 3 }; /* of at most 4 KiB each */
+  void *r;
+  int done;
+  for (int k = 1; k <= PARTS + 1; k++) {
+    char script[64];
+    open_simple(&short_sends);
+    pair_lines = 0;
+    void *data[2] = {in, in + SIZE}, *mhs[2] = {mh_in, mh_in};
+    snprintf(script, sizeof script, "fail post_recv from=%d errno=ENOMEM", k);
+    emu_do(script);
+    long sent = emu_calls("post_send"), posted = emu_calls("post_recv");
+    CHECK_OK(ib_irecv(p.rc, 2, data, (size_t[]){SIZE, SIZE}, (int[]){0, 1}, mhs, NULL, &r));
+    CHECK(r);
+    CHECK_INT(emu_calls("post_recv") - posted, RAIL_MIN(k, PARTS));
+    CHECK_INT(emu_calls("post_send") - sent, k > PARTS);
+    CHECK_INT(pair_isend(&p, out, 8, 0, mh_out) != NULL, k > PARTS);
+    CHECK_INT(ib_test(r, &done, NULL), k <= PARTS ? RAIL_SYSTEM_ERROR : RAIL_OK);
+    CHECK_INT(done, 0);
+    CHECK_INT(pair_lines, k <= PARTS);
+    pair_close(&p);
+  }
+}
+
 /* ---- a peer that lies ------------------------------------------------------------------- */
 
 /* Entries whose parts cannot be. */
@@ -371,8 +396,10 @@ int main(int argc, char **argv) {
     TEST_CASE(what_a_message_costs), TEST_CASE(sizes), TEST_CASE(queue_pairs_rotate),
     TEST_CASE(nothing_is_told_of_the_buffer),
     TEST_CASE(all_that_can_be_outstanding), TEST_CASE(a_turn_that_is_late), TEST_CASE(a_turn_that_never_comes),
-    TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_and_awaited_by_all), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(the_largest_buffers),
-    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_send_without_a_receive), TEST_CASE(an_announcement_without_a_receive), TEST_CASE(an_immediate_in_place_of_a_send),
+    TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_and_awaited_by_all), TEST_CASE(larger_than_one_of_a_group),
+    TEST_CASE(the_largest_buffers), TEST_CASE(a_receive_that_is_not_all_posted), TEST_CASE(a_ring_with_nonsense),
+    TEST_CASE(a_send_without_a_receive), TEST_CASE(an_announcement_without_a_receive),
+    TEST_CASE(an_immediate_in_place_of_a_send),
     TEST_CASE(stopped_with_everything_in_flight), TEST_CASE(never_stopped)};
   ib_emu_use("device emu0 ports=2");
   pair_two_sided = true;
