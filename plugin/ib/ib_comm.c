@@ -38,7 +38,8 @@ RAIL_COLD rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const 
                                               const struct ib_mhandle *mr, const void *data, uint64_t size) {
   if (size > comm->max_bytes)
     RAIL_WARN("RailIB: %s: size %llu; allowed: up to %llu%s", call, (unsigned long long)size,
-              (unsigned long long)comm->max_bytes, comm->max_bytes < RAIL_NET_MAX_BYTES ? " (with RAIL_IB_PROTOCOL=send)" : "");
+              (unsigned long long)comm->max_bytes,
+              comm->max_bytes < RAIL_NET_MAX_BYTES ? " (with RAIL_IB_PROTOCOL=send)" : "");
   else if (!data) RAIL_WARN("RailIB: %s: data is NULL with size %llu; allowed: NULL only with size 0", call,
                             (unsigned long long)size);
   else if (!mr) RAIL_WARN("RailIB: %s: mhandle is NULL with size %llu; allowed: NULL only with size 0, else what "

@@ -329,9 +329,10 @@ int ib_device_index(const struct ib_device *device) { return (int)(device - devi
 /* ---- properties ---------------------------------------------------------------- */
 
 /* A fused device supports what all of its HCAs support. iWARP connects no queue pair to itself, and without that what
- * arrives in GPU memory cannot be flushed. With the SEND protocol a provider may write into a receive WR's memory by the
- * CPU: libmlx5 copies what came inside the completion, up to 64 bytes, in ibv_poll_cq (rdma-core, providers/mlx5/cq.c,
- * handle_responder). Verbs has no means to find out or to forbid that, so it counts for every vendor's HCA. */
+ * arrives in GPU memory cannot be flushed. With the SEND protocol a provider may write into a receive WR's memory by
+ * the CPU: libmlx5 copies what came inside the completion, up to 64 bytes, in ibv_poll_cq (rdma-core,
+ * providers/mlx5/cq.c, handle_responder). Verbs has no means to find out or to forbid that, so it counts for every
+ * vendor's HCA. */
 int ib_device_ptr_support(const struct ib_device *device, bool two_sided) {
   int support = two_sided ? RAIL_PTR_HOST : RAIL_PTR_HOST | RAIL_PTR_CUDA | RAIL_PTR_DMABUF;
   for (unsigned int i = 0; i < device->nrails; i++) {

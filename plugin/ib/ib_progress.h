@@ -46,15 +46,15 @@ static inline unsigned int ib_wr_arg(uint64_t id) { return (unsigned int)id & 0x
 rail_result_t ib_progress(struct ib_comm *comm);
 
 /* After ib_comm_stop of a recv comm: waits until the HCA writes to no memory for it any more, which each QP shows by
- * flushing an unused receive WR, or with the SEND protocol by completing all that irecv posted. Microseconds; a second at
- * most for all calls together, then false. Any thread. */
+ * flushing an unused receive WR, or with the SEND protocol by completing all that irecv posted. Microseconds; a second
+ * at most for all calls together, then false. Any thread. */
 bool ib_qp_drain(struct ib_comm *comm);
 
 /* ---- ib_send.c ------------------------------------------------------------------ */
 
 void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
-/* Nothing completes: is it because all sends wait for the turn of one that is not called (ib_two_sided.h)? Then RAIL_OK,
- * or for RAIL_IB_TAG_TIMEOUT, an error; else RAIL_IN_PROGRESS. */
+/* Nothing completes: is it because all sends wait for the turn of one that is not called (ib_two_sided.h)? Then
+ * RAIL_OK, or after RAIL_IB_TAG_TIMEOUT an error; else RAIL_IN_PROGRESS. */
 rail_result_t ib_send_check_turn(struct ib_send_comm *sc);
 /* Posts what waited for room in a send queue, as far as there is room now. */
 rail_result_t ib_send_resume(struct ib_send_comm *sc);
