@@ -18,12 +18,12 @@
 #include "plugin/socket/sk_watch.h"
 
 /* Sizes of a stream's receive buffer. CONTROL frames are parsed only when they are whole: a sender's buffer holds the
- * largest one more than twice. On a receiver, streams other than the first carry chunks of large messages, which are
+ * largest one more than twice. On a receiver, streams other than the first carry pieces of large messages, which are
  * received in place, so a small buffer is enough for them; except with FAILOVER, where each may have to replace the
  * first. */
 #define SEND_BUFFER (32 * 1024)
 #define RECV_BUFFER (64 * 1024)
-#define CHUNKS_BUFFER 4096
+#define PIECES_BUFFER 4096
 
 /* ---- open ------------------------------------------------------------------- */
 
@@ -40,7 +40,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   comm->reconnect = args->reconnect;
   comm->accepted = args->accepted;
   memcpy(comm->sessions, args->sessions, sizeof comm->sessions);
-  comm->not_established = sends ? args->nstreams : 0;
+  comm->not_ready = sends ? args->nstreams : 0;
   pthread_mutex_init(&comm->mrs_lock, NULL);
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);
   if (!comm->streams) {
@@ -52,16 +52,16 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   if (sk_profile_init(comm, args) != RAIL_OK) result = RAIL_SYSTEM_ERROR;
   for (uint32_t i = 0; i < args->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || sk_has_failover(comm) ? buffer : CHUNKS_BUFFER,
+    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->paths ? buffer : PIECES_BUFFER,
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
     bool tls = comm->features & SK_FEATURE_TLS;
     s->welcomed = !sends;
-    s->established = !sends && !tls;
+    s->ready = !sends && !tls;
     sk_stream_set_options(s, args->nstreams);
     if (sends && tls) s->tls = sk_tls_new(true); /* begins after the answer, which comes in clear */
     if (sends && tls && !s->tls) result = RAIL_SYSTEM_ERROR;
-    if (sends && !sk_has_failover(comm) && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
+    if (sends && !comm->paths && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
   }
   sk_stats_attach(comm, args);
   return result;
@@ -180,13 +180,13 @@ void sk_comm_stop(struct sk_comm *comm) {
 /* ---- close ------------------------------------------------------------------- */
 
 /* The caller may have freed its memory: frames with payload are dropped. What does not lie in it (grants, an error)
- * still goes out, if no frame was cut in half and none must wait for streams to be established. False: one was cut. */
+ * still goes out, if no frame was cut in half and none must wait for streams to be ready. False: one was cut. */
 static bool drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   uint32_t kept = 0, at = 0, kept_at = 0;
   bool cut = false;
   for (uint32_t i = 0; i < s->out_count; i++) {
     struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    bool ours = !comm->not_established && (comm->side == SK_RECEIVER || !out.unfinished);
+    bool ours = !comm->not_ready && (comm->side == SK_RECEIVER || !out.unfinished);
     if (i == 0 && s->out_done && !ours) cut = true;
     if (ours && !cut) {
       memmove(s->stage + s->stage_head + kept_at, s->stage + s->stage_head + at, out.staged);

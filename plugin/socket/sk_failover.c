@@ -40,12 +40,6 @@ static bool is_last(const struct sk_comm *comm, const struct sk_stream *s) {
 
 /* ---- sockets --------------------------------------------------------------- */
 
-/* What was noted of the rates holds for the sockets that were there: a stream that is slow beside a fast one may be the
- * fastest without it. */
-static void forget_rates(struct sk_comm *comm) {
-  if (comm->side == SK_SENDER) sk_shares_renew(&sender_of(comm)->shares, comm->streams);
-}
-
 /* The stream has no socket any more, and nothing that was read or queued. */
 static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
   if (comm->poll) sk_engine_remove(comm->poll, s->fd);
@@ -54,13 +48,11 @@ static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
   s->head = s->tail = 0;
   s->eof = false;
   s->in_errno = s->out_errno = 0;
-  forget_rates(comm);
 }
 
 static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->fd = fd;
   sk_stream_set_options(s, comm->nstreams);
-  forget_rates(comm);
   if (!comm->poll) return;
   if (!sk_engine_add(comm->poll, fd)) sk_stream_out_failed(s, errno);
   sk_engine_notify(comm->poll);
@@ -69,13 +61,13 @@ static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
 /* ---- counts ------------------------------------------------------------------ */
 
 /* The sender asks for the count of every stream that it gave up: an earlier LOST may have been lost with its stream.
- * Like all that a sender writes, LOST waits in the queue until all streams are established. */
+ * Like all that a sender writes, LOST waits in the queue until all streams are ready. */
 static void request_counts(struct sk_comm *comm) {
   struct sk_stream *s = sk_main_stream(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++)
     if (comm->paths[i].state == SK_PATH_AWAITING_COUNT)
       sk_stream_queue_frame(s, SK_FRAME_LOST, 0, comm->paths[i].generation, i);
-  if (!comm->not_established) (void)sk_stream_flush(s, &(uint64_t){0});
+  if (!comm->not_ready) (void)sk_stream_flush(s, &(uint64_t){0});
 }
 
 /* Where there is no room: it is sent again after the next loss, or when it is asked for. */
@@ -98,7 +90,7 @@ static void choose_main_stream(struct sk_comm *comm) {
 /* No byte goes out or comes in over it any more. `state`: what its path is from here on. */
 static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_state state) {
   s->welcomed = true; /* nothing waits for its WELCOME or TLS handshake any more: it comes back with both done */
-  sk_stream_established(comm, s);
+  sk_stream_ready(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);
@@ -152,7 +144,7 @@ rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended) {
 
 /* ---- frames --------------------------------------------------------------------- */
 
-/* Sender: the receiver's count of a stream that either side has lost. What is left of its chunks goes again. */
+/* Sender: the receiver's count of a stream that either side has lost. What is left of its pieces goes again. */
 static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_path *path = &comm->paths[s->index];
   if (path->state == SK_PATH_DOWN || frame->size != path->generation) return RAIL_OK; /* known, or out of date */
@@ -168,7 +160,7 @@ static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, c
 
 rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *on, const struct sk_frame *frame) {
   on->head += SK_HEAD;
-  if (frame->len || !sk_has_failover(comm) || frame->tag >= comm->nstreams)
+  if (frame->len || !comm->paths || frame->tag >= comm->nstreams)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: loss of stream %u", frame->tag);
   struct sk_stream *s = &comm->streams[frame->tag];
   struct sk_path *path = &comm->paths[frame->tag];
@@ -184,7 +176,7 @@ rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *on, co
 }
 
 rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
-  struct sk_path *path = sk_has_failover(comm) ? &comm->paths[s->index] : NULL;
+  struct sk_path *path = comm->paths ? &comm->paths[s->index] : NULL;
   s->head += SK_HEAD;
   if (frame->len || !path || !path->joining || frame->size <= path->generation || frame->tag != s->index)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: stream %u joins as stream %u", s->index, frame->tag);
@@ -213,10 +205,11 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_send_comm *sc = sender_of(comm);
   struct sk_tls *tls;
   int fd;
-  if (comm->not_established || sc->undelivered_count > JOIN_ROOM) return;
-  if (path->count) return; /* chunks of its last generation go first */
+  if (comm->not_ready || sc->undelivered_count > JOIN_ROOM) return;
+  if (path->count) return; /* pieces of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
+  sk_shares_renew(&sc->shares, s->index);
   path->generation++;
   path->frames = path->first = path->count = 0;
   sk_stream_send_frame(s, SK_FRAME_JOIN, 0, path->generation, s->index);
@@ -256,7 +249,7 @@ static const char *link_error(const struct sk_comm *comm, struct sk_stream *s, u
 }
 
 void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
-  if (!sk_has_failover(comm) || sk_comm_error(comm) != RAIL_OK) return;
+  if (!comm->paths || sk_comm_error(comm) != RAIL_OK) return;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     if (comm->paths[i].state == SK_PATH_UP) {
@@ -267,42 +260,27 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
     }
   }
   if (comm->side == SK_RECEIVER) join_receiving(comm);
-  else if (!comm->not_established) request_counts(comm);
+  else if (!comm->not_ready) request_counts(comm);
 }
 
 /* ---- streams that the acceptor has not answered ---------------------------------- */
-
-/* The acceptor has handed the connection out, and reads no other HELLO for it. */
-static rail_result_t cut_when_accepted(struct sk_comm *comm, struct sk_stream *s) {
-  if (sk_has_failover(comm)) return lose_stream(comm, s, "it was cut before its answer was here");
-  int err = s->in_errno ? s->in_errno : s->out_errno;
-  return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-                      "stream %u was cut (%s) after the peer had accepted the connection, before its answer was here; "
-                      "try to connect again, or look for the first error in the peer's log",
-                      s->index, err ? sk_stream_error_text(s, err) : "the peer closed it");
-}
 
 rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     int fd;
     if (s->welcomed || (s->fd >= 0 && !s->eof && !s->out_errno)) continue;
-    if (is_accepted(comm)) {
-      RAIL_TRY(cut_when_accepted(comm, s));
+    if (comm->paths && is_accepted(comm)) {
+      RAIL_TRY(lose_stream(comm, s, "it was cut before its answer was here"));
       continue;
     }
-    if (s->fd >= 0) {
-      int err = s->in_errno ? s->in_errno : s->out_errno;
-      drop_socket(comm, s);
-      s->in_errno = err; /* for cut_when_accepted, if no other socket comes before that */
-    }
+    if (s->fd >= 0) drop_socket(comm, s);
     rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
     if (result == RAIL_IN_PROGRESS) continue;
     if (result != RAIL_OK) {
       s->in_errno = errno == ECONNREFUSED ? 0 : errno;
       return sk_comm_fail_lost(comm, s);
     }
-    s->in_errno = 0;
     set_socket(comm, s, fd);
     sk_zerocopy_reconnected(s);
   }

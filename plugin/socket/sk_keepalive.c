@@ -107,12 +107,12 @@ static bool has_pending_work(const struct sk_comm *comm) {
     return true;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
-    if (s->out_count && !s->out_errno && !comm->not_established) return true;
-    if (s->fd < 0 && !s->established) return true; /* to be connected again */
-    if (s->tls && !s->eof && s->welcomed && (!s->established || sk_tls_is_pending(s->tls))) return true;
+    if (s->out_count && !s->out_errno && !comm->not_ready) return true;
+    if (s->fd < 0 && !s->ready) return true; /* to be connected again */
+    if (s->tls && !s->eof && s->welcomed && (!s->ready || sk_tls_is_pending(s->tls))) return true;
   }
   if (sk_comm_error(comm) != RAIL_OK) return false;
-  if (comm->side == SK_SENDER) return sk_send_has_unframed(sender(comm));
+  if (comm->side == SK_SENDER) return !STAILQ_EMPTY(&sender(comm)->ready) || !STAILQ_EMPTY(&sender(comm)->bulk);
   return receiver(comm)->ungranted_count != 0;
 }
 
@@ -146,7 +146,7 @@ enum sk_keepalive_need sk_keepalive_check(struct sk_comm *comm, uint64_t now, st
     sk_stats_update(comm);
   }
   /* With FAILOVER the kernel is asked for more than poll tells. */
-  bool must = due || sk_has_failover(comm) || k->was_silent || (!failed && host_is_due(comm, now));
+  bool must = due || comm->paths || k->was_silent || (!failed && host_is_due(comm, now));
   if (!sk_comm_try_own(comm)) return must ? SK_KEEPALIVE_RUN : SK_KEEPALIVE_NONE;
   if (fresh) rail_stats_set(&values[SK_COMM_CREDIT_BYTES], credit_left(comm));
   bool pending = has_pending_work(comm);
@@ -184,7 +184,7 @@ static void collect_sends(const struct sk_send_comm *sc, struct outstanding *o) 
       add_waiting(o, rail_container_of(node, const struct sk_send, node)->size);
   for (uint32_t i = 0; i < SK_MAX_SENDS; i++) all += !sk_request_is_done(&sc->sends[i].base);
   o->moving = all > o->waiting ? all - o->waiting : 0;
-  STAILQ_FOREACH(send, &sc->to_announce, next) o->missing += send->size;
+  STAILQ_FOREACH(send, &sc->ready, next) o->missing += send->size;
   STAILQ_FOREACH(send, &sc->bulk, next) o->missing += send->size - send->framed;
   for (uint32_t i = 0; i < sc->base.nstreams; i++) o->missing += sc->base.streams[i].out_bytes;
 }
@@ -200,7 +200,7 @@ static void collect_recvs(const struct sk_recv_comm *rc, struct outstanding *o) 
     LIST_FOREACH(target, &rc->by_seq[b], by_seq) o->missing += target->size - target->received;
   for (uint32_t i = 0; i < rc->base.nstreams; i++) {
     const struct sk_stream *s = &rc->base.streams[i];
-    if (s->left && !((const struct sk_target *)s->target)->in_chunks) o->missing += s->left;
+    if (s->left && !((const struct sk_target *)s->target)->in_pieces) o->missing += s->left;
   }
 }
 
@@ -211,7 +211,7 @@ static struct outstanding collect(const struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     o.unwelcomed |= !s->welcomed;
-    o.in_handshake |= s->welcomed && !s->established;
+    o.in_handshake |= s->welcomed && !s->ready;
   }
   return o;
 }
@@ -291,7 +291,7 @@ static void check_host(struct sk_comm *comm, uint64_t now) {
     unacked |= s->host.has_unacked;
   }
   k->unacked = unacked;
-  k->host_silence = sk_has_failover(comm) ? (most ? least : 0) : most;
+  k->host_silence = comm->paths ? (most ? least : 0) : most;
   if (k->host_silence + RAIL_MIN(TICK, deadline / 4) > deadline) give_up_host(comm, k->host_silence);
 }
 

@@ -3,7 +3,7 @@
  * A send from isend to its completion.
  *
  * isend looks for the grant of its buffer. With a grant, or small enough to be sent before it (eager), the send is
- * matched: sk_send_post announces it on the main stream and cuts it into chunks for whichever stream is free. It is
+ * ready: sk_send_post announces it on the main stream and cuts it into chunks for whichever stream is free. It is
  * done when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_finish.
  *
  * Small sends behind others that are outstanding are not written one by one: they stay in the stream's queue until the
@@ -23,7 +23,7 @@
 #define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: a system call costs more than their copy */
 #define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */
 #define BATCH_MAX (32 * 1024)    /* but not when this much has come together */
-#define SPREAD_BYTES (32 * 1024) /* payloads from here on go to the stream that is free first, in chunks */
+#define SPREAD_BYTES (32 * 1024) /* payloads from here on go to the stream that is free first */
 #define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
 
 rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *args) {
@@ -39,13 +39,14 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   sk_match_init(&sc->in_flight);
   TAILQ_INIT(&sc->free_grants);
   for (int i = 0; i < SK_MAX_BUFFERS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
-  STAILQ_INIT(&sc->to_announce);
+  STAILQ_INIT(&sc->ready);
   STAILQ_INIT(&sc->bulk);
   STAILQ_INIT(&sc->zero_length);
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
   sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
-  sc->whole = several ? SPREAD_BYTES - 1 : SK_MAX_FRAME;
+  sc->whole = several ? RAIL_MIN(sc->shares.chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
+  sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
   sc->eager_bytes = args->eager_bytes & ~63u;
@@ -59,9 +60,9 @@ void sk_send_release(struct sk_send_comm *sc) {
 
 /* ---- matching: a send and the receiver's grant, or credit ---------------- */
 
-static void queue_announcement(struct sk_send_comm *sc, struct sk_send *send) {
+static void make_ready(struct sk_send_comm *sc, struct sk_send *send) {
   send->seq = sc->next_seq++;
-  STAILQ_INSERT_TAIL(&sc->to_announce, send, next);
+  STAILQ_INSERT_TAIL(&sc->ready, send, next);
 }
 
 /* The table has room: there are never more of them than credit counts plus sends, which update_credit checks. */
@@ -79,8 +80,8 @@ static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send,
     return sk_comm_fail_size(&sc->base, sk_main_stream(&sc->base), sc->next_seq, send->node.tag, send->size, capacity);
   send->granted = true;
   rail_stats_add(&sc->base.counts.comm[SK_COMM_GRANTED_MESSAGES], 1);
-  queue_announcement(sc, send);
-  if (rail_unlikely(sk_has_failover(&sc->base))) remember_in_flight(sc, send, true);
+  make_ready(sc, send);
+  if (rail_unlikely(sc->base.paths != NULL)) remember_in_flight(sc, send, true);
   return RAIL_OK;
 }
 
@@ -94,7 +95,7 @@ static void send_eager(struct sk_send_comm *sc, struct sk_send *send) {
   sc->credit.bytes_used += sk_credit_of(send->size);
   sc->credit.count_used++;
   rail_stats_add(&sc->base.counts.comm[SK_COMM_EAGER_MESSAGES], 1);
-  queue_announcement(sc, send);
+  make_ready(sc, send);
   remember_in_flight(sc, send, false);
 }
 
@@ -126,16 +127,16 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
 /* ---- frames ---------------------------------------------------------------- */
 
 /* The last of its frames is made: the request is done when they are written (with FAILOVER: have arrived), so not
- * before all streams are established. Until then the peer may refuse the connection, and a caller that has no request
- * left would never learn that. */
+ * before all streams are ready. Until then the peer may refuse the connection, and a caller that has no request left
+ * would never learn that. */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
   sk_unfinished_drop(&send->base.unfinished);
 }
 
-void sk_send_on_established(struct sk_send_comm *sc) {
-  if (--sc->base.not_established || sk_has_failover(&sc->base)) return;
+void sk_send_on_ready(struct sk_send_comm *sc) {
+  if (--sc->base.not_ready || sc->base.paths) return;
   sk_reconnect_free(sc->base.reconnect);
   sc->base.reconnect = NULL;
 }
@@ -177,7 +178,7 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
                         uint64_t offset, uint32_t len) {
   const uint8_t *data = send->data + offset;
   uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
-  bool failover = sk_has_failover(&sc->base);
+  bool failover = sc->base.paths != NULL;
   sk_unfinished *unfinished = rail_unlikely(failover) ? &sc->base.paths[s->index].queued : &send->base.unfinished;
   uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, unfinished);
   if (type == SK_FRAME_MSG)
@@ -189,10 +190,10 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   if (rail_unlikely(failover)) sk_path_remember(&sc->base, s, send->size ? send : NULL, offset, len);
 }
 
-/* How much of the message the stream takes now; 0 if it is slow and has had its part, of which this is taken off. */
-static uint32_t take_bytes(struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
+/* How much of the message the stream takes now. */
+static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
-  return send->size <= sc->whole ? (uint32_t)left : sk_shares_take(&sc->shares, s->index, send->size, left);
+  return left <= sc->whole ? (uint32_t)left : sk_shares_chunk(&sc->shares, s->index, send->size, left);
 }
 
 /* A frame with the next `len` bytes of the message. */
@@ -204,7 +205,7 @@ static void queue_chunk(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
 }
 
 static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream) {
-  if (rail_likely(!sk_has_failover(&sc->base))) return sk_stream_has_room(main_stream);
+  if (rail_likely(!sc->base.paths)) return sk_stream_has_room(main_stream);
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     const struct sk_stream *s = &sc->base.streams[i];
     bool up = sc->base.paths[i].state == SK_PATH_UP;
@@ -213,33 +214,27 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   return true;
 }
 
-/* The announcement carries the first chunk, if the main stream is free and may take one: one call does for both. Else
- * a payload that is worth a call of its own goes to the first stream that is free, as its later chunks do. With
- * FAILOVER it always does: on the main stream, messages of one chunk would leave all other devices idle. */
-static void announce_all(struct sk_send_comm *sc) {
-  const struct sk_comm *comm = &sc->base;
-  struct sk_stream *s = sk_main_stream(comm);
+/* The announcement carries the first chunk, if the main stream is free: one call does for both. Else a payload that is
+ * worth a call of its own goes to the first stream that is free, as its later chunks do. With FAILOVER it always does:
+ * on the main stream, messages of one chunk would leave all other devices idle. */
+static void announce_ready(struct sk_send_comm *sc) {
+  struct sk_stream *s = sk_main_stream(&sc->base);
   struct sk_send *send;
-  while ((send = STAILQ_FIRST(&sc->to_announce)) && can_announce(sc, s)) {
-    STAILQ_REMOVE_HEAD(&sc->to_announce, next);
-    if (rail_unlikely(send->size > sc->whole)) sk_shares_announce(&sc->shares, sc->base.streams, send->size);
-    bool anywhere = send->size > sc->whole && (s->out_count || sk_has_failover(comm));
-    if (!anywhere || !sk_has_failover(comm))
-      queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : take_bytes(sc, s, send));
-    if (rail_unlikely(sk_has_failover(comm))) sk_path_announce(sc, anywhere ? NULL : s, send);
+  while ((send = STAILQ_FIRST(&sc->ready)) && can_announce(sc, s)) {
+    STAILQ_REMOVE_HEAD(&sc->ready, next);
+    if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_look(&sc->shares, sc->base.streams, send->size);
+    bool anywhere = send->size >= sc->spread_from && (s->out_count || sc->base.paths);
+    if (!anywhere || !sc->base.paths) queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
+    if (rail_unlikely(sc->base.paths != NULL)) sk_path_announce(sc, anywhere ? NULL : s, send);
     if (send->framed == send->size) all_framed(sc, send);
     else STAILQ_INSERT_TAIL(&sc->bulk, send, next);
   }
 }
 
-static bool may_take_chunk(const struct sk_send_comm *sc, const struct sk_stream *s) {
-  return sk_path_has_room(&sc->base, s) && sk_shares_may_take(&sc->shares, s->index);
-}
-
-/* The free stream takes the next chunk. */
+/* The free stream takes the next chunk: a slow one just takes fewer. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = STAILQ_FIRST(&sc->bulk);
-  queue_chunk(sc, s, send, SK_FRAME_DATA, take_bytes(sc, s, send));
+  queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, s, send));
   if (send->framed < send->size) return;
   STAILQ_REMOVE_HEAD(&sc->bulk, next);
   all_framed(sc, send);
@@ -247,10 +242,10 @@ static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
 
 /* What a lost stream had not delivered is queued before anything new. */
 static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s) {
-  struct sk_chunk chunk;
+  struct sk_piece piece;
   while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->shares.chunk &&
-         sk_path_next_resend(sc, &chunk)) {
-    queue_frame(sc, s, chunk.send, SK_FRAME_DATA, chunk.offset, chunk.len);
+         sk_path_next_resend(sc, &piece)) {
+    queue_frame(sc, s, piece.send, SK_FRAME_DATA, piece.offset, piece.len);
     rail_stats_add(&sc->base.counts.comm[SK_COMM_RETRIES], 1);
   }
 }
@@ -263,20 +258,20 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   sc->unread_posts++;
   while (moved && written < SK_CALL_BYTES) {
     moved = false;
-    announce_all(sc);
+    announce_ready(sc);
     for (uint32_t k = 0; k < comm->nstreams; k++) {
       struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
-      if (rail_unlikely(sk_has_failover(comm))) {
+      if (rail_unlikely(comm->paths != NULL)) {
         if (s->fd < 0 || s->out_errno) continue; /* lost, or about to be: first what has come over it is read */
         queue_resends(sc, s);
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
-      if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && may_take_chunk(sc, s)) take_chunk(sc, s);
-      if (!s->out_count || rail_unlikely(comm->not_established)) continue;
+      if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
+      if (!s->out_count || rail_unlikely(comm->not_ready)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
-      if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(comm))) return result;
+      if (rail_unlikely(result == RAIL_REMOTE_ERROR && !comm->paths)) return result;
       /* A frame that is only half out means that the socket is full, or nearly. */
-      if (result == RAIL_OK && (s->out_count || sk_send_has_unframed(sc))) moved = true;
+      if (result == RAIL_OK && (s->out_count || !STAILQ_EMPTY(&sc->ready) || !STAILQ_EMPTY(&sc->bulk))) moved = true;
     }
     if (comm->nstreams > 1) sc->next_stream = (sc->next_stream + 1) % comm->nstreams;
   }
@@ -285,7 +280,8 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
 }
 
 bool sk_send_is_idle(const struct sk_send_comm *sc) {
-  if (sc->waiting.count || sk_send_has_unframed(sc) || sc->undelivered_count) return false;
+  if (sc->waiting.count || !STAILQ_EMPTY(&sc->ready) || !STAILQ_EMPTY(&sc->bulk) || sc->undelivered_count)
+    return false;
   for (uint32_t i = 0; i < sc->base.nstreams; i++)
     if (sc->base.streams[i].out_count) return false;
   return true;
@@ -348,9 +344,9 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   /* A failure from here on is for test to report: the request exists. */
   if (match_send(sc, send) == RAIL_OK) {
     if (can_batch(sc, size)) {
-      announce_all(sc);
+      announce_ready(sc);
       atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
-    } else if (sc->waiting.count || rail_unlikely(comm->not_established)) {
+    } else if (sc->waiting.count || rail_unlikely(comm->not_ready)) {
       (void)comm->progress(comm); /* its grant may be in the socket already, or the peer's answer */
     } else {
       (void)sk_send_post(sc);
@@ -385,7 +381,7 @@ static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_fram
   struct sk_credit *c = &sc->credit;
   uint32_t count = frame->tag;
   /* With FAILOVER the last report comes over all streams, and may overtake others. */
-  if (rail_unlikely(sk_has_failover(&sc->base)) && (int32_t)(frame->seq - sc->seen) < 0) return RAIL_OK;
+  if (rail_unlikely(sc->base.paths != NULL) && (int32_t)(frame->seq - sc->seen) < 0) return RAIL_OK;
   if (frame->seq - sc->seen > sc->next_seq - sc->seen ||
       frame->size - c->bytes_freed > c->bytes_used - c->bytes_freed ||
       count - c->count_freed > c->count_used - c->count_freed)
@@ -397,9 +393,9 @@ static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_fram
   c->bytes_freed = frame->size;
   c->count_freed = count;
   forget_seen(sc, sc->seen);
-  if (rail_unlikely(sk_has_failover(&sc->base))) sk_path_on_seen(sc);
+  if (rail_unlikely(sc->base.paths != NULL)) sk_path_on_seen(sc);
   /* Each of them is still on credit, or, with FAILOVER, granted to a send that is not done. */
-  if (sc->in_flight_count > c->count_used - c->count_freed + (sk_has_failover(&sc->base) ? SK_MAX_SENDS : 0))
+  if (sc->in_flight_count > c->count_used - c->count_freed + (sc->base.paths ? SK_MAX_SENDS : 0))
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
                         "protocol error: the peer returns the credit of messages that it has not seen");
   return RAIL_OK;
@@ -456,7 +452,7 @@ static void release_waiting(struct sk_send_comm *sc) {
 rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
   struct sk_entry entry;
-  if (rail_unlikely(s->index != 0 && !sk_has_failover(comm)))
+  if (rail_unlikely(s->index != 0 && !comm->paths))
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control frame on stream %u", s->index);
   if (frame->len % sizeof entry || frame->len > SK_MAX_ENTRIES * sizeof entry)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control frame of %u bytes", frame->len);

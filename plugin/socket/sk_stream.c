@@ -5,11 +5,13 @@
 #include <assert.h>
 #include <errno.h>
 #include <linux/errqueue.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -62,11 +64,9 @@ void sk_stream_limit_unsent(struct sk_stream *s, uint32_t bytes) {
   if (s->fd >= 0) (void)setsockopt(s->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent); /* works without */
 }
 
-struct sk_sent sk_stream_sent(const struct sk_stream *s) {
-  struct tcp_info info = {0};
-  socklen_t len = sizeof info;
-  if (s->fd < 0 || getsockopt(s->fd, IPPROTO_TCP, TCP_INFO, &info, &len) != 0) return (struct sk_sent){0};
-  return (struct sk_sent){.bytes = info.tcpi_bytes_acked, .busy_us = info.tcpi_busy_time - info.tcpi_rwnd_limited};
+bool sk_stream_is_busy(const struct sk_stream *s) {
+  int unsent = 0;
+  return s->out_count || (ioctl(s->fd, SIOCOUTQNSD, &unsent) == 0 && unsent > 0);
 }
 
 /* ---- out -------------------------------------------------------------- */
