@@ -16,19 +16,6 @@
 #define TIMEOUT_MS 40000
 #define COUNT 20000 /* of an all-reduce that does not fit into the slots */
 
-#ifdef __SANITIZE_THREAD__ /* ranks are forked and start threads */
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) { return "die_after_fork=0"; }
-#endif
-
-static void check_place(ncclComm_t comm, int nranks, int rank) {
-  int v = -1;
-  OK(ncclCommCount(comm, &v));
-  ENSURE_INT(v, nranks);
-  OK(ncclCommUserRank(comm, &v));
-  ENSURE_INT(v, rank);
-}
-
 /* ---- a healthy parent ---- */
 
 /* Ranks that are left out call nothing; the parent works on, and can be split and shrunk again. */
@@ -69,8 +56,7 @@ static void grouped(const struct rank *rank, void *arg) {
   enum { N = 4 };
   ncclComm_t comm[N], child[N] = {NULL}, single = NULL;
   int without_2[] = {2}, without_others[] = {0, 1, 3};
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
+  ncclConfig_t config = without_blocking();
   OK(ncclCommInitAll(comm, N, NULL));
   OK(ncclGroupStart());
   for (int c = 0; c < N; c++)

@@ -298,8 +298,7 @@ static ncclResult_t poll_until_made(ncclComm_t comm) {
 
 static void nonblocking(const struct rank *rank, void *arg) {
   (void)arg;
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
+  ncclConfig_t config = without_blocking();
   config.commName = "a name";
   ncclComm_t comm = NULL;
   ncclUniqueId id = make_id(rank, 0);
@@ -330,8 +329,7 @@ TEST(nonblocking_init) { job_run("", 3, kit_patience_ms(TIMEOUT_MS), nonblocking
 /* Nobody else comes: abort ends the init at once, long before the bootstrap's deadline. */
 static void abort_during_init(const struct rank *rank, void *arg) {
   (void)arg;
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
+  ncclConfig_t config = without_blocking();
   ncclUniqueId id = make_id(rank, 0);
   for (int i = 0; i < 5; i++) {
     ncclComm_t comm = NULL;

@@ -14,11 +14,6 @@
 
 #define TIMEOUT_MS 30000
 
-#ifdef __SANITIZE_THREAD__ /* ranks are forked and start threads */
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) { return "die_after_fork=0"; }
-#endif
-
 /* ---- windows ---- */
 
 static void windows(const struct rank *rank, void *arg) {

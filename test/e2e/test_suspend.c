@@ -16,11 +16,6 @@
 #define TIMEOUT_MS 40000
 #define N 300000
 
-#ifdef __SANITIZE_THREAD__ /* ranks are forked and start threads */
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) { return "die_after_fork=0"; }
-#endif
-
 static uint64_t stat_of(ncclComm_t comm, ncclCommMemStat_t stat) {
   uint64_t value = 77;
   OK(ncclCommMemStats(comm, stat, &value));

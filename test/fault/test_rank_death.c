@@ -18,11 +18,6 @@
 
 #define NOTICE_MS 5000 /* from a rank's end to the last error of the others */
 
-#ifdef __SANITIZE_THREAD__ /* ranks are forked and start threads */
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void) { return "die_after_fork=0"; }
-#endif
-
 #define OK(call)                                                                                           \
   do {                                                                                                     \
     ncclResult_t ok_r_ = (call);                                                                           \

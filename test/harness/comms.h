@@ -25,6 +25,12 @@
            word);                                                                                                 \
   } while (0)
 
+__attribute__((unused)) static ncclConfig_t without_blocking(void) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
 __attribute__((unused)) static ncclUniqueId make_id(const struct rank *rank, int slot) {
   ncclUniqueId id;
   if (rank->rank == 0) OK(ncclGetUniqueId(&id));
@@ -41,6 +47,14 @@ __attribute__((unused)) static ncclComm_t open_comm(const struct rank *rank) {
 __attribute__((unused)) static void close_comm(ncclComm_t comm) {
   OK(ncclCommFinalize(comm));
   OK(ncclCommDestroy(comm));
+}
+
+__attribute__((unused)) static void check_place(ncclComm_t comm, int nranks, int rank) {
+  int v = -1;
+  OK(ncclCommCount(comm, &v));
+  ENSURE_INT(v, nranks);
+  OK(ncclCommUserRank(comm, &v));
+  ENSURE_INT(v, rank);
 }
 
 /* An all-reduce whose result tells the members apart: the sum of 1 << world rank. */

@@ -15,6 +15,11 @@
 #include "common/base/clock.h"
 #include "kit/kit_ensure.h"
 
+#ifdef __SANITIZE_THREAD__ /* ranks are forked and start threads */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) { return "die_after_fork=0"; }
+#endif
+
 #define SLOTS 8
 #define SLOT_BYTES 256
 #define WHY 512
