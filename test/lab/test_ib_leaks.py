@@ -3,6 +3,7 @@
 # TEST-LIMIT: 240
 """Connections of the ib plugin that came and went leave nothing: no queue pair, completion queue, region or domain in
 the kernel, no descriptor, no thread, no memory. RAIL_LAB_FULL=1: a thousand of them."""
+import ctypes
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ CYCLES = 250 if FULL else 20
 COMMS = 4
 WARM = 3  # caches of allocators and kernel fill up at first
 GROWTH = 400 if FULL else 300  # KiB of RSS between then and the end; a connection has far more than 1 KiB
+PR_SET_THP_DISABLE = 41  # prctl(2)
 
 
 def settled(before, seconds=15):
@@ -69,6 +71,8 @@ def one_process():
     """Both ends in one process, on one device."""
     before = lab.resources()
     host = hosts[0]
+    # A heap that the kernel moves into a huge page has up to 2 MiB more at once. Children inherit this.
+    ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, *map(ctypes.c_ulong, (1, 0, 0, 0)))
     # Closed ones soon go: else memory is that of those that linger, and the machine's speed decides how many they are.
     soon = place(host) | {"RAIL_IB_LINGER": "100ms"}
     loop = rig.Process("loop", host.netns or None, soon, cycles=CYCLES, comms=COMMS, seconds=0.02, max=2000,
