@@ -9,29 +9,33 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+bool kit_tcp_socket_of(int fd, struct kit_tcp_socket *out) {
+  struct kit_tcp_socket s = {.fd = fd, .local_len = sizeof s.local};
+  struct stat st;
+  if (fstat(fd, &st) != 0 || !S_ISSOCK(st.st_mode)) return false;
+  int type = 0, listening = 0;
+  socklen_t len = sizeof type;
+  if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_STREAM) return false;
+  if (getsockname(fd, (struct sockaddr *)&s.local, &s.local_len) != 0) return false;
+  if (s.local.ss_family != AF_INET && s.local.ss_family != AF_INET6) return false;
+  len = sizeof listening;
+  getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &len);
+  struct sockaddr_storage peer;
+  socklen_t peer_len = sizeof peer;
+  s.listening = listening != 0;
+  s.connected = getpeername(fd, (struct sockaddr *)&peer, &peer_len) == 0;
+  s.inode = (unsigned long)st.st_ino;
+  *out = s;
+  return true;
+}
+
 int kit_tcp_sockets(struct kit_tcp_socket *out, int cap) {
   DIR *d = opendir("/proc/self/fd");
   ENSURE(d, "opendir /proc/self/fd: %s", strerror(errno));
   int n = 0;
   struct dirent *e;
-  while ((e = readdir(d)) && n < cap) {
-    struct kit_tcp_socket s = {.fd = atoi(e->d_name), .local_len = sizeof s.local};
-    struct stat st;
-    if (e->d_name[0] == '.' || fstat(s.fd, &st) != 0 || !S_ISSOCK(st.st_mode)) continue;
-    int type = 0, listening = 0;
-    socklen_t len = sizeof type;
-    if (getsockopt(s.fd, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_STREAM) continue;
-    if (getsockname(s.fd, (struct sockaddr *)&s.local, &s.local_len) != 0) continue;
-    if (s.local.ss_family != AF_INET && s.local.ss_family != AF_INET6) continue;
-    len = sizeof listening;
-    getsockopt(s.fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &len);
-    struct sockaddr_storage peer;
-    socklen_t peer_len = sizeof peer;
-    s.listening = listening != 0;
-    s.connected = getpeername(s.fd, (struct sockaddr *)&peer, &peer_len) == 0;
-    s.inode = (unsigned long)st.st_ino;
-    out[n++] = s;
-  }
+  while ((e = readdir(d)) && n < cap)
+    if (e->d_name[0] != '.' && kit_tcp_socket_of(atoi(e->d_name), &out[n])) n++;
   closedir(d);
   return n;
 }

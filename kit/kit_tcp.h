@@ -15,6 +15,8 @@ struct kit_tcp_socket {
   unsigned long inode;
 };
 
+/* False: fd is no TCP socket, and *out stays as it was. */
+bool kit_tcp_socket_of(int fd, struct kit_tcp_socket *out);
 /* The TCP sockets this process has open, at most cap. */
 int kit_tcp_sockets(struct kit_tcp_socket *out, int cap);
 /* Of these, the listening ones that are not among `before`, at most cap. */

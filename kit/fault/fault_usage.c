@@ -69,13 +69,11 @@ struct text {
 };
 
 static void say_fd(int fd, const char *name, void *arg) {
-  static struct kit_tcp_socket sockets[MOST_FDS];
   struct text *t = arg;
-  if (was_noted(fd, name)) return;
-  int n = kit_tcp_sockets(sockets, MOST_FDS), port = 0;
-  for (int i = 0; i < n; i++)
-    if (sockets[i].fd == fd) port = kit_tcp_port(&sockets[i]);
   size_t used = strlen(t->at);
+  if (used + 1 == t->size || was_noted(fd, name)) return;
+  struct kit_tcp_socket socket;
+  int port = kit_tcp_socket_of(fd, &socket) ? kit_tcp_port(&socket) : 0;
   const char *comma = used ? ", " : "";
   if (port) snprintf(t->at + used, t->size - used, "%sTCP port %d", comma, port);
   else snprintf(t->at + used, t->size - used, "%s%s", comma, name);
