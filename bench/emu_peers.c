@@ -22,7 +22,7 @@ static double resident_kib(void) {
   FILE *in = fopen("/proc/self/statm", "re");
   if (in && fscanf(in, "%ld %ld", &ignored, &pages) != 2) pages = 0;
   if (in) fclose(in);
-  return (double)pages * (double)(sysconf(_SC_PAGESIZE) / 1024);
+  return (double)pages * (double)sysconf(_SC_PAGESIZE) / 1024;
 }
 
 /* What the files of all processes take of shared memory. */
@@ -104,7 +104,7 @@ static void serve(struct side *listener, struct side *servers, int n) {
     }
     CHECK_OK(rdma_ack_cm_event(event));
   }
-  for (; received < n; received++) wait_completion(servers[received].id->recv_cq, IBV_WC_SUCCESS);
+  for (; received < accepted; received++) wait_completion(servers[received].id->recv_cq, IBV_WC_SUCCESS);
 }
 
 static void many_peers(int n, const char *folder) {

@@ -158,13 +158,15 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
   if (!is_access((unsigned int)access) || length == 0) return refuse(EINVAL);
   off_t end = lseek(fd, 0, SEEK_END);
   if (end < 0 || (uint64_t)end < offset || (uint64_t)end - offset < length) return refuse(EINVAL);
-  char *on_gpu = emu_gpu_dma_buf(fd, offset, length);
+  char *on_gpu = emu_gpu_dma_buf(fd, offset, length), *memory = on_gpu;
   void *mapped = NULL;
-  if (!on_gpu)
+  if (!on_gpu) {
     mapped = mmap(NULL, length + skip, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - skip));
-  if (mapped == MAP_FAILED) return NULL;
+    if (mapped == MAP_FAILED) return NULL;
+    memory = (char *)mapped + skip;
+  }
   const struct emu_mr form = {.ibv = {.length = length}, .iova = iova, .access = (unsigned int)access,
-                              .memory = on_gpu ? on_gpu : (char *)mapped + skip, .on_gpu = on_gpu != NULL,
+                              .memory = memory, .on_gpu = on_gpu != NULL,
                               .mapped = mapped, .mapped_size = length + skip};
   struct ibv_mr *mr = add_mr(pd, &form);
   if (!mr && mapped) munmap(mapped, length + skip);

@@ -15,8 +15,8 @@
 static ncclResult_t check_buffer(const char *call, ncclComm_t comm, const void *buff, size_t size, void **handle) {
   ncclResult_t r = rt_check_comm(comm, call);
   if (r != ncclSuccess || (buff && size > 0 && handle)) return r;
-  return rt_error(RAIL_BAD_ARGUMENT, "%s: buff %p, size %zu, handle %p; none may be 0", call, buff, size,
-                  (void *)handle);
+  rt_error(RAIL_BAD_ARGUMENT, "%s: buff %p, size %zu, handle %p; none may be 0", call, buff, size, (void *)handle);
+  return ncclInvalidArgument;
 }
 
 static ncclResult_t add_buffer(const char *call, ncclComm_t comm, void *buff, size_t size, void **handle) {

@@ -87,7 +87,7 @@ static ncclResult_t get_number(const char *call, ncclParamHandle_t h, const void
 
 #define GETTER(suffix, type, lo, hi)                                                               \
   RAIL_EXPORT ncclResult_t ncclParamGet##suffix(ncclParamHandle_t h, type *out) {                  \
-    int64_t number;                                                                                \
+    int64_t number = 0;                                                                            \
     ncclResult_t r = get_number("ncclParamGet" #suffix, h, out, lo, hi, &number);                  \
     if (r == ncclSuccess) *out = (type)number;                                                     \
     return r;                                                                                      \

@@ -175,8 +175,9 @@ static rail_result_t choose_grow_id(const struct rt_init_args *args, const struc
 static rail_result_t exchange_grow_id(const struct ncclComm *comm, const struct rt_init_args *args,
                                       char id[RT_UNIQUE_ID_BYTES]) {
   const struct ncclComm *parent = args->parent;
-  struct grow_record *all = calloc((size_t)parent->nranks, sizeof *all), *mine = all + parent->rank;
+  struct grow_record *all = calloc((size_t)parent->nranks, sizeof *all);
   if (!all) return RAIL_SYSTEM_ERROR;
+  struct grow_record *mine = &all[parent->rank];
   mine->nranks = args->nranks;
   mine->has_id = args->has_id;
   if (args->has_id) memcpy(mine->id, args->id, sizeof mine->id);
@@ -218,7 +219,7 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, struct rt_init_args *
       .arg = comm,
   };
   struct rt_bootstrap *bootstrap = NULL;
-  if (shrink)
+  if (args->parent && shrink)
     r = rt_bootstrap_shrink(args->parent->bootstrap, ranks, &b, &bootstrap);
   else if (args->parent)
     r = rt_bootstrap_split(args->parent->bootstrap, ranks, args->serial, &b, &bootstrap);

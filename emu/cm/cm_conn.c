@@ -171,7 +171,7 @@ int rdma_connect(struct rdma_cm_id *ibv, struct rdma_conn_param *p) {
 }
 
 static void on_response(struct cm_id *id, const struct cm_message *m) {
-  if (id->state != CM_CONNECTING) return;
+  if (id->state != CM_CONNECTING || !id->place.device) return; /* it has one once it connects */
   uint8_t most = id->place.device->max_resources;
   id->deadline = 0;
   id->peer = *m;

@@ -55,26 +55,6 @@ static void destroy_kept(struct kit_nccl_rank *r, void *kept) {
 
 /* ---- made again and again ---- */
 
-static int count_entries(const char *path) {
-  int n = 0;
-  DIR *dir = opendir(path);
-  ENSURE(dir, "%s cannot be read", path);
-  while (readdir(dir)) n++;
-  closedir(dir);
-  return n;
-}
-
-static long resident_kib(void) {
-  char line[128];
-  long kib = 0;
-  FILE *f = fopen("/proc/self/status", "r");
-  ENSURE(f, "/proc/self/status cannot be read");
-  while (fgets(line, sizeof line, f))
-    if (sscanf(line, "VmRSS: %ld", &kib) == 1) break;
-  fclose(f);
-  return kib;
-}
-
 static void repeated(struct kit_nccl_rank *r) {
   int n = (int)kit_job_number(kit_process_job(r->self), "repeat", 0), fds = 0, threads = 0;
   long kib = 0;
@@ -82,17 +62,17 @@ static void repeated(struct kit_nccl_rank *r) {
   void *kept = keep_one(r);
   for (int i = 0; i < n; i++) {
     if (i == KIT_NCCL_WARM) {
-      fds = count_entries("/proc/self/fd");
-      threads = count_entries("/proc/self/task");
-      kib = resident_kib();
+      fds = kit_fd_count();
+      threads = kit_thread_count();
+      kib = kit_rss_kb();
     }
     r->comm = kit_nccl_make_comm(r);
     one_call(r, SMALL, (unsigned)i);
     kit_barrier(r->self);
     kit_nccl_destroy_comm(r, r->comm);
   }
-  int more_fds = count_entries("/proc/self/fd") - fds, more_threads = count_entries("/proc/self/task") - threads;
-  double each = (double)(resident_kib() - kib) / (n - KIT_NCCL_WARM);
+  int more_fds = kit_fd_count() - fds, more_threads = kit_thread_count() - threads;
+  double each = (double)(kit_rss_kb() - kib) / (n - KIT_NCCL_WARM);
   destroy_kept(r, kept);
   kit_metric(r->self, "communicators", n, "");
   kit_metric(r->self, "resident_KiB_a_communicator", each, "KiB");
@@ -278,10 +258,12 @@ const struct kit_nccl_scenario kit_nccl_scenarios[] = {
 void kit_nccl_scenario(struct kit_process *self) {
   struct kit_nccl_rank r;
   const char *name = kit_job_arg(kit_process_job(self), "scenario");
-  int i = 0;
-  while (i < KIT_NCCL_SCENARIOS && strcmp(kit_nccl_scenarios[i].name, name) != 0) i++;
-  ENSURE(i < KIT_NCCL_SCENARIOS, "unknown scenario %s", name);
-  kit_nccl_rank_open(&r, self, LARGE * sizeof(float));
-  kit_nccl_scenarios[i].run(&r);
-  kit_nccl_rank_close(&r);
+  for (int i = 0; i < KIT_NCCL_SCENARIOS; i++) {
+    if (strcmp(kit_nccl_scenarios[i].name, name) != 0) continue;
+    kit_nccl_rank_open(&r, self, LARGE * sizeof(float));
+    kit_nccl_scenarios[i].run(&r);
+    kit_nccl_rank_close(&r);
+    return;
+  }
+  ENSURE(false, "unknown scenario %s", name);
 }

@@ -422,7 +422,7 @@ void ib_send_use_up(struct ib_send_comm *sc) {
   for (unsigned int i = 0; i < plan->nqps; i++)
     if (sc->base.failover->qps[i].state == IB_FAILOVER_UP) sc->live[n++] = &sc->base.qps[i];
   sc->nlive = n;
-  sc->next_qp %= n;
+  sc->next_qp %= n; /* the last one is not given up */ // NOLINT(clang-analyzer-core.DivideZero)
   sc->most_parts = plan->qps_per_message;
   if (sc->most_parts > n) sc->most_parts = 1u << (31 - (unsigned int)__builtin_clz(n));
   if (sc->stripe) ib_stripe_use_live(sc);

@@ -149,7 +149,7 @@ static void **events_of(const struct ib_request *r, uint32_t *n) {
 static void describe(const void *request, uint32_t i, void *out) {
   const struct ib_request *r = request;
   struct ib_profile_event event = {.type = IB_PROFILE_QP, .qp.opcode = IBV_WR_RDMA_WRITE};
-  const struct ib_qp *qp = &r->comm->qps[0];
+  const struct ib_qp *qp;
   if (r->magic == IB_REQ_SEND) {
     const struct ib_send *send = rail_container_of(r, const struct ib_send, base);
     const struct ib_send_comm *sc = ib_send_comm_of(r->comm);

@@ -250,7 +250,7 @@ static void detach_sockets(struct sk_comm *comm) {
   sk_comm_stop(comm);
   sk_zerocopy_end(comm->streams, comm->nstreams, comm->device_name);
   if (was_stopped) return; /* the sockets were shut down by dereg_mr */
-  bool whole[SK_MAX_STREAMS];
+  bool whole[SK_MAX_STREAMS] = {false};
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     count_encrypted(&comm->streams[i]);
     whole[i] = drop_user_frames(comm, &comm->streams[i]);

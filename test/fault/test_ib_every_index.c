@@ -231,7 +231,8 @@ static const struct tap_case cases[] = {TEST_CASE(a_port_goes_down), TEST_CASE(a
 int main(int argc, char **argv) {
   if (!rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so")) return 2;
   emu_use("device emu0");
-  if (access(plugin, R_OK) != 0 || access(getenv("NCCL_IBVERBS_LIB"), R_OK) != 0) {
+  const char *emulated = getenv("NCCL_IBVERBS_LIB");
+  if (access(plugin, R_OK) != 0 || !emulated || access(emulated, R_OK) != 0) {
     printf("1..1\nok 1 - the ib plugin # SKIP it is not built: no infiniband/verbs.h\n");
     return 0;
   }

@@ -100,7 +100,7 @@ static void finish(const struct scenario *s, struct flow *f) {
 }
 
 static void look_at_share(struct scenario *s, uint64_t ms) {
-  uint64_t shares[RAILS];
+  uint64_t shares[RAILS] = {0};
   size_t i = ms / LOOK_MS;
   if (i >= LOOKS || s->share[i] >= 0) return;
   if (rails_look("share_permille", shares, RAILS) == RAILS) s->share[i] = (int)shares[0];

@@ -245,7 +245,7 @@ TEST(equal_tags_in_order) {
     fake_script("overtake=80");
     for (int round = 0; round < 20; round++) {
       for (int i = 0; i < N; i++) recvs[i] = rig_recv(&r, in + i * 4096, 4096, 7, r.mh_in);
-      for (int i = 0; i < N; i++) sends[i] = rig_send(&r, out + i * 512, (size_t)(i * 100), 7, r.mh_out);
+      for (int i = 0; i < N; i++) sends[i] = rig_send(&r, out + i * 512, (size_t)i * 100, 7, r.mh_out);
       for (int i = N - 1; i >= 0; i--) {
         CHECK_INT(rig_finish(&r, sends[i], recvs[i]), i * 100);
         CHECK(memcmp(in + i * 4096, out + i * 512, (size_t)i * 100) == 0);

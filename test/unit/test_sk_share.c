@@ -20,11 +20,11 @@ static struct sk_shares shares;
 
 /* `lost`: a bit for each stream. No socket stands behind the others: what they hold is out_count. */
 static void lose(unsigned int lost) {
-  for (uint16_t i = 0; i < STREAMS; i++) streams[i].fd = lost >> i & 1 ? -1 : 0;
+  for (int i = 0; i < STREAMS; i++) streams[i].fd = lost >> i & 1 ? -1 : 0;
 }
 
 static void begin(uint32_t chunk) {
-  for (uint16_t i = 0; i < STREAMS; i++) streams[i] = (struct sk_stream){.index = i};
+  for (int i = 0; i < STREAMS; i++) streams[i] = (struct sk_stream){.index = (uint16_t)i};
   sk_shares_init(&shares, STREAMS, chunk);
 }
 

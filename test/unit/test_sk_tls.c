@@ -223,10 +223,11 @@ TEST(garbage_instead_of_a_handshake) {
   for (int side = 0; side < 2; side++) {
     for (uint32_t seed = 1; seed < 50; seed++) {
       struct tls_pair p;
+      static const uint8_t record_head[] = {0x16, 3, 1, 1, 0};
       uint8_t garbage[600];
       uint32_t state = seed;
       for (size_t i = 0; i < sizeof garbage; i++) garbage[i] = (uint8_t)(next_random(&state) >> 24);
-      if (seed % 2) memcpy(garbage, "\x16\x03\x01\x01\x00", 5); /* a record's head */
+      if (seed % 2) memcpy(garbage, record_head, sizeof record_head);
       tls_open(&p, tls_secret);
       CHECK_INT(send(p.wire[side], garbage, sizeof garbage, MSG_NOSIGNAL), sizeof garbage);
       rail_result_t result = RAIL_IN_PROGRESS;
