@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -120,6 +121,16 @@ uint64_t kit_patience_ms(uint64_t ms) {
   if (SANITIZED) ms *= 5;
   if (most > patience_cap) most = patience_cap;
   return ms < most ? ms : most;
+}
+
+void kit_rest(int *quiet) {
+  enum { LOOKS = 100, NAP_US = 50 };
+  if (*quiet >= LOOKS) {
+    usleep(NAP_US);
+    return;
+  }
+  ++*quiet;
+  sched_yield();
 }
 
 static uint64_t fixed_seed;

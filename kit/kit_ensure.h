@@ -59,6 +59,11 @@ uint64_t kit_rng_next(struct kit_rng *rng);
 uint32_t kit_rng_below(struct kit_rng *rng, uint32_t n); /* 0 … n-1 */
 void kit_rng_shuffle(struct kit_rng *rng, int *items, int n);
 
+/* Between two looks at what has not happened yet: gives the core away, and after many looks without news, which *quiet
+ * counts, sleeps a little, since the plugin's threads and the other processes need the core. The caller sets *quiet to
+ * 0 at news. */
+void kit_rest(int *quiet);
+
 int kit_fd_count(void);
 int kit_thread_count(void);
 long kit_rss_kb(void);

@@ -3,7 +3,6 @@
 
 #include <limits.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -171,31 +170,34 @@ bool kit_accept_step(struct kit_net *n, void *listen, void **comm) {
 
 void *kit_net_connect(struct kit_net *n, void *handle) {
   void *comm;
+  int quiet = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!kit_connect_step(n, handle, &comm)) {
     ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline");
-    sched_yield();
+    kit_rest(&quiet);
   }
   return comm;
 }
 
 void *kit_net_accept(struct kit_net *n, void *listen) {
   void *comm;
+  int quiet = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!kit_accept_step(n, listen, &comm)) {
     ENSURE(!rail_deadline_passed(deadline), "nothing to accept within the deadline");
-    sched_yield();
+    kit_rest(&quiet);
   }
   return comm;
 }
 
 void kit_pair_connect(struct kit_pair *p) {
+  int quiet = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!p->send || !p->recv) {
     if (!p->send) kit_connect_step(p->net, p->handle, &p->send);
     if (!p->recv) kit_accept_step(p->net, p->listen, &p->recv);
     ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline (send %p, recv %p)", p->send, p->recv);
-    sched_yield();
+    kit_rest(&quiet);
   }
 }
 
@@ -320,7 +322,7 @@ bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_op
     order[i] = how.order == KIT_OPS_BACKWARD ? count - 1 - i : i;
     left += !settled(&ops[i]);
   }
-  while (left > 0) {
+  for (int quiet = 0; left > 0;) {
     int left_before = left;
     while (first < count && (ops[first].req || settled(&ops[first]))) first++;
     for (int i = first; i < count && i < first + 600; i++) {
@@ -346,7 +348,9 @@ bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_op
         kit_failed(__FILE__, __LINE__, "%d of %d transfers not done at the deadline; the first is %s %d, %s", left,
                       count, op_name(&ops[i]), i, ops[i].req ? "posted" : "not posted");
       }
-      sched_yield();
+      kit_rest(&quiet);
+    } else {
+      quiet = 0;
     }
   }
   free(order);
@@ -354,13 +358,14 @@ bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_op
 }
 
 void kit_op_finish(struct kit_net *n, struct kit_op *op) {
+  int quiet = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!settled(op)) {
     if (!op->req) kit_op_post(n, op);
     if (op->req) kit_op_test(n, op);
     ENSURE(!op->error, "%s ended with error %d", op_name(op), op->error);
     ENSURE(!rail_deadline_passed(deadline), "%s of %zu bytes not done at the deadline", op_name(op), op->size[0]);
-    if (!op->done) sched_yield();
+    if (!op->done) kit_rest(&quiet);
   }
 }
 

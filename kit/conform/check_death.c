@@ -115,13 +115,14 @@ static void run_ending_side(struct kit_process *self, const struct script *s, st
 /* The survivor's part up to the announcement. The end itself may be seen a little earlier. */
 static void step_until_announced(struct kit_process *self, const struct script *s, struct end *e, struct kit_op *op) {
   char announcement;
+  int quiet = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), early = deadline;
   kit_process_allow_loss(self, s->dies);
   while (!kit_bytes_ready(self, s->dies, 1)) {
     if (s->mid_transfer && !op->error && kit_op_step(&e->n, op) && op->error) early = rail_deadline_in_ms(2000);
     ENSURE(!op->error || !rail_deadline_passed(early), "error %d while the peer was still there", op->error);
     ENSURE(!rail_deadline_passed(deadline), "the other side does not come to its end");
-    sched_yield();
+    kit_rest(&quiet);
   }
   kit_recv_bytes(self, s->dies, &announcement, 1);
   if (s->death == BY_RESET && !announcement) kit_skip("the plugin has no TCP connection that could be reset");
@@ -130,15 +131,16 @@ static void step_until_announced(struct kit_process *self, const struct script *
 /* The survivor goes on with transfers of BIG until one fails. Returns the error; 0: none within the time. */
 static int until_error(struct end *e, struct kit_op op[OPS], const struct script *s, uint64_t ms) {
   uint64_t start = rail_now_ns(), until = rail_deadline_in_ms(ms);
-  for (int i = 0;;) {
+  for (int i = 0, quiet = 0;;) {
     if (kit_op_step(&e->n, &op[i]) && op[i].error) return op[i].error;
+    if (op[i].done) quiet = 0;
     if (op[i].done && i++ == 0 && !e->sends) /* what was in flight; for a sender, what the kernel still takes */
       ENSURE(kit_bytes_check(e->data, BIG, FILL) < 0, "a receive was done without its data: the peer %s halfway",
              how(s->death));
     ENSURE(i < OPS, "%d MiB were %s a peer that %s %.1f s ago: NCCL takes this for delivered", (int)(OPS * BIG >> 20),
            e->sends ? "sent to" : "received from", how(s->death), (double)(rail_now_ns() - start) / 1e9);
     if (rail_deadline_passed(until)) return 0;
-    sched_yield();
+    kit_rest(&quiet);
   }
 }
 
@@ -285,11 +287,10 @@ static void killed_while_connecting(struct kit_process *self) {
   kit_send_bytes(self, SENDER, p.handle, sizeof p.handle);
   kit_process_allow_loss(self, SENDER);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), until = 0;
-  while (!rail_deadline_passed(until ? until : deadline)) {
+  for (int quiet = 0; !rail_deadline_passed(until ? until : deadline); kit_rest(&quiet)) {
     if (!until && kit_bytes_ready(self, SENDER, 1)) until = rail_deadline_in_ms(300);
     if (kit_accept_step(&n, p.listen, &comm)) /* it had come far enough */
       kit_close_within(n.vt->close_recv, comm, "closeRecv", KIT_CLOSE_HUNG_MS);
-    sched_yield();
   }
   ENSURE(until, "the other side does not come to its end");
   kit_pair_connect(&p);
@@ -337,10 +338,8 @@ static void killed_listener(struct kit_process *self) {
   kit_process_allow_loss(self, RECEIVER);
   kit_send_bytes(self, RECEIVER, "x", 1);
   uint64_t limit = kit_patience_ms(2 * NOTICE_MS), until = rail_deadline_in_ms(limit);
-  while (rc == 0 && !comm && !rail_deadline_passed(until)) {
+  for (int quiet = 0; rc == 0 && !comm && !rail_deadline_passed(until); kit_rest(&quiet))
     rc = n.vt->connect(n.ctx, n.dev, handle, &comm, &dh);
-    sched_yield();
-  }
   ENSURE(rc == 0 || !comm, "connect returned %d and left a comm in *sendComm: NCCL closes it twice", rc);
   ENSURE(rc || comm, "the listener was killed, and connect has been waiting for %.0f s: NCCL calls it for ever",
          (double)limit / 1000);

@@ -4,7 +4,6 @@
  *
  * When a communicator is aborted NCCL calls deregMr with requests outstanding, frees the memory, and only then closes
  * the connection. */
-#include <sched.h>
 #include <string.h>
 
 #include "common/base/clock.h"
@@ -45,7 +44,7 @@ static void begin(struct kit_net *n, struct begun *b) {
 
 static void look_on(struct begun *b, struct kit_op *op, uint64_t ms) {
   uint64_t until = rail_deadline_in_ms(ms);
-  while (!rail_deadline_passed(until) && !kit_op_step(b->net, op)) sched_yield();
+  for (int quiet = 0; !rail_deadline_passed(until) && !kit_op_step(b->net, op);) kit_rest(&quiet);
 }
 
 static void nothing_is_read_after_dereg(struct kit_process *self) {

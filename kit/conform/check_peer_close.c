@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Item 12, the peer closes: what was done stays done, and what was not ends with an error soon. */
-#include <sched.h>
 
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
@@ -74,15 +73,16 @@ static void the_receiver_closes_at_once(struct kit_process *self) {
 /* One end is closed, and the other goes on with `op` until that fails. */
 static void until_error(struct kit_net *n, struct kit_op *op, bool sends) {
   const struct kit_op again = *op;
+  int quiet = 0;
   uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(kit_patience_ms(5000));
   while (!op->error) {
     kit_op_step(n, op);
     ENSURE(sends || !op->done, "a receive was done although its sender had closed without sending");
-    if (op->done) *op = again; /* what the kernel still took */
+    if (op->done) *op = again, quiet = 0; /* what the kernel still took */
     ENSURE(!rail_deadline_passed(deadline),
            "the peer closed, and %.1f s later a %s still ends in no error: NCCL itself has no timeout, the job hangs",
            (double)(rail_now_ns() - start) / 1e9, sends ? "send" : "receive");
-    sched_yield();
+    kit_rest(&quiet);
   }
 }
 

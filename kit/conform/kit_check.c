@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What checks share. */
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -187,12 +186,13 @@ bool kit_op_within(struct kit_net *n, struct kit_op *op, uint64_t ms) {
 
 void kit_op_start(struct kit_net *n, struct kit_op *op) {
   const char *call = op->kind == KIT_OP_SEND ? "isend" : "irecv";
+  int quiet = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!kit_op_post(n, op)) {
     ENSURE(!op->error, "%s returned %d, expected 0: nothing is wrong with the connection", call, op->error);
     ENSURE(!rail_deadline_passed(deadline), "%s gave no request for %.0f s although nothing else is outstanding", call,
            (double)kit_patience_ms(KIT_PATIENCE_MS) / 1000);
-    sched_yield();
+    kit_rest(&quiet);
   }
 }
 
@@ -217,14 +217,16 @@ void kit_check_connect_both_ways(struct kit_process *self, struct kit_net *n, st
   }
   kit_exchange(self, other, mine, theirs, size);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
-  while (left > 0) {
+  for (int quiet = 0; left > 0;) {
+    const int before = left;
     for (int i = 0; i < count; i++) {
       if (!p[i].send && kit_connect_step(n, theirs + (size_t)i * RAIL_NET_HANDLE_SIZE, &p[i].send)) left--;
       if (!p[i].recv && kit_accept_step(n, p[i].listen, &p[i].recv)) left--;
     }
     ENSURE(!rail_deadline_passed(deadline), "%d of %d ends are not connected after %.0f s, polled by turns", left,
            2 * count, (double)kit_patience_ms(KIT_PATIENCE_MS) / 1000);
-    sched_yield();
+    if (left < before) quiet = 0;
+    else kit_rest(&quiet);
   }
   free(mine);
   for (int i = 0; i < count; i++) {

@@ -2,7 +2,6 @@
  * The time of the fault, and data that is transferred while it happens, in order or not, until all is reported. */
 #include "kit/fault/fault_process.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -90,8 +89,6 @@ enum {
   SETTLE_MS = 300,    /* after the first error, for the others to get theirs */
   FINISH_MS = 8000,  /* for what is left after the last message was sent */
   STAY_MS = 250,      /* foreign clients, once data flows */
-  QUIET = 100,        /* turns without news, then the caller sleeps a little, as it well may */
-  QUIET_US = 50,
   SCRIBBLED = 50,     /* turns after deregMr in which the memory must stay as it is */
 };
 
@@ -101,7 +98,7 @@ struct stream {
   uint64_t first_error;
   double cpu, cpu_plugin; /* at the event */
   bool counted;
-  unsigned quiet;
+  int quiet;
 };
 
 /* ---- what a process does to itself ---- */
@@ -216,8 +213,7 @@ static void stay_open(struct kit_fault_state *f) {
 
 static void idle(struct stream *s, int did) {
   if (did) s->quiet = 0;
-  else if (s->quiet++ < QUIET) sched_yield();
-  else usleep(QUIET_US);
+  else kit_rest(&s->quiet);
 }
 
 static void summary(struct kit_fault_state *f) {

@@ -39,7 +39,7 @@ static struct {
   int comms, abi, cycles;
   double seconds, rest;
   bool churn;
-} opt = {.device = "0", .idle = "yield", .comms = 1, .cycles = 1};
+} opt = {.device = "0", .idle = "sleep", .comms = 1, .cycles = 1};
 static struct kit_traffic_plan plan = {.seed = 1, .mix = KIT_TRAFFIC_MIXED, .max = 1 << 20, .group = 1, .window = 8};
 
 static struct rail_net *net;
@@ -167,7 +167,8 @@ static void close_listens(void) {
 
 static void connect_all(void) {
   uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(kit_patience_ms(CONNECT_LIMIT_MS)), longest = 0;
-  for (int left = 1; left > 0; sched_yield()) {
+  int quiet = 0;
+  for (int left = 1; left > 0; kit_rest(&quiet)) {
     left = 0;
     for (int i = 0; i < opt.comms; i++) {
       uint64_t before = rail_now_ns();
@@ -299,9 +300,9 @@ static void report_error(struct kit_flow *f) {
   kit_flow_test_after_error(f);
 }
 
-static void idle(unsigned quiet) {
+static void idle(int *quiet) {
   if (strcmp(opt.idle, "spin") == 0) return;
-  if (strcmp(opt.idle, "sleep") == 0 && quiet > 100) usleep(50);
+  if (strcmp(opt.idle, "sleep") == 0) kit_rest(quiet);
   else sched_yield();
 }
 
@@ -309,7 +310,7 @@ static void stream(void) {
   bool *reported = calloc((size_t)nflows, sizeof *reported);
   uint64_t start = rail_now_ns(), stop = opt.seconds > 0 ? start + (uint64_t)(opt.seconds * 1e9) : UINT64_MAX;
   uint64_t look = start, line = start, held_until = 0;
-  unsigned quiet = 0;
+  int quiet = 0;
   for (int open = nflows; open > 0 && !quitting && reported;) {
     int did = 0;
     open = 0;
@@ -320,7 +321,7 @@ static void stream(void) {
     }
     uint64_t now = rail_now_ns();
     if (did) quiet = 0;
-    else idle(quiet++);
+    else idle(&quiet);
     if (now >= stop) {
       for (int i = 0; i < nflows; i++) kit_flow_end(&flows[i]);
       stop = UINT64_MAX;
