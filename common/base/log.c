@@ -18,7 +18,7 @@
 
 #define LOG_LINE 4096 /* a list of plugins that were tried, each with its dlerror, is long */
 
-static _Atomic(const char *) log_room;
+static _Atomic(const char *) log_prefix;
 static _Atomic(rail_logger_fn) log_sink;
 static atomic_int log_threshold = -1; /* enum rail_log_level; -1: NCCL_DEBUG not read yet */
 
@@ -44,7 +44,7 @@ static int threshold(void) {
 
 void rail_log_reload(void) { atomic_store(&log_threshold, -1); }
 
-void rail_log_set_room(const char *room) { atomic_store(&log_room, room); }
+void rail_log_set_prefix(const char *prefix) { atomic_store(&log_prefix, prefix); }
 
 void rail_log_set_sink(rail_logger_fn sink) { atomic_store(&log_sink, sink); }
 
@@ -56,9 +56,9 @@ static const char *level_word(enum rail_log_level level) {
   return "?";
 }
 
-/* "host:pid:tid [room] WARN text", one write, so that lines of many ranks that
+/* "host:pid:tid [prefix] WARN text", one write, so that lines of many ranks that
  * share a terminal do not interleave. */
-static void line_to_stderr(enum rail_log_level level, const char *room, const char *text) {
+static void line_to_stderr(enum rail_log_level level, const char *prefix, const char *text) {
   char host[64];
   if (gethostname(host, sizeof host) != 0) strcpy(host, "?");
   host[sizeof host - 1] = 0;
@@ -67,7 +67,7 @@ static void line_to_stderr(enum rail_log_level level, const char *room, const ch
 
   char line[LOG_LINE + 256];
   int n = snprintf(line, sizeof line - 1, "%s:%d:%ld %s%s%s%s %s", host, (int)getpid(), (long)syscall(SYS_gettid),
-                   room ? "[" : "", room ? room : "", room ? "] " : "", level_word(level), text);
+                   prefix ? "[" : "", prefix ? prefix : "", prefix ? "] " : "", level_word(level), text);
   if (n < 0) return;
   size_t len = RAIL_MIN((size_t)n, sizeof line - 2);
   line[len++] = '\n';
@@ -93,8 +93,8 @@ void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *fi
   if (n < 0) strcpy(text, "(line could not be formatted)");
   else if ((size_t)n >= sizeof text) memcpy(text + sizeof text - 4, "...", 4);
 
-  const char *room = atomic_load(&log_room);
-  if (sink) sink(level, subsys, file, line, "%s%s%s", room ? room : "", room ? " : " : "", text);
-  else line_to_stderr(level, room, text);
+  const char *prefix = atomic_load(&log_prefix);
+  if (sink) sink(level, subsys, file, line, "%s%s%s", prefix ? prefix : "", prefix ? " : " : "", text);
+  else line_to_stderr(level, prefix, text);
   errno = saved;
 }

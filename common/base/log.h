@@ -12,8 +12,8 @@
 #include "rail/net.h"
 #include <stdbool.h>
 
-/* `room` names the module in front of each line ("NET/RailSocket"). Kept by reference. */
-void rail_log_set_room(const char *room);
+/* What each line begins with: the module, "NET/RailSocket". Kept by reference. */
+void rail_log_set_prefix(const char *prefix);
 
 /* Sets the sink; NULL returns to stderr. A later set replaces the earlier:
  * NCCL's own logger is one function per process. */

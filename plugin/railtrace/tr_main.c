@@ -88,7 +88,7 @@ static rail_result_t tr_init(void **ctx_out, const struct rail_net_init *args) {
   static bool checked;
   *ctx_out = NULL;
   pthread_mutex_lock(&init_lock);
-  rail_log_set_room("NET/railtrace");
+  rail_log_set_prefix("NET/railtrace");
   if (args->log) rail_log_set_sink(args->log);
   if (!checked) {
     rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));

@@ -33,7 +33,7 @@ __attribute__((format(printf, 5, 6))) static void sink(enum rail_log_level level
 
 TEST(sink_gets_the_line) {
   memset(&seen, 0, sizeof seen);
-  rail_log_set_room("room");
+  rail_log_set_prefix("room");
   rail_log_set_sink(sink);
   errno = EBADF;
   RAIL_WARN("%s %d %%", "value", 7);
@@ -45,7 +45,7 @@ TEST(sink_gets_the_line) {
   RAIL_INFO(RAIL_SUB_NET, "info"); /* the sink filters, not we */
   CHECK_INT(seen.calls, 2);
   CHECK_INT((int64_t)seen.subsys, RAIL_SUB_NET);
-  rail_log_set_room(NULL);
+  rail_log_set_prefix(NULL);
   errno = EBADF;
   RAIL_WARN("bare: %s", strerror(errno));
   CHECK_STR(seen.text, "bare: Bad file descriptor");
@@ -94,7 +94,7 @@ static void child_stderr(const char *debug, void (*body)(void), char *out, size_
 }
 
 static void one_of_each(void) {
-  rail_log_set_room("lab");
+  rail_log_set_prefix("lab");
   RAIL_WARN("w");
   RAIL_INFO(RAIL_SUB_INIT, "i");
   RAIL_TRACE(RAIL_SUB_INIT, "t");
