@@ -299,7 +299,7 @@ rail_result_t rail_sock_accept_all(int listen_fd, uint64_t deadline, const _Atom
   }
 }
 
-/* ---- options and randomness ------------------------------------------- */
+/* ---- options, randomness and secrets ---------------------------------- */
 
 static rail_result_t set_buffer(int fd, int option, int64_t bytes) {
   if (bytes < 0) return RAIL_OK;
@@ -333,4 +333,11 @@ rail_result_t rail_random_bytes(void *out, size_t size) {
     else if (errno != EINTR) return RAIL_SYSTEM_ERROR;
   }
   return RAIL_OK;
+}
+
+bool rail_same_bytes(const void *a, const void *b, size_t size) {
+  const uint8_t *x = a, *y = b;
+  volatile uint8_t differ = 0;
+  for (size_t i = 0; i < size; i++) differ = differ | (x[i] ^ y[i]);
+  return differ == 0;
 }

@@ -103,5 +103,7 @@ void rail_sock_ack_now(int fd);
 
 /* `size` bytes from the kernel's random source. */
 rail_result_t rail_random_bytes(void *out, size_t size);
+/* No early exit: the time tells nothing about how many bytes were right. For macs and other secrets. */
+bool rail_same_bytes(const void *a, const void *b, size_t size);
 
 #endif

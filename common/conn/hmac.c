@@ -91,10 +91,3 @@ rail_result_t rail_key_mac_of(const struct rail_key *key, const char label[RAIL_
   }
   return rail_key_mac(key, message, at, mac);
 }
-
-bool rail_same_bytes(const void *a, const void *b, size_t size) {
-  const uint8_t *x = a, *y = b;
-  volatile uint8_t differ = 0;
-  for (size_t i = 0; i < size; i++) differ = differ | (x[i] ^ y[i]);
-  return differ == 0;
-}

@@ -58,7 +58,4 @@ struct rail_mac_part {
 rail_result_t rail_key_mac_of(const struct rail_key *key, const char label[RAIL_LABEL_SIZE],
                               const struct rail_mac_part *parts, unsigned int n, uint8_t mac[RAIL_MAC_SIZE]);
 
-/* No early exit: the time tells nothing about how many bytes were right. For macs and other secrets. */
-bool rail_same_bytes(const void *a, const void *b, size_t size);
-
 #endif

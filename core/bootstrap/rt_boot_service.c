@@ -110,7 +110,7 @@ static bool handle_hello(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   const struct rt_boot_peer_hello *h = &c->control.hello;
   int prev = (b->rank + b->nranks - 1) % b->nranks;
   const char *error = NULL;
-  if (!rt_boot_secret_equal(h->secret, b->secret))
+  if (!rail_same_bytes(h->secret, b->secret, RT_SECRET_BYTES))
     error = "wrong secret (a rank of another communicator?)";
   else if (h->from >= (uint32_t)b->nranks || h->nranks != (uint32_t)b->nranks)
     error = "it is no rank of this communicator";

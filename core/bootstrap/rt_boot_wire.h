@@ -121,13 +121,6 @@ static inline const char *rt_boot_header_error(const struct rt_boot_header *h, s
   return NULL;
 }
 
-/* In constant time. */
-static inline bool rt_boot_secret_equal(const uint8_t a[RT_SECRET_BYTES], const uint8_t b[RT_SECRET_BYTES]) {
-  volatile uint8_t diff = 0;
-  for (size_t i = 0; i < RT_SECRET_BYTES; i++) diff = (uint8_t)(diff | (a[i] ^ b[i]));
-  return diff == 0;
-}
-
 /* Text from the wire goes to logs: `size` bytes to a NUL-terminated line without control characters. */
 static inline void rt_boot_sanitize_text(char *text, size_t cap, const char *from, size_t size) {
   size_t n = size < cap - 1 ? size : cap - 1;

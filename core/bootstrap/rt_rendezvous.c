@@ -68,7 +68,7 @@ static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static struct root *find_running(const uint8_t secret[RT_SECRET_BYTES]) {
   struct root *r = LIST_FIRST(&running);
-  while (r && !rt_boot_secret_equal(r->secret, secret)) r = LIST_NEXT(r, link);
+  while (r && !rail_same_bytes(r->secret, secret, RT_SECRET_BYTES)) r = LIST_NEXT(r, link);
   return r;
 }
 
@@ -180,7 +180,7 @@ static rail_result_t handle_hello(struct root *r, size_t i) {
   struct client *c = &r->clients[i];
   const struct rt_boot_hello *h = &c->in.hello;
   union rail_addr addr;
-  if (!rt_boot_secret_equal(h->secret, r->secret)) {
+  if (!rail_same_bytes(h->secret, r->secret, RT_SECRET_BYTES)) {
     drop_pending(r, i, "wrong secret (a rank of another job, or a stale unique id?)");
     return RAIL_OK;
   }
@@ -226,7 +226,7 @@ static void refuse_version(struct root *r, size_t i) {
   char text[RAIL_ADDR_TEXT];
   struct client *c = &r->clients[i];
   const int version = c->in.head.version;
-  bool ours = rt_boot_secret_equal(c->in.hello.secret, r->secret);
+  bool ours = rail_same_bytes(c->in.hello.secret, r->secret, RT_SECRET_BYTES);
   char why[sizeof r->fatal_error];
   snprintf(why, sizeof why,
            "a rank at %s speaks version %d of the bootstrap protocol, this job's rendezvous version %d; install one "
