@@ -13,6 +13,8 @@
 #define TCP_RTO_MAX_MS 44
 #endif
 
+#define PROBE_MS 10000 /* between two keepalive probes, at most */
+
 /* ---- how packets are marked -------------------------------------------- */
 
 int rail_traffic_class(const char *plugin, int64_t of_param, int of_call, int of_ctx) {
@@ -60,4 +62,10 @@ void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms) {
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
   (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+void rail_sockopt_host_deadline(int fd, int64_t deadline_ms, int64_t grace_ms) {
+  if (!deadline_ms) return;
+  rail_sockopt_keepalive(fd, RAIL_MIN(deadline_ms / 3, PROBE_MS), deadline_ms);
+  rail_sockopt_user_timeout(fd, deadline_ms + grace_ms);
 }

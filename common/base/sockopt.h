@@ -29,6 +29,10 @@ void rail_sockopt_max_rto(int fd, int64_t ms);
  * come for deadline_ms, but not before two of them went unanswered. */
 void rail_sockopt_keepalive(int fd, int64_t every_ms, int64_t deadline_ms);
 
+/* Both, for a wait in which the peer's process may take its time: the kernel probes a host that is quiet, and gives it
+ * up when it has not answered for deadline_ms; what was sent and is not acknowledged, grace_ms later. 0: leave. */
+void rail_sockopt_host_deadline(int fd, int64_t deadline_ms, int64_t grace_ms);
+
 /* How long ago, in ms, the peer's host last acknowledged anything. False, and *ms as it was: it is not TCP's. */
 bool rail_sockopt_last_ack(int fd, uint32_t *ms);
 

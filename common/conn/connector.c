@@ -10,6 +10,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/sockopt.h"
 
 bool rail_connector_agree_auth(const struct rail_protocol *protocol, const struct rail_handle *listener,
                                const char *device) {
@@ -55,7 +56,7 @@ rail_result_t rail_connector_dial(struct rail_connector *c) {
   rail_result_t result = rail_dial_step(&c->dial, c->bytes, rail_hello_size(c->protocol));
   int err = c->dial.last_errno;
   if (result == RAIL_OK) {
-    rail_watch_host(c->dial.fd, c->limits->deadline_ms, 0);
+    rail_sockopt_host_deadline(c->dial.fd, c->limits->deadline_ms, 0);
     rail_handshake_begin(c->handshake, c->protocol, c->dial.fd, true, &c->hello);
     c->dial.fd = -1;
     c->handshake->waited = 0;

@@ -6,9 +6,6 @@
 #include <string.h>
 
 #include "common/base/clock.h"
-#include "common/base/sockopt.h"
-
-#define KEEPALIVE_MS 10000        /* between two probes, at most */
 
 void rail_handshake_init(struct rail_handshake *h) {
   memset(h, 0, sizeof *h);
@@ -24,12 +21,6 @@ void rail_handshake_begin(struct rail_handshake *h, const struct rail_protocol *
 }
 
 void rail_handshake_close(struct rail_handshake *h) { rail_sock_close(&h->fd); }
-
-void rail_watch_host(int fd, int64_t deadline_ms, int64_t grace_ms) {
-  if (!deadline_ms) return;
-  rail_sockopt_keepalive(fd, RAIL_MIN(deadline_ms / 3, KEEPALIVE_MS), deadline_ms);
-  rail_sockopt_user_timeout(fd, deadline_ms + grace_ms);
-}
 
 /* ---- time ----------------------------------------------------------------- */
 

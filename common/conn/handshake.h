@@ -77,9 +77,4 @@ void rail_handshake_note_time(struct rail_handshake *h);
 /* limit_ms 0: never. */
 bool rail_handshake_is_late(const struct rail_handshake *h, int64_t limit_ms);
 
-/* Lets the kernel probe a peer's host that is quiet (keepalive), and give it up when it has not answered for
- * deadline_ms; what was sent and is not acknowledged, grace_ms later. For any wait in which the peer's process may take
- * its time. deadline_ms 0: leaves the socket as it is. */
-void rail_watch_host(int fd, int64_t deadline_ms, int64_t grace_ms);
-
 #endif

@@ -9,7 +9,6 @@
 
 #include "common/base/log.h"
 #include "common/base/sockopt.h"
-#include "common/conn/handshake.h"
 
 #define MS 1000000ull
 #define GRACE_MS 1000      /* the kernel's error comes after ours, whose line says more */
@@ -49,7 +48,7 @@ bool rail_oob_frame_decode(const struct rail_protocol *protocol, const uint8_t w
 /* It may be idle for hours, and the peer's host may vanish meanwhile: the kernel probes. */
 void rail_oob_init(struct rail_oob *oob, const struct rail_oob_args *args, int fd, uint64_t now) {
   *oob = (struct rail_oob){.args = *args, .fd = fd, .last_heard = now, .last_host_ack = now, .last_activity = now};
-  rail_watch_host(fd, args->limits->deadline_ms, GRACE_MS);
+  rail_sockopt_host_deadline(fd, args->limits->deadline_ms, GRACE_MS);
 }
 
 static const char *plugin_of(const struct rail_oob *oob) { return oob->args.ops->protocol->plugin; }

@@ -11,6 +11,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/sockopt.h"
 
 void rail_setup_init(struct rail_setup *s, const struct rail_setup_ops *ops, const char *device, bool connector,
                      const union rail_addr *peer, const struct rail_connector_limits *limits) {
@@ -226,7 +227,7 @@ unsigned int rail_accepting_hello(struct rail_accepting *a, const struct rail_pe
   if (hello->streams != 1 || hello->reconnect) return RAIL_REASON_MESSAGE;
   struct rail_setup *s = make_room(a) ? a->begin(a->listener->owner, &conn->peer) : NULL;
   if (!s) return RAIL_REASON_BUSY;
-  rail_watch_host(conn->fd, s->limits.deadline_ms, 0); /* while the peer's process may take any time */
+  rail_sockopt_host_deadline(conn->fd, s->limits.deadline_ms, 0); /* while the peer's process may take any time */
   rail_handshake_begin(&s->handshake, s->ops->protocol, conn->fd, false, hello);
   add(a, s);
   return RAIL_REASON_NONE;

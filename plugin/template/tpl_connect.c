@@ -57,7 +57,7 @@ static void free_accepted(struct listen_comm *l, struct accepted *a) {
   free(a);
 }
 
-/* The peer closed the connection, or rail_watch_host's deadline for its host has passed. */
+/* The peer closed the connection, or its host has not answered for the deadline that on_hello set. */
 static bool is_gone(const struct accepted *a) {
   rail_result_t result = rail_handshake_peek(&a->handshake);
   return result != RAIL_OK && result != RAIL_IN_PROGRESS;
@@ -76,7 +76,7 @@ static unsigned int on_hello(void *owner, const struct rail_pending *conn, const
     free(a);
     return RAIL_REASON_FAILED;
   }
-  rail_watch_host(conn->fd, tpl_params.deadline_ms, 0);
+  rail_sockopt_host_deadline(conn->fd, tpl_params.deadline_ms, 0);
   STAILQ_INSERT_TAIL(&l->accepted, a, link);
   l->naccepted++;
   return RAIL_REASON_NONE;
