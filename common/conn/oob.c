@@ -224,11 +224,15 @@ bool rail_oob_write(struct rail_oob *oob) {
   return false;
 }
 
-void rail_oob_ping(struct rail_oob *oob) {
-  if (oob->goodbye || oob->peer_closed || oob->unanswered >= MAX_UNANSWERED) return;
+static void add_ping(struct rail_oob *oob) {
   oob->unanswered++;
   oob->ping++;
   oob->ping_due = true;
+}
+
+void rail_oob_ping(struct rail_oob *oob) {
+  if (oob->goodbye || oob->peer_closed || oob->unanswered >= MAX_UNANSWERED) return;
+  add_ping(oob);
   (void)rail_oob_write(oob);
 }
 
@@ -298,9 +302,7 @@ static void check_silence(struct rail_oob *oob, uint64_t now) {
   } else if (has_passed(oob->last_heard, oob->args.limits->peer_ms, now)) {
     fail_peer(oob, RAIL_OOB_PEER_SILENT);
   } else if (now - oob->last_ping >= interval && oob->unanswered < MAX_UNANSWERED) {
-    oob->unanswered++;
-    oob->ping++;
-    oob->ping_due = true;
+    add_ping(oob);
     oob->last_ping = now;
   }
   if (silence >= 2 * interval) oob->args.ops->silent(oob->args.comm, true);
