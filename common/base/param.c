@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Parameters from the environment: parse, load, complain. */
+ * Parameters from the environment: parse, load, warn. */
 #include "common/base/param.h"
 
 #include <ctype.h>
@@ -125,12 +125,12 @@ int rail_param_parse(const struct rail_param *row, const char *text, int64_t *nu
 
 /* What this process has said and handed out already. Plugins load parameters
  * at each init, so copies of strings are kept and found again instead of
- * leaking one per init, and each complaint is made once. */
+ * leaking one per init, and each warning is given once. */
 struct kept {
   struct kept *next;
   char text[];
 };
-static struct kept *kept_values, *kept_complaints;
+static struct kept *kept_values, *warned_names;
 static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* The kept copy of text; *fresh says whether it is new. NULL: out of memory. */
@@ -155,8 +155,8 @@ static const char *keep(struct kept **list, const char *text, bool *fresh) {
 /* A plugin that is unloaded takes its copies with it. Late among the destructors: others may still read them. */
 __attribute__((destructor(101))) static void forget_kept(void) {
   pthread_mutex_lock(&kept_lock);
-  struct kept *lists[] = {kept_values, kept_complaints};
-  kept_values = kept_complaints = NULL;
+  struct kept *lists[] = {kept_values, warned_names};
+  kept_values = warned_names = NULL;
   pthread_mutex_unlock(&kept_lock);
   for (size_t i = 0; i < RAIL_COUNT_OF(lists); i++) {
     for (struct kept *k = lists[i], *next; k; k = next) {
@@ -166,9 +166,9 @@ __attribute__((destructor(101))) static void forget_kept(void) {
   }
 }
 
-static bool first_complaint(const char *name) {
+static bool is_first_warning(const char *name) {
   bool fresh;
-  (void)keep(&kept_complaints, name, &fresh);
+  (void)keep(&warned_names, name, &fresh);
   return fresh;
 }
 
@@ -188,7 +188,7 @@ static int64_t load_number(const struct rail_param *row) {
   int64_t number;
   if (!text || !*text) return default_number(row);
   if (rail_param_parse(row, text, &number, why, sizeof why) == 0) return number;
-  if (first_complaint(row->name))
+  if (is_first_warning(row->name))
     RAIL_WARN("%s=%s %s. The default, %s, is used", row->name, text, why, row->def ? row->def : "0");
   return default_number(row);
 }
@@ -241,7 +241,7 @@ struct name_search {
   size_t distance;
 };
 
-static bool consider(struct name_search *s, const char *known) {
+static bool compare_name(struct name_search *s, const char *known) {
   size_t distance = edit_distance(s->name, known);
   if (distance < s->distance) {
     s->distance = distance;
@@ -262,12 +262,12 @@ static bool owns_prefix(const struct rail_param_table *const *tables, size_t nta
 static bool is_known(const struct rail_param_table *const *tables, size_t ntables, struct name_search *s) {
   for (size_t t = 0; t < ntables; t++)
     for (size_t i = 0; i < tables[t]->count; i++)
-      if (consider(s, tables[t]->rows[i].name)) return true;
+      if (compare_name(s, tables[t]->rows[i].name)) return true;
   for (size_t i = 0; i < rail_param_names_count; i++) {
     const char *known = rail_param_names[i];
     size_t len = strlen(known) - 1;
     if (known[len] != '*') {
-      if (consider(s, known)) return true;
+      if (compare_name(s, known)) return true;
     } else if (strncmp(s->name, known, len) == 0 && !owns_prefix(tables, ntables, known, len)) {
       return true;
     }
@@ -284,7 +284,7 @@ void rail_param_check_unknown(const struct rail_param_table *const *tables, size
     memcpy(name, *env, len);
     name[len] = 0;
     struct name_search search = {.name = name, .distance = SIZE_MAX};
-    if (is_known(tables, ntables, &search) || !first_complaint(name)) continue;
+    if (is_known(tables, ntables, &search) || !is_first_warning(name)) continue;
     if (search.nearest && search.distance <= strlen(name) / 3)
       RAIL_WARN("%s is no variable of Railyard and has no effect; did you mean %s?", name, search.nearest);
     else

@@ -63,7 +63,7 @@ static void end_linger(struct rail_linger *l) {
     RAIL_WARN("%s: closing the connection to %s: %zu bytes that were sent have not arrived after %.1f s and "
               "may be lost: the peer is stopped or reads nothing, or the network is down. %s is how long finalize "
               "waits for them", l->plugin,
-              rail_addr_text(&l->peer, peer), lost, (double)(rail_now_ns() - l->born) / 1e9, l->close_param);
+              rail_addr_text(&l->peer, peer), lost, (double)(rail_now_ns() - l->added) / 1e9, l->close_param);
   free_linger(l);
 }
 
@@ -83,7 +83,7 @@ static bool step(struct rail_linger *l, uint64_t now) {
     ended &= l->fds[i] < 0;
   }
   if (ended) return true;
-  uint64_t age_ms = (now - l->born) / 1000000;
+  uint64_t age_ms = (now - l->added) / 1000000;
   uint64_t limit_ms = (uint64_t)l->peer_ms;
   return (limit_ms && age_ms >= limit_ms) || (age_ms >= GRACE_MS && undelivered_bytes(l) == 0);
 }
@@ -119,9 +119,9 @@ void rail_linger_reap(void) {
 }
 
 void rail_linger_add(struct rail_linger *l) {
-  l->born = rail_now_ns();
+  l->added = rail_now_ns();
   pthread_mutex_lock(&lock);
-  if (step(l, l->born)) {
+  if (step(l, l->added)) {
     free_linger(l);
   } else {
     STAILQ_INSERT_TAIL(&list, l, next);

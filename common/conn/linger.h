@@ -38,7 +38,7 @@ struct rail_linger_tail {
 /* One comm's sockets. */
 struct rail_linger {
   STAILQ_ENTRY(rail_linger) next;
-  uint64_t born;
+  uint64_t added;
   const char *plugin;      /* "RailSocket", for the log line; kept */
   const char *close_param; /* the parameter that sets how long finalize waits; kept */
   int64_t peer_ms;         /* for a peer that reads nothing; 0: no limit */
@@ -49,7 +49,7 @@ struct rail_linger {
   struct rail_linger_tail tails[RAIL_LINGER_FDS]; /* of each socket; one with a tail is not shut down yet */
 };
 
-/* calloc'd and filled in, but for `next` and `born`; the list's from here on. */
+/* calloc'd and filled in, but for `next` and `added`; the list's from here on. */
 void rail_linger_add(struct rail_linger *l);
 /* A few steps of what closed comms still have to do. */
 void rail_linger_reap(void);

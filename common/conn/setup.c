@@ -184,10 +184,10 @@ rail_result_t rail_setup_run(struct rail_setup *s, uint64_t until) {
 
 /* ---- a listener's connections --------------------------------------------------------- */
 
-void rail_accepting_init(struct rail_accepting *a, struct rail_listener *listener, unsigned int most,
+void rail_accepting_init(struct rail_accepting *a, struct rail_listener *listener, unsigned int max,
                          struct rail_setup *(*begin)(void *owner, const union rail_addr *peer),
                          void (*drop)(struct rail_setup *s)) {
-  *a = (struct rail_accepting){.most = most, .listener = listener, .begin = begin, .drop = drop};
+  *a = (struct rail_accepting){.max = max, .listener = listener, .begin = begin, .drop = drop};
   TAILQ_INIT(&a->list);
 }
 
@@ -211,7 +211,7 @@ void rail_accepting_close(struct rail_accepting *a) {
 
 static bool make_room(struct rail_accepting *a) {
   struct rail_setup *s, *oldest = NULL;
-  if (a->count < a->most) return true;
+  if (a->count < a->max) return true;
   TAILQ_FOREACH(s, &a->list, link)
     if (s->state == 0 && (!oldest || s->handshake.begun < oldest->handshake.begun)) oldest = s;
   if (!oldest) return false;

@@ -101,14 +101,14 @@ rail_result_t rail_setup_flushed(struct rail_setup *s); /* all messages are with
 
 struct rail_accepting {
   TAILQ_HEAD(, rail_setup) list; /* in the order in which accept serves them */
-  unsigned int count, most;
+  unsigned int count, max;
   struct rail_listener *listener;
   struct rail_setup *(*begin)(void *owner, const union rail_addr *peer);
   void (*drop)(struct rail_setup *s);
 };
 
 /* `begin`: makes the plugin's structure, for the listener's owner; NULL: out of memory. `drop` frees it. */
-void rail_accepting_init(struct rail_accepting *a, struct rail_listener *listener, unsigned int most,
+void rail_accepting_init(struct rail_accepting *a, struct rail_listener *listener, unsigned int max,
                          struct rail_setup *(*begin)(void *owner, const union rail_addr *peer),
                          void (*drop)(struct rail_setup *s));
 void rail_accepting_close(struct rail_accepting *a);

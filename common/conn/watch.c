@@ -120,7 +120,7 @@ static bool any_lingers(const struct rail_watch *watch) {
 }
 
 /* Does it wait for what the data path does without waking this thread? */
-static bool asks_soon(const struct rail_watched *w) {
+static bool must_poll(const struct rail_watched *w) {
   return rail_oob_is_draining(&w->oob) || (w->oob.ask_again && !w->oob.closed && !w->oob.net_down);
 }
 
@@ -129,7 +129,7 @@ static int time_to_sleep(const struct rail_watch *watch, uint64_t next_tick) {
   const struct rail_watched *w;
   uint64_t at = !LIST_EMPTY(&watch->watched) && rail_oob_tick_ns(&watch->limits) ? next_tick : 0;
   LIST_FOREACH(w, &watch->watched, link) {
-    uint64_t until = asks_soon(w) ? rail_deadline_in_ms(DRAIN_POLL_MS) : w->linger_until;
+    uint64_t until = must_poll(w) ? rail_deadline_in_ms(DRAIN_POLL_MS) : w->linger_until;
     if (until && (!at || until < at)) at = until;
   }
   return rail_deadline_left_ms(at);
@@ -158,7 +158,7 @@ static void tick(const struct rail_watch *watch) {
 static void drain_some(const struct rail_watch *watch) {
   struct rail_watched *w;
   LIST_FOREACH(w, &watch->watched, link) {
-    if (!asks_soon(w)) continue;
+    if (!must_poll(w)) continue;
     rail_oob_drain(&w->oob);
     update_epoll(watch, w);
   }
