@@ -26,7 +26,7 @@ static ncclResult_t still_being_made(const char *call) {
 ncclResult_t rt_check_made(const struct ncclComm *comm, const char *call) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
-  r = (ncclResult_t)atomic_load(&((struct ncclComm *)(uintptr_t)comm)->init_state);
+  r = (ncclResult_t)atomic_load(&comm->init_state);
   if (r == ncclInProgress) return still_being_made(call);
   if (r != ncclSuccess) rt_error_keep(comm->error);
   return r;
@@ -35,15 +35,15 @@ ncclResult_t rt_check_made(const struct ncclComm *comm, const char *call) {
 ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
-  if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->revoked))
+  if (atomic_load(&comm->revoked))
     return rt_error(RAIL_BAD_USAGE, "%s: the communicator was revoked; split it, shrink it or destroy it", call);
-  int failed = atomic_load(&((struct ncclComm *)(uintptr_t)comm)->failed);
+  int failed = atomic_load(&comm->failed);
   if (failed) {
     rt_error_keep(comm->error);
     return (ncclResult_t)failed;
   }
-  if (atomic_load(&((struct ncclComm *)(uintptr_t)comm)->init_state) == ncclInProgress) return still_being_made(call);
-  enum rt_comm_state state = atomic_load(&((struct ncclComm *)(uintptr_t)comm)->state);
+  if (atomic_load(&comm->init_state) == ncclInProgress) return still_being_made(call);
+  enum rt_comm_state state = atomic_load(&comm->state);
   if (state == RT_COMM_OPEN) return ncclSuccess;
   if (state == RT_COMM_SUSPENDED)
     return rt_error(RAIL_BAD_USAGE, "%s: the communicator is suspended; call ncclCommResume first", call);

@@ -156,7 +156,7 @@ void rt_comm_revoke(struct ncclComm *comm);
 /* rt_bootstrap_args.on_failure: the bootstrap has found a rank dead, or received another rank's error, which it has
  * logged and reported. */
 void rt_comm_bootstrap_failed(void *comm, rail_result_t result, const char *why);
-static inline bool rt_comm_failed(struct ncclComm *comm) {
+static inline bool rt_comm_failed(const struct ncclComm *comm) {
   return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;
 }
 
