@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NET: the proxy moves steps between slots and a plugin that was loaded with
- * dlopen, as NCCL's does. One plugin connection per connector; the slots'
- * buffers are registered once; a step whose slot names user memory goes from or to there. Slots of device plans
- * may lie in the GPU's memory (rt_gdr.h).
+ * NET: the proxy moves steps between slots and a plugin that was loaded with dlopen, as NCCL's does. One connection of
+ * the plugin per connector; the slots' buffers are registered once; a step whose slot names user memory goes from or to
+ * there. Slots of device plans may lie in the GPU's memory (rt_gdr.h).
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -66,14 +65,19 @@ static bool registering_is_cheap(struct net_res *res, struct rail_net *plugin) {
   return best < CHEAP_REG_NS;
 }
 
+/* -1: undefined. */
+static int traffic_class_of(const struct ncclComm *comm) {
+  return comm->config.trafficClass == NCCL_CONFIG_UNDEF_INT ? -1 : comm->config.trafficClass;
+}
+
 /* Loads and initialises the plugin (NCCL_NET_PLUGIN, NCCL_NET, config.netName), once per communicator. */
 static rail_result_t open_plugin(struct ncclComm *comm) {
   struct rt_net *net = &comm->net;
   if (net->plugin) return RAIL_OK;
-  struct rail_net_init args = {.comm_id = (uint64_t)(uintptr_t)comm, .traffic_class = comm->config.trafficClass};
-  if (args.traffic_class == NCCL_CONFIG_UNDEF_INT) args.traffic_class = -1;
-  args.log = plugin_log;
-  args.net_name = comm->requested_net[0] ? comm->requested_net : NULL;
+  const struct rail_net_init args = {.comm_id = (uint64_t)(uintptr_t)comm,
+                                     .traffic_class = traffic_class_of(comm),
+                                     .log = plugin_log,
+                                     .net_name = comm->requested_net[0] ? comm->requested_net : NULL};
   RAIL_TRY(rail_net_select(&args, rt_params()->net_fallback ? "socket" : NULL, &net->plugin, &net->ctx));
   RAIL_TRY(rt_net_devices_open(net->plugin, rt_params()->net_force_merge, &net->devices));
   return RAIL_OK;
@@ -174,8 +178,8 @@ static rail_result_t send_connect(struct ncclComm *comm, struct rt_connector *c,
   /* The plugin may keep its state in the handle between calls: one copy, always the same memory. */
   static const unsigned char none[RAIL_NET_HANDLE_SIZE];
   if (memcmp(res->handle, none, sizeof none) == 0) memcpy(res->handle, theirs->body, sizeof res->handle);
-  int tc = comm->config.trafficClass == NCCL_CONFIG_UNDEF_INT ? -1 : comm->config.trafficClass;
-  RAIL_TRY(rail_net_connect(comm->net.plugin, comm->net.ctx, res->dev, res->handle, tc, &res->comm));
+  RAIL_TRY(rail_net_connect(comm->net.plugin, comm->net.ctx, res->dev, res->handle, traffic_class_of(comm),
+                            &res->comm));
   return res->comm ? register_buffers(comm, c) : RAIL_IN_PROGRESS;
 }
 
@@ -229,7 +233,7 @@ static struct net_buffer buffer_of(const struct rt_connector *c, const struct rt
   const struct rt_slot *slot = &res->slot[step % RT_STEPS];
   if (slot->ptr) return (struct net_buffer){slot->ptr, slot->mhandle};
   return (struct net_buffer){rt_conn_slot_buff(&c->conn, op->proto, step),
-                        in_gpu(res, op) ? res->gdr.mhandle : res->mhandle[op->proto]};
+                             in_gpu(res, op) ? res->gdr.mhandle : res->mhandle[op->proto]};
 }
 
 /* Hands the next step to the plugin. RAIL_IN_PROGRESS: it takes none now. */
