@@ -19,7 +19,7 @@ ncclResult_t rt_check_handle(const struct ncclComm *comm, const char *call) {
   return ncclSuccess;
 }
 
-static ncclResult_t still_being_made(const char *call) {
+static ncclResult_t still_initializing(const char *call) {
   return rt_error(RAIL_BAD_USAGE, "%s: the communicator is still being made; poll ncclCommGetAsyncError first", call);
 }
 
@@ -27,7 +27,7 @@ ncclResult_t rt_check_made(const struct ncclComm *comm, const char *call) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
   r = (ncclResult_t)atomic_load(&comm->init_state);
-  if (r == ncclInProgress) return still_being_made(call);
+  if (r == ncclInProgress) return still_initializing(call);
   if (r != ncclSuccess) rt_error_keep(comm->error);
   return r;
 }
@@ -42,7 +42,7 @@ ncclResult_t rt_check_comm(const struct ncclComm *comm, const char *call) {
     rt_error_keep(comm->error);
     return (ncclResult_t)failed;
   }
-  if (atomic_load(&comm->init_state) == ncclInProgress) return still_being_made(call);
+  if (atomic_load(&comm->init_state) == ncclInProgress) return still_initializing(call);
   enum rt_comm_state state = atomic_load(&comm->state);
   if (state == RT_COMM_OPEN) return ncclSuccess;
   if (state == RT_COMM_SUSPENDED)

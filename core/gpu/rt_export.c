@@ -393,7 +393,7 @@ bool rt_export_free(struct rt_export *e, int64_t importer, const uint64_t *close
   return true;
 }
 
-static bool any_to_wait_for(void) {
+static bool any_pending(void) {
   pthread_mutex_lock(&lock);
   const struct leftover *l = leftovers;
   while (l && rail_deadline_passed(l->deadline)) l = l->next;
@@ -402,7 +402,7 @@ static bool any_to_wait_for(void) {
 }
 
 void rt_export_wait(void) {
-  for (reap(); any_to_wait_for(); reap()) nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+  for (reap(); any_pending(); reap()) nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
   pthread_mutex_lock(&lock);
   for (struct leftover *l = leftovers; l; l = l->next) {
     if (!l->logged)

@@ -18,7 +18,7 @@
 #include "common/base/sock.h"
 
 #define BACKLOG 4096        /* connections that wait in the socket, if the system allows it */
-#define MOST_UNCLAIMED 1024 /* messages that wait here */
+#define MAX_UNCLAIMED 1024 /* messages that wait here */
 #define SEND_S 1            /* to reach a process of this host: its backlog is full, or it is stopped */
 #define TAKE_MS 5000u       /* most time for one visit to the socket, however many connect without end */
 #define SILENT_MS 1000 /* for one that has connected: a sender sends right after that */
@@ -158,7 +158,7 @@ static int receive(int from, uint8_t key[RT_FD_KEY]) {
 }
 
 static void keep(struct rt_fd_receiver *receiver, int64_t pid, int from) {
-  struct rt_fd_message *p = receiver->nunclaimed < MOST_UNCLAIMED ? malloc(sizeof *p) : NULL;
+  struct rt_fd_message *p = receiver->nunclaimed < MAX_UNCLAIMED ? malloc(sizeof *p) : NULL;
   if (!p) return;
   *p = (struct rt_fd_message){.next = receiver->unclaimed, .pid = pid};
   p->fd = receive(from, p->key);

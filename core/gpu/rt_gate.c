@@ -6,7 +6,7 @@
 
 #include "common/base/clock.h"
 
-#define MOST_MS 2000u /* the bound of the waits (rt_gate.h): longer than loading code takes, short for a hang */
+#define MAX_WAIT_MS 2000u /* the bound of the waits (rt_gate.h): longer than loading code takes, short for a hang */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of it */
 static struct rt_gate_setup *setups;
@@ -42,7 +42,7 @@ static bool any_setup(uint64_t comm, uint64_t call) {
 }
 
 void rt_gate_wait_for_setups(uint64_t comm, uint64_t call) {
-  uint64_t until = rail_deadline_in_ms(MOST_MS);
+  uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
   while (any_setup(comm, call) && !rail_deadline_passed(until)) nap();
 }
 
@@ -62,7 +62,7 @@ static bool any_free(void) {
 }
 
 void rt_gate_wait_for_frees(void) {
-  uint64_t until = rail_deadline_in_ms(MOST_MS);
+  uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
   while (any_free() && !rail_deadline_passed(until)) nap();
 }
 
@@ -78,7 +78,7 @@ bool rt_gate_free_try_begin(void) {
 }
 
 bool rt_gate_free_begin(void) {
-  uint64_t until = rail_deadline_in_ms(MOST_MS);
+  uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
   bool may = rt_gate_free_try_begin();
   while (!may && !rail_deadline_passed(until)) {
     nap();

@@ -136,7 +136,7 @@ static void send_finish(struct rt_conn *c) { rt_publish(c->tail, ++c->step); }
 
 /* ---- one action ------------------------------------------------------------ */
 
-static unsigned prim_what(const struct rt_action *a) {
+static unsigned prim_flags(const struct rt_action *a) {
   return (a->partial ? 0 : RT_PRIM_PRE) | (a->last ? RT_PRIM_POST : 0);
 }
 
@@ -158,7 +158,7 @@ static enum rt_program_state act_simple(struct rt_program *prog, const struct rt
     if (from && bytes) d = direct_for(&prog->send_direct[out ? 1 : 0], from, bytes);
     if (!d) out2 = rt_conn_slot_buff(send, RT_SIMPLE, send->step);
   }
-  rt_prim_combine(prog, out, out2, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, prim_what(a), a->n);
+  rt_prim_combine(prog, out, out2, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL, prim_flags(a), a->n);
   if (a->recv) recv_finish(prog, recv);
   if (a->send) {
     send_describe(prog, send, bytes, from, d);
@@ -183,7 +183,7 @@ static enum rt_program_state act_ll(struct rt_program *prog, const struct rt_act
     rt_ll_unpack(in, rt_conn_slot_buff(recv, RT_LL, recv->step), bytes);
   }
   rt_prim_combine(prog, a->dst, a->send ? out : NULL, a->recv ? in : NULL, a->reduce || !a->recv ? a->src : NULL,
-                  prim_what(a), a->n);
+                  prim_flags(a), a->n);
   if (a->recv) recv_finish(prog, recv);
   if (a->send) {
     uint64_t size = ll_bytes(send, bytes);

@@ -76,8 +76,8 @@ static rail_result_t device_of(const struct rt_cuda *cu, void *context, int *dev
 }
 
 /* The call is on the device: the communicator's, or the one that it will have. */
-static ncclResult_t adopt(struct ncclComm *comm, const char *call, const struct rt_cuda *cu, const struct memory *m,
-                          void *stream) {
+static ncclResult_t set_or_check_device(struct ncclComm *comm, const char *call, const struct rt_cuda *cu,
+                                        const struct memory *m, void *stream) {
   struct rt_gpu *gpu = &comm->gpu;
   if (gpu->context && m->fixed && gpu->ordinal != m->ordinal)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: a buffer is memory of CUDA device %d; this communicator is on device %d",
@@ -139,7 +139,7 @@ static ncclResult_t check(struct ncclComm *comm, const char *call, const struct 
     comm->memory = RT_HOST_MEMORY;
     return ncclSuccess;
   }
-  return adopt(comm, call, cu, s->m.fixed ? &s->m : &r->m, stream);
+  return set_or_check_device(comm, call, cu, s->m.fixed ? &s->m : &r->m, stream);
 }
 
 ncclResult_t rt_buffer_check(struct ncclComm *comm, const char *call, const void *send, const void *recv,

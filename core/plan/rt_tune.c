@@ -20,31 +20,31 @@ const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 /* ---- the table --------------------------------------------------------------------------- */
 
 /* The first rule that fits, and whose pick is allowed, decides. If there is none, a second pass: only the rank limits,
- * `least` and `most`, count. */
+ * `min_ranks` and `max_ranks`, count. */
 struct rule {
-  int least, most; /* ranks with which it is possible; 0: any */
-  int from;        /* ranks from which on it pays off */
+  int min_ranks, max_ranks; /* with which it is possible; 0: any */
+  int pays_at;              /* ranks, and with more */
   enum { ANYWHERE, OVER_SHM, OVER_NET } where;
   size_t threshold; /* offset in rt_tuning of the largest size; 0: any size */
   int pick;
   const char *measured;
 };
 
-#define MOST(field) .threshold = offsetof(struct rt_tuning, field)
+#define UP_TO(field) .threshold = offsetof(struct rt_tuning, field)
 
 /* Exchange and Tree are AllReduce's alone: rt_algo_masks (rt_algo_mask.c) clears their bits for the other functions.
  * The exchange has the latency of one step instead of two, and reduces everything twice. Both ranks get the same bits,
  * because all operators commute; with more ranks each would add in a different order. */
 static const struct rule algo_rules[] = {
-    {.least = 2, .most = 2, MOST(exchange_max), .pick = RT_ALGO_EXCHANGE, .measured = HOST_TUNING},
-    {.least = 2, .from = 3, .where = OVER_SHM, MOST(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
-    {.least = 2, .from = 3, .where = OVER_NET, MOST(tree_max_net), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
+    {.min_ranks = 2, .max_ranks = 2, UP_TO(exchange_max), .pick = RT_ALGO_EXCHANGE, .measured = HOST_TUNING},
+    {.min_ranks = 2, .pays_at = 3, .where = OVER_SHM, UP_TO(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
+    {.min_ranks = 2, .pays_at = 3, .where = OVER_NET, UP_TO(tree_max_net), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
     {.pick = RT_ALGO_RING},
 };
 
 /* Through a proxy LL doubles the bytes and saves nothing, because the proxy waits for the counters. */
 static const struct rule proto_rules[] = {
-    {.where = OVER_SHM, MOST(ll_max), .pick = RT_LL, .measured = HOST_TUNING},
+    {.where = OVER_SHM, UP_TO(ll_max), .pick = RT_LL, .measured = HOST_TUNING},
     {.pick = RT_SIMPLE},
 };
 
@@ -91,11 +91,11 @@ static enum rt_func func_of(enum rt_coll coll) {
 
 static bool fits(const struct rule *r, const struct rt_tuning *t, uint64_t bytes, int nranks,
                  bool check_preferences) {
-  if (nranks < r->least || (r->most && nranks > r->most)) return false;
+  if (nranks < r->min_ranks || (r->max_ranks && nranks > r->max_ranks)) return false;
   if (!check_preferences) return true;
-  if (nranks < r->from) return false;
-  const uint64_t *most = (const uint64_t *)(const void *)((const char *)t + r->threshold);
-  return (r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM)) && (r->threshold == 0 || bytes <= *most);
+  if (nranks < r->pays_at) return false;
+  const uint64_t *max_bytes = (const uint64_t *)(const void *)((const char *)t + r->threshold);
+  return (r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM)) && (r->threshold == 0 || bytes <= *max_bytes);
 }
 
 /* NULL: nothing that is allowed is possible. */
@@ -110,7 +110,7 @@ static const struct rule *choose(const struct rule *rules, size_t n, unsigned al
 /* The file with the measurement of the first rule for so many ranks, if there was a choice. */
 static const char *measured(const struct rule *rules, unsigned allowed, int nranks) {
   const struct rule *r = rules;
-  while (r->measured && (nranks < RAIL_MAX(r->least, r->from) || (r->most && nranks > r->most))) r++;
+  while (r->measured && (nranks < RAIL_MAX(r->min_ranks, r->pays_at) || (r->max_ranks && nranks > r->max_ranks))) r++;
   return allowed & (allowed - 1) ? r->measured : NULL;
 }
 
