@@ -58,7 +58,7 @@ enum { KINDS = 5, VERBS = 3 };
 static const char *const kinds[KINDS] = {"irecv", "test_waiting", "isend", "test_received", "test_sent"};
 static const char *const verbs[VERBS] = {"post_send", "post_recv", "poll_cq"};
 static long (*calls_of)(const char *verb);
-static void (*settle)(void);
+static void (*quiesce)(void);
 static long seen[VERBS], tally[KINDS][VERBS];
 
 /* Over libfabric calls_of stays NULL. */
@@ -67,9 +67,9 @@ static void find_verbs(void) {
   if (!path) return;
   void *library = dlopen(path, RTLD_NOW | RTLD_NOLOAD), *found;
   ENSURE(library, "NCCL_IBVERBS_LIB names no library that the plugin has opened");
-  found = dlsym(library, "rail_emu_settle");
+  found = dlsym(library, "rail_emu_quiesce");
   ENSURE(found, "%s is not the emulated device", path);
-  memcpy(&settle, &found, sizeof settle);
+  memcpy(&quiesce, &found, sizeof quiesce);
   found = dlsym(library, "rail_emu_calls");
   memcpy(&calls_of, &found, sizeof calls_of);
   for (int v = 0; v < VERBS; v++) seen[v] = calls_of(verbs[v]);
@@ -93,13 +93,13 @@ static void one_message(void *from, void *to, size_t size) {
   int waiting = 0, arrived = 0, gone = 0;
   call_irecv(to, size, &received);
   note(0);
-  if (settle) settle();
+  if (quiesce) quiesce();
   ENSURE(received, "irecv gave no request");
   call_test_waiting(received, &waiting);
   note(1);
   call_isend(from, size, &sent);
   note(2);
-  if (settle) settle();
+  if (quiesce) quiesce();
   ENSURE(sent, "isend gave no request: the receiver's buffer is not known");
   call_test_received(received, &arrived);
   note(3);

@@ -40,7 +40,7 @@ IBVERBS_1.13 { global: ibv_is_fork_initialized; } IBVERBS_1.12;
 IBVERBS_1.14 { global: ibv_query_qp_data_in_order; } IBVERBS_1.13;
 RAIL_EMU_1 {
   global: rail_emu_command; rail_emu_live; rail_emu_calls; rail_emu_now; rail_emu_cm_fault;
-    rail_emu_cm_answer_ms; rail_emu_settle; rail_emu_qp;
+    rail_emu_cm_answer_ms; rail_emu_quiesce; rail_emu_qp;
 };
 END
 

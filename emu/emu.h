@@ -51,9 +51,9 @@ enum {
   EMU_SLOTS = 2048, /* processes on a machine; a QP number is 11 bits of process and 13 of its own */
   EMU_QP_BITS = 13,
   EMU_QPS = 1 << EMU_QP_BITS,
-  EMU_PACKET_MOST = 4096,
-  EMU_RD_ATOMIC_MOST = 128,
-  EMU_SGE_MOST = 32,
+  EMU_MAX_PACKET = 4096,
+  EMU_MAX_RD_ATOMIC = 128,
+  EMU_MAX_SGE = 32,
 };
 
 /* ---- devices -------------------------------------------------------------- */
@@ -309,7 +309,7 @@ struct emu_qp {
   uint32_t message_rkey, message_left, message_done;
   uint64_t message_va;
   struct emu_recv recv;
-  struct ibv_sge recv_sges[EMU_SGE_MOST];
+  struct ibv_sge recv_sges[EMU_MAX_SGE];
   uint64_t recv_place;
   struct emu_response *responses;
   uint32_t responses_cap, responses_first, responses_n;
@@ -475,16 +475,16 @@ bool emu_is_lost(struct emu_qp *qp, uint32_t payload);
 bool emu_is_throttled(struct emu_qp *qp, uint32_t payload);
 
 /* emu_turn.c */
-void emu_settle(void); /* until all that was sent has been answered, as far as it stays within this process */
+void emu_quiesce(void); /* until all that was sent has been answered, as far as it stays within this process */
 void emu_turn_polled(const struct emu_cq *cq); /* its queue pairs have their turns */
 
 /* emu_engine.c */
 void emu_progress(void);
 /* Of the devices that are open, the process' memory and its thread: opening, closing and forking change them one at a
  * time, under this lock. It is taken before emu.lock. */
-extern pthread_mutex_t emu_life;
+extern pthread_mutex_t emu_lifecycle;
 int emu_engine_start(void);
-void emu_engine_stop(void); /* under emu_life */
+void emu_engine_stop(void); /* under emu_lifecycle */
 void emu_engine_forget(void);
 void emu_engine_handover(void); /* nobody polls from here on */
 

@@ -113,7 +113,7 @@ static void set_limits(const struct emu_statement *s, struct emu_device *d, cons
   d->max_qp = (int)emu_number(s, "max_qp", EMU_QPS - 2, 10);
   d->max_qp_wr = (int)emu_number(s, "max_qp_wr", p ? (unsigned int)p->max_qp_wr : 16384, 10);
   d->max_sge = (int)emu_number(s, "max_sge", p ? (unsigned int)p->max_sge : 16, 10);
-  if (d->max_sge > EMU_SGE_MOST) d->max_sge = EMU_SGE_MOST;
+  if (d->max_sge > EMU_MAX_SGE) d->max_sge = EMU_MAX_SGE;
   d->max_inline = (int)emu_number(s, "inline", p ? (unsigned int)p->max_inline : 256, 10);
   d->max_cq = (int)emu_number(s, "max_cq", 65536, 10);
   d->max_cqe = (int)emu_number(s, "max_cqe", p ? (unsigned int)p->max_cqe : 4194303, 10);
@@ -122,7 +122,7 @@ static void set_limits(const struct emu_statement *s, struct emu_device *d, cons
   d->max_srq = (int)emu_number(s, "max_srq", !p || p->srq ? 65536 : 0, 10);
   d->max_srq_wr = (int)emu_number(s, "max_srq_wr", 32768, 10);
   d->max_rd_atomic = (int)emu_number(s, "max_rd_atomic", p ? (unsigned int)p->max_rd_atomic : 16, 10);
-  if (d->max_rd_atomic > EMU_RD_ATOMIC_MOST) d->max_rd_atomic = EMU_RD_ATOMIC_MOST;
+  if (d->max_rd_atomic > EMU_MAX_RD_ATOMIC) d->max_rd_atomic = EMU_MAX_RD_ATOMIC;
   d->dmabuf = emu_number(s, "dmabuf", !p || p->dmabuf, 10) != 0;
   d->ece = emu_number(s, "ece", p && p->ece, 10) != 0;
   bool ib = d->ibv.transport_type == IBV_TRANSPORT_IB; /* iWARP has no atomics, and no immediate data */
@@ -136,21 +136,21 @@ static bool do_device(const struct emu_statement *s) {
   const char *wanted = emu_value(s, "profile"), *pci = emu_value(s, "pci");
   const struct profile *profile = NULL;
   int state = IBV_PORT_ACTIVE, transport = IBV_TRANSPORT_IB;
-  if (s->n < 2 || strchr(s->words[1], '=')) return emu_complain(s, "the device's name is missing");
-  if (emu.ndevices == EMU_DEVICES) return emu_complain(s, "there may be %d devices", EMU_DEVICES);
-  if (emu_device_named(s->words[1])) return emu_complain(s, "there is such a device already");
+  if (s->n < 2 || strchr(s->words[1], '=')) return emu_refuse(s, "the device's name is missing");
+  if (emu.ndevices == EMU_DEVICES) return emu_refuse(s, "there may be %d devices", EMU_DEVICES);
+  if (emu_device_named(s->words[1])) return emu_refuse(s, "there is such a device already");
   for (size_t i = 0; wanted && i < sizeof profiles / sizeof profiles[0]; i++)
     if (strcmp(profiles[i].name, wanted) == 0) profile = &profiles[i];
-  if (wanted && !profile) return emu_complain(s, "profile=%s: allowed: mlx5 bnxt_re irdma efa rxe", wanted);
+  if (wanted && !profile) return emu_refuse(s, "profile=%s: allowed: mlx5 bnxt_re irdma efa rxe", wanted);
   if (!check_port_keys(s) || !emu_choose(s, emu_value(s, "state"), port_states, &state) ||
       !emu_choose(s, emu_value(s, "transport"), transports, &transport))
     return false;
-  if (pci && !emu_is_pci(pci)) return emu_complain(s, "pci=%s: this machine has no such PCI device", pci);
+  if (pci && !emu_is_pci(pci)) return emu_refuse(s, "pci=%s: this machine has no such PCI device", pci);
   struct emu_device *d = &emu.devices[emu.ndevices];
   memset(d, 0, sizeof *d);
   d->index = emu.ndevices;
   d->nports = (unsigned int)emu_number(s, "ports", 1, 10);
-  if (d->nports < 1 || d->nports > EMU_PORTS) return emu_complain(s, "ports: allowed: 1 to %d", EMU_PORTS);
+  if (d->nports < 1 || d->nports > EMU_PORTS) return emu_refuse(s, "ports: allowed: 1 to %d", EMU_PORTS);
   snprintf(d->ibv.name, sizeof d->ibv.name, "%s", s->words[1]);
   snprintf(d->ibv.dev_name, sizeof d->ibv.dev_name, "uverbs%u", d->index);
   snprintf(d->ibv.dev_path, sizeof d->ibv.dev_path, "/sys/class/infiniband_verbs/uverbs%u", d->index);
@@ -196,14 +196,14 @@ static bool do_gid(const struct emu_statement *s) {
   struct emu_device *d = emu_device_and_port(s, &number);
   char *end;
   if (!d) return false;
-  if (s->n < 5) return emu_complain(s, "the index and the address are missing");
+  if (s->n < 5) return emu_refuse(s, "the index and the address are missing");
   unsigned long index = strtoul(s->words[3], &end, 10);
   struct emu_gid gid = {.valid = strcmp(s->words[4], "none") != 0};
-  if (*end || index >= EMU_GIDS) return emu_complain(s, "%s: allowed: 0 to %d", s->words[3], EMU_GIDS - 1);
+  if (*end || index >= EMU_GIDS) return emu_refuse(s, "%s: allowed: 0 to %d", s->words[3], EMU_GIDS - 1);
   bool ipv4 = !strchr(s->words[4], ':');
   if (ipv4) gid.gid.raw[10] = gid.gid.raw[11] = 0xff;
   if (gid.valid && inet_pton(ipv4 ? AF_INET : AF_INET6, s->words[4], gid.gid.raw + (ipv4 ? 12 : 0)) != 1)
-    return emu_complain(s, "%s: allowed: an IPv4 or IPv6 address, or none", s->words[4]);
+    return emu_refuse(s, "%s: allowed: an IPv4 or IPv6 address, or none", s->words[4]);
   if (!emu_choose(s, emu_value(s, "type"), gid_types, &type)) return false;
   gid.type = (uint32_t)type;
   gid.ifindex = (uint32_t)emu_number(s, "ifindex", 0, 10);
@@ -216,7 +216,7 @@ static bool do_gid(const struct emu_statement *s) {
 
 static bool do_gid_table(const struct emu_statement *s) {
   int there = true;
-  if (s->n < 2) return emu_complain(s, "0 or 1 is missing");
+  if (s->n < 2) return emu_refuse(s, "0 or 1 is missing");
   if (!emu_choose(s, s->words[1], no_or_yes, &there)) return false;
   emu.no_gid_table = !there;
   return true;
@@ -231,8 +231,8 @@ static bool do_empty(const struct emu_statement *s) {
 static bool do_ring(const struct emu_statement *s) {
   unsigned long size = s->n >= 2 ? strtoul(s->words[1], NULL, 10) : 0;
   if (size < 64 || size > 16384 || (size & (size - 1)))
-    return emu_complain(s, "allowed: KiB, a power of two from 64 to 16384");
-  if (emu.nqps) return emu_complain(s, "there are queue pairs already");
+    return emu_refuse(s, "allowed: KiB, a power of two from 64 to 16384");
+  if (emu.nqps) return emu_refuse(s, "there are queue pairs already");
   emu.ring_bytes = (uint32_t)size << 10;
   return true;
 }

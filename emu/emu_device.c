@@ -279,7 +279,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
     free(c);
     return NULL;
   }
-  pthread_mutex_lock(&emu_life);
+  pthread_mutex_lock(&emu_lifecycle);
   pthread_mutex_lock(&emu.lock);
   err = emu_wire_open();
   if (!err) {
@@ -287,7 +287,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
     emu.contexts++;
   }
   pthread_mutex_unlock(&emu.lock);
-  pthread_mutex_unlock(&emu_life);
+  pthread_mutex_unlock(&emu_lifecycle);
   if (!err) return &c->verbs.context;
   fprintf(stderr, "rail-emu: %s cannot be opened: no shared memory of its own in /dev/shm or RAIL_EMU_DIR: %s\n",
           device->name, strerror(err));
@@ -300,14 +300,14 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
 int ibv_close_device(struct ibv_context *context) {
   struct emu_context *c = (struct emu_context *)(void *)((char *)verbs_get_ctx(context) -
                                                          offsetof(struct emu_context, verbs));
-  pthread_mutex_lock(&emu_life);
+  pthread_mutex_lock(&emu_lifecycle);
   pthread_mutex_lock(&emu.lock);
   emu_forget_events(c, NULL);
   LIST_REMOVE(c, link);
   bool last = --emu.contexts == 0;
   pthread_mutex_unlock(&emu.lock);
   if (last) emu_engine_stop();
-  pthread_mutex_unlock(&emu_life);
+  pthread_mutex_unlock(&emu_lifecycle);
   close(context->async_fd);
   pthread_mutex_destroy(&context->mutex);
   free(c);
@@ -345,12 +345,12 @@ enum ibv_fork_status ibv_is_fork_initialized(void) { return IBV_FORK_UNNEEDED; }
 
 /* Not while another thread starts or stops the engine: the child would have its lock taken for ever. */
 static void before_fork(void) {
-  pthread_mutex_lock(&emu_life);
+  pthread_mutex_lock(&emu_lifecycle);
   pthread_mutex_lock(&emu.lock);
 }
 static void after_fork_parent(void) {
   pthread_mutex_unlock(&emu.lock);
-  pthread_mutex_unlock(&emu_life);
+  pthread_mutex_unlock(&emu_lifecycle);
 }
 
 /* A child has none of its parent's connections: its copies of them lead nowhere. */
@@ -378,10 +378,10 @@ __attribute__((constructor)) static void at_start(void) {
 /* A program that ends without closing its devices leaves no file. Its other threads may be in the library still: what
  * they have stays as it is. */
 __attribute__((destructor)) static void at_exit(void) {
-  pthread_mutex_lock(&emu_life);
+  pthread_mutex_lock(&emu_lifecycle);
   pthread_mutex_lock(&emu.lock);
   emu_wire_exit();
   pthread_mutex_unlock(&emu.lock);
-  pthread_mutex_unlock(&emu_life);
+  pthread_mutex_unlock(&emu_lifecycle);
   emu_sysfs_remove();
 }

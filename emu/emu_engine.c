@@ -25,7 +25,7 @@ static struct {
   bool stop;
   uint64_t polls_seen, polls_at_handover;
 } engine;
-pthread_mutex_t emu_life = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t emu_lifecycle = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- timers -------------------------------------------------------------------- */
 
@@ -185,7 +185,7 @@ static void stay_loaded(void) {
 int emu_engine_start(void) {
   sigset_t all, old;
   int err = 0;
-  pthread_mutex_lock(&emu_life);
+  pthread_mutex_lock(&emu_lifecycle);
   if (!emu.engine_running) {
     stay_loaded();
     sigfillset(&all);
@@ -198,7 +198,7 @@ int emu_engine_start(void) {
     emu.engine_running = !err;
     pthread_mutex_unlock(&emu.lock);
   }
-  pthread_mutex_unlock(&emu_life);
+  pthread_mutex_unlock(&emu_lifecycle);
   return err;
 }
 

@@ -26,15 +26,15 @@ struct emu_verb {
   const char *keys;
 };
 
-/* emu_statement.c. What complains returns false, after a line on stderr with file, line and statement. */
-__attribute__((format(printf, 2, 3))) bool emu_complain(const struct emu_statement *s, const char *format, ...);
-bool emu_statement_fits(const struct emu_statement *s, const struct emu_verb *verb); /* complains */
+/* emu_statement.c. A refusal is a line on stderr with file, line and statement; what refuses returns false. */
+__attribute__((format(printf, 2, 3))) bool emu_refuse(const struct emu_statement *s, const char *format, ...);
+bool emu_statement_fits(const struct emu_statement *s, const struct emu_verb *verb); /* or refuses */
 const char *emu_value(const struct emu_statement *s, const char *key); /* of key=, or NULL */
-bool emu_read_number(const struct emu_statement *s, const char *text, int base, unsigned long *number); /* complains */
+bool emu_read_number(const struct emu_statement *s, const char *text, int base, unsigned long *number); /* or refuses */
 uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base);
-/* The value of a word; complains if it is none of them. NULL: true, and no value. */
+/* The value of a word; refuses what is none of them. NULL: true, and no value. */
 bool emu_choose(const struct emu_statement *s, const char *text, const struct emu_word *words, int *value);
-/* Words 1 and 2; complains, and returns NULL. */
+/* That of words 1 and 2; NULL: they are refused. */
 struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned int *number);
 
 extern const struct emu_verb emu_config_verbs[], emu_fault_verbs[]; /* up to a name that is NULL */

@@ -5,7 +5,7 @@
 
 #include "emu/emu_fault.h"
 
-enum { HELD_MOST = 4096 };
+enum { MAX_HELD = 4096 };
 
 struct emu_held {
   STAILQ_ENTRY(emu_held) link;
@@ -30,7 +30,7 @@ static const char *packet_name(const struct emu_packet *p) {
 
 /* Behind those of its QP that are held already. False: no memory; it goes on at once. */
 static bool hold(struct emu_qp *qp, const struct emu_packet *p, const char *payload, uint64_t due) {
-  if (nheld >= HELD_MOST) return false;
+  if (nheld >= MAX_HELD) return false;
   struct emu_held *h = malloc(sizeof *h + p->payload);
   if (!h) return false;
   nheld++;

@@ -55,7 +55,7 @@ static bool add_fault(const struct emu_statement *s, struct emu_fault *f) {
   const char *times = emu_value(s, "times"), *op = emu_value(s, "op");
   unsigned long number = 1;
   int none;
-  if (emu_faults.n == EMU_FAULTS) return emu_complain(s, "there may be %d faults", EMU_FAULTS);
+  if (emu_faults.n == EMU_FAULTS) return emu_refuse(s, "there may be %d faults", EMU_FAULTS);
   bool ever = times ? strcmp(times, "ever") == 0 : f->kind == EMU_FAULT_SLOW;
   if (times && !ever && !emu_read_number(s, times, 10, &number)) return false;
   if (!qp_of(s, &f->qp) || !emu_choose(s, op, ops, &none)) return false;
@@ -71,7 +71,7 @@ static bool add_fault(const struct emu_statement *s, struct emu_fault *f) {
 static bool do_fail(const struct emu_statement *s) {
   struct emu_fault f = {.kind = EMU_FAULT_CALL, .to = -1};
   int none;
-  if (s->n < 2) return emu_complain(s, "the call is missing");
+  if (s->n < 2) return emu_refuse(s, "the call is missing");
   if (!emu_choose(s, s->words[1], calls, &none)) return false;
   snprintf(f.call, sizeof f.call, "%s", s->words[1]);
   f.err = strcmp(f.call, "modify_qp") == 0 ? ETIMEDOUT : ENOMEM;
@@ -81,7 +81,7 @@ static bool do_fail(const struct emu_statement *s) {
 
 static bool do_complete(const struct emu_statement *s) {
   struct emu_fault f = {.kind = EMU_FAULT_COMPLETE, .vendor = (uint32_t)emu_number(s, "vendor", 0x81, 16)};
-  if (s->n < 2) return emu_complain(s, "the status is missing");
+  if (s->n < 2) return emu_refuse(s, "the status is missing");
   return emu_choose(s, s->words[1], statuses, &f.status) && add_fault(s, &f);
 }
 
@@ -115,7 +115,7 @@ static bool do_cm(const struct emu_statement *s) {
   const char *event = emu_value(s, "event");
   struct emu_fault f = {.kind = EMU_FAULT_CM, .ns = emu_number(s, "us", 100000, 10) * 1000};
   int none;
-  if (s->n < 2) return emu_complain(s, "what is to happen is missing: lost, late, reject or answer");
+  if (s->n < 2) return emu_refuse(s, "what is to happen is missing: lost, late, reject or answer");
   if (!emu_choose(s, s->words[1], cm_actions, &f.status) || !emu_choose(s, event, cm_events, &none)) return false;
   if (f.status == CM_ANSWER) {
     emu_faults.cm_answer_ms = (long)emu_number(s, "ms", 0, 10);
@@ -127,7 +127,7 @@ static bool do_cm(const struct emu_statement *s) {
 
 static bool do_seed(const struct emu_statement *s) {
   unsigned long seed;
-  if (s->n < 2) return emu_complain(s, "the number is missing");
+  if (s->n < 2) return emu_refuse(s, "the number is missing");
   if (!emu_read_number(s, s->words[1], 0, &seed)) return false;
   emu_faults_seed(seed);
   return true;
@@ -136,7 +136,7 @@ static bool do_seed(const struct emu_statement *s) {
 static bool do_clock(const struct emu_statement *s) {
   static const struct emu_word clocks[] = {{"virtual", true}, {"real", false}, {NULL, 0}};
   int is_virtual = false;
-  if (s->n < 2) return emu_complain(s, "virtual or real is missing");
+  if (s->n < 2) return emu_refuse(s, "virtual or real is missing");
   if (!emu_choose(s, s->words[1], clocks, &is_virtual)) return false;
   emu.virtual_clock = is_virtual;
   return true;
@@ -147,10 +147,10 @@ static bool do_progress(const struct emu_statement *s) {
   static const struct emu_word ways[] = {
     {"thread", EMU_BY_THREAD}, {"post", EMU_BY_POST}, {"poll", EMU_BY_POLL}, {NULL, 0}};
   int way = EMU_BY_THREAD;
-  if (s->n < 2) return emu_complain(s, "thread, post or poll is missing");
+  if (s->n < 2) return emu_refuse(s, "thread, post or poll is missing");
   if (!emu_choose(s, s->words[1], ways, &way)) return false;
   uint64_t burst = emu_number(s, "burst", UINT32_MAX, 10);
-  if (burst == 0 || burst > UINT32_MAX) return emu_complain(s, "burst: allowed: 1 to %u", UINT32_MAX);
+  if (burst == 0 || burst > UINT32_MAX) return emu_refuse(s, "burst: allowed: 1 to %u", UINT32_MAX);
   emu.progress_by = (enum emu_by)way;
   emu.burst = (uint32_t)burst;
   emu.skip = emu_number(s, "skip", 0, 10);
@@ -160,7 +160,7 @@ static bool do_progress(const struct emu_statement *s) {
 
 static bool do_fatal(const struct emu_statement *s) {
   struct emu_device *d = s->n >= 2 ? emu_device_named(s->words[1]) : NULL;
-  if (!d) return emu_complain(s, "%s: there is no such device", s->n >= 2 ? s->words[1] : "");
+  if (!d) return emu_refuse(s, "%s: there is no such device", s->n >= 2 ? s->words[1] : "");
   emu_device_fatal(d);
   return true;
 }
@@ -169,7 +169,7 @@ static bool do_qp_error(const struct emu_statement *s) {
   uint32_t qpn;
   if (!qp_of(s, &qpn)) return false;
   struct emu_qp *qp = emu_qp_find(qpn);
-  if (!qp) return emu_complain(s, "no such queue pair; allowed: qp=NUMBER of one of this process, or qp=last");
+  if (!qp) return emu_refuse(s, "no such queue pair; allowed: qp=NUMBER of one of this process, or qp=last");
   emu_qp_error(qp);
   emu_raise_qp(qp, IBV_EVENT_QP_FATAL);
   return true;
@@ -179,13 +179,13 @@ static bool do_event(const struct emu_statement *s) {
   int type = 0;
   uint32_t qpn;
   struct emu_device *d = s->n >= 2 ? emu_device_named(s->words[1]) : NULL;
-  if (!d || s->n < 3) return emu_complain(s, "%s", d ? "the event is missing" : "there is no such device");
+  if (!d || s->n < 3) return emu_refuse(s, "%s", d ? "the event is missing" : "there is no such device");
   if (!emu_choose(s, s->words[2], events, &type) || !qp_of(s, &qpn)) return false;
   struct ibv_async_event event = {.event_type = (enum ibv_event_type)type};
   struct emu_qp *qp = emu_value(s, "qp") ? emu_qp_find(qpn) : emu.last_qp;
   bool of_qp = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
                type == IBV_EVENT_COMM_EST || type == IBV_EVENT_PATH_MIG || type == IBV_EVENT_CQ_ERR;
-  if (of_qp && !qp) return emu_complain(s, "there is no such queue pair");
+  if (of_qp && !qp) return emu_refuse(s, "there is no such queue pair");
   if (type == IBV_EVENT_CQ_ERR) event.element.cq = qp->ex.qp_base.send_cq;
   else if (of_qp) event.element.qp = &qp->ex.qp_base;
   else event.element.port_num = (int)emu_number(s, "port", 1, 10);

@@ -87,7 +87,7 @@ int emu_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr
   else if (!emu_req_run(qp)) emu_run_later(qp);
   if (emu_fault_is_pending()) emu_progress();
   emu_wire_flush();
-  if (emu.progress_by == EMU_BY_POST) emu_settle();
+  if (emu.progress_by == EMU_BY_POST) emu_quiesce();
   pthread_mutex_unlock(&emu.lock);
   return err;
 }

@@ -28,18 +28,18 @@ static bool do_adversary(const struct emu_statement *s) {
 
 /* at N STATEMENT: when this process' N-th request begins, counted from here on. */
 static bool do_at(const struct emu_statement *s) {
-  enum { MOST = sizeof emu_faults.later / sizeof emu_faults.later[0], ROOM = sizeof emu_faults.later[0].text };
+  enum { MAX_LATER = sizeof emu_faults.later / sizeof emu_faults.later[0], ROOM = sizeof emu_faults.later[0].text };
   unsigned long request;
   size_t used = 0;
-  if (s->n < 3) return emu_complain(s, "a number and a statement are missing");
-  if (emu_faults.nlater == MOST) return emu_complain(s, "there may be %d", MOST);
+  if (s->n < 3) return emu_refuse(s, "a number and a statement are missing");
+  if (emu_faults.nlater == MAX_LATER) return emu_refuse(s, "there may be %d", MAX_LATER);
   struct emu_statement later = {.n = s->n - 2, .file = s->file, .line = s->line};
   memcpy(later.words, s->words + 2, (size_t)later.n * sizeof later.words[0]);
   if (!emu_read_number(s, s->words[1], 10, &request) || !verb_of(&later)) return false;
   char *text = emu_faults.later[emu_faults.nlater].text;
   for (int i = 0; i < later.n && used < ROOM; i++)
     used += (size_t)snprintf(text + used, ROOM - used, "%s ", later.words[i]);
-  if (used >= ROOM) return emu_complain(s, "longer than %d bytes", ROOM);
+  if (used >= ROOM) return emu_refuse(s, "longer than %d bytes", ROOM);
   emu_faults.later[emu_faults.nlater++].request = emu_faults.begun + (long)request;
   return true;
 }
@@ -55,7 +55,7 @@ static const struct emu_verb *verb_of(const struct emu_statement *s) {
   for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
     for (const struct emu_verb *verb = tables[i]; verb->name; verb++)
       if (strcmp(verb->name, s->words[0]) == 0) return emu_statement_fits(s, verb) ? verb : NULL;
-  emu_complain(s, "there is no such statement; docs/emu.md has them all");
+  emu_refuse(s, "there is no such statement; docs/emu.md has them all");
   return NULL;
 }
 
@@ -63,7 +63,7 @@ static bool run(char *text, const char *file, int line) {
   struct emu_statement s = {.file = file, .line = line};
   char *rest = NULL;
   for (char *word = strtok_r(text, " \t\r", &rest); word; word = strtok_r(NULL, " \t\r", &rest)) {
-    if (s.n == EMU_WORDS) return emu_complain(&s, "more than %d words", EMU_WORDS);
+    if (s.n == EMU_WORDS) return emu_refuse(&s, "more than %d words", EMU_WORDS);
     s.words[s.n++] = word;
   }
   const struct emu_verb *verb = s.n ? verb_of(&s) : NULL;

@@ -14,7 +14,7 @@ struct emu_device *emu_device_named(const char *name) {
   return NULL;
 }
 
-bool emu_complain(const struct emu_statement *s, const char *format, ...) {
+bool emu_refuse(const struct emu_statement *s, const char *format, ...) {
   char what[512];
   va_list args;
   va_start(args, format);
@@ -64,14 +64,14 @@ bool emu_statement_fits(const struct emu_statement *s, const struct emu_verb *ve
     const char *word = s->words[i], *value = strchr(word, '=');
     if (!value) {
       if (++plain > verb->words)
-        return emu_complain(s, "%s: no key=value; allowed: %d such words, then keys: %s", word, verb->words, allowed);
+        return emu_refuse(s, "%s: no key=value; allowed: %d such words, then keys: %s", word, verb->words, allowed);
       continue;
     }
     char kind = kind_of(verb->keys, word, (size_t)(value - word));
     if (kind == 'x')
-      return emu_complain(s, "%.*s: there is no such key; allowed: %s", (int)(value - word), word, allowed);
+      return emu_refuse(s, "%.*s: there is no such key; allowed: %s", (int)(value - word), word, allowed);
     if ((kind == '#' || kind == '%') && !is_number(value + 1, kind == '#' ? 10 : 16))
-      return emu_complain(s, "%s: allowed: a %s number", word, kind == '#' ? "decimal" : "hexadecimal");
+      return emu_refuse(s, "%s: allowed: a %s number", word, kind == '#' ? "decimal" : "hexadecimal");
   }
   return true;
 }
@@ -86,7 +86,7 @@ const char *emu_value(const struct emu_statement *s, const char *key) {
 }
 
 bool emu_read_number(const struct emu_statement *s, const char *text, int base, unsigned long *number) {
-  if (!is_number(text, base)) return emu_complain(s, "%s: allowed: a number", text);
+  if (!is_number(text, base)) return emu_refuse(s, "%s: allowed: a number", text);
   *number = strtoul(text, NULL, base);
   return true;
 }
@@ -107,15 +107,15 @@ bool emu_choose(const struct emu_statement *s, const char *text, const struct em
     }
     if (used < sizeof allowed) used += (size_t)snprintf(allowed + used, sizeof allowed - used, " %s", w->name);
   }
-  return emu_complain(s, "%s: allowed:%s", text, allowed);
+  return emu_refuse(s, "%s: allowed:%s", text, allowed);
 }
 
 struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned int *number) {
   struct emu_device *d = s->n >= 3 ? emu_device_named(s->words[1]) : NULL;
   *number = d && is_number(s->words[2], 10) ? (unsigned int)strtoul(s->words[2], NULL, 10) : 0;
   if (d && *number >= 1 && *number <= d->nports) return d;
-  if (s->n < 3) emu_complain(s, "a device and the number of its port are missing");
-  else if (!d) emu_complain(s, "%s: there is no such device", s->words[1]);
-  else emu_complain(s, "%s: allowed: a port from 1 to %u", s->words[2], d->nports);
+  if (s->n < 3) emu_refuse(s, "a device and the number of its port are missing");
+  else if (!d) emu_refuse(s, "%s: there is no such device", s->words[1]);
+  else emu_refuse(s, "%s: allowed: a port from 1 to %u", s->words[2], d->nports);
   return NULL;
 }

@@ -4,14 +4,14 @@
 #include "emu/emu.h"
 #include "emu/rail_emu.h"
 
-void emu_settle(void) {
+void emu_quiesce(void) {
   do emu_progress();
   while (emu_wire_has_input());
 }
 
-void rail_emu_settle(void) {
+void rail_emu_quiesce(void) {
   pthread_mutex_lock(&emu.lock);
-  emu_settle();
+  emu_quiesce();
   pthread_mutex_unlock(&emu.lock);
 }
 
@@ -27,5 +27,5 @@ void emu_turn_polled(const struct emu_cq *cq) {
   if (emu.progress_by == EMU_BY_POLL)
     TAILQ_FOREACH(qp, &emu.run, run)
       if (qp->ex.qp_base.send_cq == &cq->ibv) qp->turn = is_passed_over() ? 0 : emu.burst;
-  emu_settle();
+  emu_quiesce();
 }

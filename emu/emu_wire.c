@@ -19,7 +19,7 @@
 #include "emu/emu_segment.h"
 
 #define RING_MAGIC 0x676e69722d756d65u
-#define RING_MOST (16u << 20)
+#define MAX_RING_BYTES (16u << 20)
 #define RECORD 16u        /* packets begin at multiples of it */
 #define BURST (64u << 10) /* bytes taken from one ring before the next has its turn */
 #define LAST_READ_MS 1000
@@ -170,7 +170,7 @@ static void map_in(struct emu_link *l, uint64_t offset) {
     ring = mmap(NULL, EMU_PAGE, PROT_READ, MAP_SHARED, fd, (off_t)offset);
   if (ring != MAP_FAILED) {
     size = ring->size;
-    bool good = ring->magic == RING_MAGIC && size >= BURST && size <= RING_MOST && (size & (size - 1)) == 0 &&
+    bool good = ring->magic == RING_MAGIC && size >= BURST && size <= MAX_RING_BYTES && (size & (size - 1)) == 0 &&
                 (uint64_t)st.st_size - offset >= ring_bytes(size);
     munmap(ring, EMU_PAGE);
     ring = good ? mmap(NULL, ring_bytes(size), PROT_READ, MAP_SHARED, fd, (off_t)offset) : MAP_FAILED;
@@ -346,7 +346,7 @@ static bool read_packet(struct emu_link *l, uint64_t available, struct emu_packe
   emu_move(p, record, header);
   p->size = size;
   p->op = op;
-  return p->payload <= EMU_PACKET_MOST && header + p->payload <= size;
+  return p->payload <= EMU_MAX_PACKET && header + p->payload <= size;
 }
 
 static void consume(struct emu_link *l) {

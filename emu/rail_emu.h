@@ -19,7 +19,7 @@ long rail_emu_calls(const char *call);
 /* The devices' clock in ns: what timers have waited for has passed there, too, where it is virtual. */
 uint64_t rail_emu_now(void);
 /* What was posted and has not arrived does so now, as far as it stays within this process. */
-void rail_emu_settle(void);
+void rail_emu_quiesce(void);
 
 /* For the emulated librdmacm.so.1: what is to become of an event of its connection manager. */
 enum rail_emu_cm { RAIL_EMU_CM_NONE, RAIL_EMU_CM_LOST, RAIL_EMU_CM_LATE, RAIL_EMU_CM_REJECT };

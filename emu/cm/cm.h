@@ -28,7 +28,7 @@
 
 enum {
   CM_DEVICES = 16,
-  CM_PRIVATE_MOST = 255,
+  CM_MAX_PRIVATE = 255,
   /* What messages of the InfiniBand CM have room for. An event brings all of it, with zeros behind what was sent. */
   CM_PRIVATE_REQ = 56,
   CM_PRIVATE_REP = 196,
@@ -39,7 +39,7 @@ enum {
   CM_ANSWER_MS = 68000,
   CM_TIMEWAIT_MS = 500,
   CM_ACK_TIMEOUT = 17,
-  CM_BACKLOG_MOST = 1024,
+  CM_MAX_BACKLOG = 1024,
   /* Reasons of a REJ. */
   CM_REJ_TIMEOUT = 4,
   CM_REJ_INVALID_SERVICE_ID = 8,
@@ -83,7 +83,7 @@ struct cm_message {
   uint16_t lid, unused;
   union ibv_gid gid;        /* the sender's port */
   struct cm_addr src, dst; /* REQ */
-  uint8_t private_data[CM_PRIVATE_MOST];
+  uint8_t private_data[CM_MAX_PRIVATE];
 };
 
 /* ---- ids ------------------------------------------------------------------------- */
@@ -112,7 +112,7 @@ struct cm_event {
   struct rdma_cm_event event; /* first: what callers hold */
   STAILQ_ENTRY(cm_event) link;
   struct cm_id *counted; /* the id whose end waits for the acknowledgement */
-  uint8_t private_data[CM_PRIVATE_MOST + 1];
+  uint8_t private_data[CM_MAX_PRIVATE + 1];
 };
 STAILQ_HEAD(cm_events, cm_event);
 

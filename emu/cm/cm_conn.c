@@ -37,7 +37,7 @@ static void say(const struct cm_id *id, struct cm_message *m) {
   if (cm_place_is_up(&id->place)) (void)cm_wire_send(id, m);
 }
 
-static void say_short(const struct cm_id *id, enum cm_type type, uint8_t reason) {
+static void send_short(const struct cm_id *id, enum cm_type type, uint8_t reason) {
   struct cm_message m = message(id, type);
   m.reason = reason;
   say(id, &m);
@@ -94,7 +94,7 @@ static void no_answer(struct cm_id *id) {
     to_timewait(id);
     return;
   }
-  say_short(id, CM_REJ, CM_REJ_TIMEOUT);
+  send_short(id, CM_REJ, CM_REJ_TIMEOUT);
   end_with(id, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
 }
 
@@ -194,7 +194,7 @@ int rdma_establish(struct rdma_cm_id *ibv) {
   pthread_mutex_lock(&cm.lock);
   int err = ibv->qp || id->state != CM_RESPONDED ? EINVAL : 0;
   if (!err) {
-    say_short(id, CM_RTU, 0);
+    send_short(id, CM_RTU, 0);
     id->state = CM_CONNECTED;
   }
   pthread_mutex_unlock(&cm.lock);
@@ -213,7 +213,7 @@ static void on_request(struct cm_id *id, const struct cm_message *m) {
   }
   cm_enter(id, &id->place);
   if (l->requests >= l->backlog) {
-    say_short(id, CM_REJ, CM_REJ_CONSUMER_DEFINED);
+    send_short(id, CM_REJ, CM_REJ_CONSUMER_DEFINED);
     cm_free(id);
     return;
   }
@@ -271,7 +271,7 @@ int rdma_listen(struct rdma_cm_id *ibv, int backlog) {
   if (!err) err = cm_watch(id);
   if (!err) {
     id->state = CM_LISTENING;
-    id->backlog = backlog <= 0 || backlog > CM_BACKLOG_MOST ? CM_BACKLOG_MOST : backlog;
+    id->backlog = backlog <= 0 || backlog > CM_MAX_BACKLOG ? CM_MAX_BACKLOG : backlog;
   }
   pthread_mutex_unlock(&cm.lock);
   return cm_result(err);
@@ -347,13 +347,13 @@ int rdma_disconnect(struct rdma_cm_id *ibv) {
     case CM_ACCEPTED:
     case CM_CONNECTED:
       cm_qp_error(id);
-      say_short(id, CM_DREQ, 0);
+      send_short(id, CM_DREQ, 0);
       id->state = CM_DISCONNECTING;
       err = await_answer(id);
       break;
     case CM_DISCONNECTED:
       cm_qp_error(id);
-      say_short(id, CM_DREP, 0);
+      send_short(id, CM_DREP, 0);
       to_timewait(id);
       break;
     case CM_DISCONNECTING:
@@ -373,7 +373,7 @@ static void on_disconnect(struct cm_id *id, bool is_request) {
     id->state = CM_DISCONNECTED;
     return;
   }
-  if (is_request) say_short(id, CM_DREP, 0);
+  if (is_request) send_short(id, CM_DREP, 0);
   to_timewait(id);
 }
 
@@ -474,7 +474,7 @@ static void on_read(struct cm_event *e) {
       if (!cm_qp_of(id) || id->state != CM_RESPONDED) break;
       e->event.status = -cm_qp_connect(id);
       e->event.event = e->event.status ? RDMA_CM_EVENT_CONNECT_ERROR : RDMA_CM_EVENT_ESTABLISHED;
-      say_short(id, e->event.status ? CM_REJ : CM_RTU, CM_REJ_CONSUMER_DEFINED);
+      send_short(id, e->event.status ? CM_REJ : CM_RTU, CM_REJ_CONSUMER_DEFINED);
       id->state = e->event.status ? CM_OVER : CM_CONNECTED;
       break;
     case RDMA_CM_EVENT_REJECTED: cm_qp_error(id); break;
