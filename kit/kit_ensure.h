@@ -44,7 +44,7 @@ bool kit_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size);
 
 /* ---- numbers ---- */
 
-/* A count kit_scaled down by RAIL_TEST_SCALE or under a sanitizer; at least 1. */
+/* A count scaled down by RAIL_TEST_SCALE or under a sanitizer; at least 1. */
 int kit_scaled(int n);
 bool kit_sanitized(void); /* built so: slower, and its memory and exit codes are the sanitizer's */
 /* Milliseconds, multiplied under a sanitizer; at most RAIL_TEST_PATIENCE_MS. */

@@ -345,7 +345,7 @@ static void start(struct kit_group *g, const struct kit_job *job, int first, int
   }
 }
 
-static void conclude(struct kit_group *g, struct kit_outcome *outcome) {
+static void set_outcome(struct kit_group *g, struct kit_outcome *outcome) {
   *outcome = (struct kit_outcome){.rank = g->first, .seconds = (double)(rail_now_ns() - g->start_ns) / 1e9};
   for (int i = 0; i < g->nprocesses; i++) {
     outcome->sides[i] = g->child[i].end;
@@ -374,7 +374,7 @@ void kit_group_run(struct kit_link *link, const struct kit_group_options *how, s
   }
   start(g, &job, 0, link ? (how->nprocesses + 1) / 2 : how->nprocesses, how->setup);
   run(g);
-  conclude(g, outcome);
+  set_outcome(g, outcome);
   if (link) {
     f = (struct kit_frame){.kind = KIT_FRAME_DONE, .from = KIT_PARENT, .to = KIT_PARENT};
     kit_link_send(link, &f);

@@ -32,7 +32,7 @@ struct hello {
 static const struct hello mine = {{'R', 'A', 'I', 'L', '-', 'K', 'I', 'T'}, 0x01020304, 1, sizeof(struct kit_job),
                                   sizeof(struct kit_frame)};
 
-static struct kit_link *greet(int fd, char *why, size_t why_size) {
+static struct kit_link *exchange_hello(int fd, char *why, size_t why_size) {
   struct hello theirs;
   uint64_t deadline = rail_deadline_in_ms(HELLO_MS);
   if (rail_sock_send_all(fd, &mine, sizeof mine, deadline, NULL) != RAIL_OK ||
@@ -78,7 +78,7 @@ struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why,
   fprintf(stderr, "rail-kit: waiting on %s for the other host\n", rail_addr_text(&addr, text));
   struct kit_link *link = NULL;
   while (!link && rail_sock_accept_all(listen_fd, deadline, NULL, &fd, &peer) == RAIL_OK) {
-    link = greet(fd, why, why_size);
+    link = exchange_hello(fd, why, why_size);
     if (!link) fprintf(stderr, "rail-kit: %s: %s\n", rail_addr_text(&peer, text), why);
   }
   if (!link && !*why)
@@ -99,7 +99,7 @@ struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why
     }
     usleep(RETRY_US);
   }
-  return greet(fd, why, why_size);
+  return exchange_hello(fd, why, why_size);
 }
 
 void kit_link_close(struct kit_link *link) {

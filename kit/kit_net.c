@@ -294,7 +294,7 @@ bool kit_op_test(struct kit_net *n, struct kit_op *op) {
 
 static const char *op_name(const struct kit_op *op) { return op->kind == KIT_OP_SEND ? "send" : "receive"; }
 
-static bool settled(const struct kit_op *op) { return op->done || op->error || !op->comm; }
+static bool has_ended(const struct kit_op *op) { return op->done || op->error || !op->comm; }
 
 /* The one before i on i's comm, NULL for the first. */
 static const struct kit_op *before(const struct kit_op *ops, int i) {
@@ -305,13 +305,13 @@ static const struct kit_op *before(const struct kit_op *ops, int i) {
 
 static bool may_post(const struct kit_op *ops, int i) {
   const struct kit_op *older = before(ops, i);
-  return !older || older->req || settled(older);
+  return !older || older->req || has_ended(older);
 }
 
 static bool may_test(const struct kit_op *ops, int i, enum kit_ops_order order) {
   if (order != KIT_OPS_OLDEST) return true;
   const struct kit_op *older = before(ops, i);
-  return !older || settled(older);
+  return !older || has_ended(older);
 }
 
 bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_options how) {
@@ -320,21 +320,21 @@ bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_op
   ENSURE(order, "out of memory");
   for (int i = 0; i < count; i++) {
     order[i] = how.order == KIT_OPS_BACKWARD ? count - 1 - i : i;
-    left += !settled(&ops[i]);
+    left += !has_ended(&ops[i]);
   }
   for (int quiet = 0; left > 0;) {
     int left_before = left;
-    while (first < count && (ops[first].req || settled(&ops[first]))) first++;
+    while (first < count && (ops[first].req || has_ended(&ops[first]))) first++;
     for (int i = first; i < count && i < first + 600; i++) {
       struct kit_op *op = &ops[i];
-      if (op->req || settled(op) || !may_post(ops, i)) continue;
+      if (op->req || has_ended(op) || !may_post(ops, i)) continue;
       kit_op_post(n, op);
       if (op->error) left--, failed++;
     }
     if (how.order == KIT_OPS_SHUFFLED) kit_rng_shuffle(how.rng, order, count);
     for (int k = 0; k < count; k++) {
       struct kit_op *op = &ops[order[k]];
-      if (!op->req || settled(op) || !may_test(ops, order[k], how.order) || !kit_op_test(n, op)) continue;
+      if (!op->req || has_ended(op) || !may_test(ops, order[k], how.order) || !kit_op_test(n, op)) continue;
       left--;
       if (op->error) failed++;
     }
@@ -344,7 +344,7 @@ bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_op
     if (left == left_before) {
       int i = 0;
       if (rail_deadline_passed(deadline)) {
-        while (settled(&ops[i])) i++;
+        while (has_ended(&ops[i])) i++;
         kit_failed(__FILE__, __LINE__, "%d of %d transfers not done at the deadline; the first is %s %d, %s", left,
                       count, op_name(&ops[i]), i, ops[i].req ? "posted" : "not posted");
       }
@@ -360,7 +360,7 @@ bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_op
 void kit_op_finish(struct kit_net *n, struct kit_op *op) {
   int quiet = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
-  while (!settled(op)) {
+  while (!has_ended(op)) {
     if (!op->req) kit_op_post(n, op);
     if (op->req) kit_op_test(n, op);
     ENSURE(!op->error, "%s ended with error %d", op_name(op), op->error);

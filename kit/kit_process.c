@@ -22,10 +22,10 @@
 #define LOG_LINES 40 /* warnings passed on; a plugin in trouble logs without end */
 
 /* Bytes from one peer that were not read yet. */
-struct inbox {
+struct rx_buf {
   uint8_t *data;
   size_t first, end, room;
-  bool gone;  /* it has ended */
+  bool gone;    /* the peer has ended */
   bool may_end; /* … and is allowed to */
 };
 
@@ -33,7 +33,7 @@ struct kit_process {
   struct kit_job job;
   uint64_t deadline;
   uint32_t barriers, passed;
-  struct inbox from[KIT_MAX_PROCESSES];
+  struct rx_buf from[KIT_MAX_PROCESSES];
 };
 
 static struct kit_process this_process;
@@ -123,14 +123,14 @@ void kit_send_bytes(struct kit_process *self, int to, const void *data, size_t s
 
 /* ---- in ---- */
 
-static void inbox_add(struct inbox *in, const void *data, size_t size) {
+static void rx_buf_add(struct rx_buf *in, const void *data, size_t size) {
   if (in->room - in->end < size) {
     size_t have = in->end - in->first, room = 2 * (have + size);
     uint8_t *bigger = malloc(room);
     ENSURE(bigger, "out of memory");
     if (have > 0) memcpy(bigger, in->data + in->first, have);
     free(in->data);
-    *in = (struct inbox){.data = bigger, .end = have, .room = room, .gone = in->gone, .may_end = in->may_end};
+    *in = (struct rx_buf){.data = bigger, .end = have, .room = room, .gone = in->gone, .may_end = in->may_end};
   }
   memcpy(in->data + in->end, data, size);
   in->end += size;
@@ -139,7 +139,7 @@ static void inbox_add(struct inbox *in, const void *data, size_t size) {
 static void take(struct kit_process *self, const struct kit_frame *f) {
   if (f->kind != KIT_FRAME_RELEASE && (f->from < 0 || f->from >= KIT_MAX_PROCESSES)) return;
   switch (f->kind) {
-  case KIT_FRAME_BYTES: inbox_add(&self->from[f->from], f->data, f->size); break;
+  case KIT_FRAME_BYTES: rx_buf_add(&self->from[f->from], f->data, f->size); break;
   case KIT_FRAME_RELEASE: self->passed++; break;
   case KIT_FRAME_EXITED: self->from[f->from].gone = true; break;
   default: break;
@@ -164,7 +164,7 @@ static void receive_all(struct kit_process *self) {
 
 bool kit_bytes_ready(struct kit_process *self, int from, size_t size) {
   receive_all(self);
-  const struct inbox *in = &self->from[from];
+  const struct rx_buf *in = &self->from[from];
   return in->end - in->first >= size;
 }
 
@@ -176,7 +176,7 @@ _Noreturn static void lost(const char *what, int number) {
 }
 
 void kit_recv_bytes(struct kit_process *self, int from, void *data, size_t size) {
-  struct inbox *in = &self->from[from];
+  struct rx_buf *in = &self->from[from];
   while (!kit_bytes_ready(self, from, size)) {
     if (in->gone) lost("the other side had ended: side", from);
     if (rail_deadline_passed(self->deadline)) lost("nothing was received until the deadline from side", from);

@@ -153,7 +153,7 @@ void kit_bench_transfer(struct kit_bench_process *s, double seconds, struct kit_
 /* One message at a time to and fro, over one connection each way. Receives are posted ahead, as NCCL's proxy does;
  * the answer leaves before the next receive is posted. */
 
-#define MOST_TRIPS (1u << 20)
+#define MAX_TRIPS (1u << 20)
 #define BATCHES 4 /* at least, once it is known how long a round trip takes */
 
 /* Until `n` messages have come in; sends are driven meanwhile. */
@@ -222,7 +222,7 @@ static uint64_t next_batch(const struct kit_bench_process *s, double seconds, do
   if (left <= 0) return 0;
   if (s->round_trip_s <= 0) return 1;
   double trips = RAIL_MIN(left, seconds / BATCHES) / s->round_trip_s;
-  return trips < 1 ? 1 : trips > MOST_TRIPS ? MOST_TRIPS : (uint64_t)trips;
+  return trips < 1 ? 1 : trips > MAX_TRIPS ? MAX_TRIPS : (uint64_t)trips;
 }
 
 /* Returns the seconds that the batches took. */
@@ -337,7 +337,7 @@ void kit_bench_connects(struct kit_bench_process *s, double seconds, struct kit_
 /* Before anything is timed: a window of messages on every conn, of which each byte is checked. What is timed later
  * is looked at by its ends only. */
 
-#define MOST_BYTES ((uint64_t)64 << 20) /* of a conn, in whole groups of messages */
+#define MAX_BYTES ((uint64_t)64 << 20) /* of a conn, in whole groups of messages */
 
 static uint64_t seed_of(const struct kit_bench_process *s, const struct kit_bench_conn *conn, bool out,
                         unsigned int i) {
@@ -383,7 +383,7 @@ static void exchange(struct kit_bench_process *s) {
 }
 
 void kit_bench_verify(struct kit_bench_process *s) {
-  uint64_t fit = MOST_BYTES / (s->cell.size + 1) + 1;
+  uint64_t fit = MAX_BYTES / (s->cell.size + 1) + 1;
   unsigned int n = (unsigned int)RAIL_MIN(fit, s->window);
   n = RAIL_ROUND_UP(n, s->cell.group);
   char *copy = workspace(s);

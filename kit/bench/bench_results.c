@@ -9,7 +9,7 @@
 #include "kit/kit_json.h"
 #include "kit/kit_plot.h"
 
-#define MOST_ROUNDS 1000
+#define MAX_ROUNDS 1000
 
 struct kit_bench_result *kit_bench_at(const struct kit_bench_results *r, unsigned int round, size_t cell,
                                       unsigned int column) {
@@ -39,9 +39,9 @@ static double value(const struct kit_bench_results *r, unsigned int round, size_
 
 static struct kit_bench_spread spread_of_rounds(const struct kit_bench_results *r, size_t cell, unsigned int column,
                                          enum kit_bench_metric metric) {
-  double values[MOST_ROUNDS];
+  double values[MAX_ROUNDS];
   unsigned int n = 0;
-  for (unsigned int i = 0; i < r->plan->rounds && n < MOST_ROUNDS; i++) {
+  for (unsigned int i = 0; i < r->plan->rounds && n < MAX_ROUNDS; i++) {
     double v = value(r, i, cell, column, metric);
     if (!isnan(v)) values[n++] = v;
   }
@@ -51,9 +51,9 @@ static struct kit_bench_spread spread_of_rounds(const struct kit_bench_results *
 /* The column's figure over the first column's: the median of the rounds' ratios; NAN: there is none. */
 static double ratio_to_first(const struct kit_bench_results *r, size_t cell, unsigned int column,
                        enum kit_bench_metric metric) {
-  double values[MOST_ROUNDS];
+  double values[MAX_ROUNDS];
   unsigned int n = 0;
-  for (unsigned int i = 0; i < r->plan->rounds && n < MOST_ROUNDS; i++) {
+  for (unsigned int i = 0; i < r->plan->rounds && n < MAX_ROUNDS; i++) {
     double mine = value(r, i, cell, column, metric), first = value(r, i, cell, 0, metric);
     if (!isnan(mine) && !isnan(first) && first != 0) values[n++] = mine / first;
   }

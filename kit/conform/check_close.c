@@ -176,22 +176,22 @@ static void many_come_and_go(struct kit_process *self) {
 
 /* ---- what was done arrives ---- */
 
-enum { MOST = 16, AHEAD = 8, LARGEST = 1000000 }; /* some rounds exceed what the receiving socket holds */
+enum { MAX_MESSAGES = 16, AHEAD = 8, LARGEST = 1000000 }; /* some rounds exceed what the receiving socket holds */
 
-struct farewell {
+struct last_messages {
   struct kit_net *net;
   struct kit_pair p;
-  struct kit_op send[MOST], recv[MOST + AHEAD];
+  struct kit_op send[MAX_MESSAGES], recv[MAX_MESSAGES + AHEAD];
   int count, ahead, sent, got, posted, receives;
   uint8_t *out, *in;
 };
 
-static void prepare(struct farewell *f, struct kit_rng *rng, uint64_t seed) {
-  f->count = 1 + (int)kit_rng_below(rng, MOST);
+static void prepare(struct last_messages *f, struct kit_rng *rng, uint64_t seed) {
+  f->count = 1 + (int)kit_rng_below(rng, MAX_MESSAGES);
   f->ahead = (int)kit_rng_below(rng, AHEAD);
   f->sent = f->got = f->posted = f->receives = 0;
-  void *mh_out = kit_mr_reg(f->net, f->p.send, f->out, (size_t)MOST * LARGEST);
-  void *mh_in = kit_mr_reg(f->net, f->p.recv, f->in, (size_t)(MOST + AHEAD) * LARGEST);
+  void *mh_out = kit_mr_reg(f->net, f->p.send, f->out, (size_t)MAX_MESSAGES * LARGEST);
+  void *mh_in = kit_mr_reg(f->net, f->p.recv, f->in, (size_t)(MAX_MESSAGES + AHEAD) * LARGEST);
   for (int i = 0; i < f->count + f->ahead; i++) {
     f->recv[i] = kit_op_recv(f->p.recv, f->in + (size_t)i * LARGEST, LARGEST, 0);
     f->recv[i].mh[0] = mh_in;
@@ -205,7 +205,7 @@ static void prepare(struct farewell *f, struct kit_rng *rng, uint64_t seed) {
 }
 
 /* The receiver posts, also more than will ever come, and tests only now and then. */
-static void send_all(struct farewell *f, struct kit_rng *rng) {
+static void send_all(struct last_messages *f, struct kit_rng *rng) {
   struct kit_net *n = f->net;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (f->sent < f->count) {
@@ -226,7 +226,7 @@ static void send_all(struct farewell *f, struct kit_rng *rng) {
   }
 }
 
-static void take_all(struct farewell *f, int round, uint64_t seed) {
+static void take_all(struct last_messages *f, int round, uint64_t seed) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (f->got < f->count) {
     struct kit_op *next = &f->recv[f->got];
@@ -250,15 +250,15 @@ static void take_all(struct farewell *f, int round, uint64_t seed) {
 static void the_last_message_still_arrives(struct kit_process *self) {
   (void)self;
   static struct kit_net n;
-  static struct farewell f;
+  static struct last_messages f;
   struct kit_rng rng;
   kit_net_open(&n);
   kit_rng_start(&rng);
   f.net = &n;
-  f.out = kit_pages((size_t)MOST * LARGEST);
-  f.in = kit_pages((size_t)(MOST + AHEAD) * LARGEST);
+  f.out = kit_pages((size_t)MAX_MESSAGES * LARGEST);
+  f.in = kit_pages((size_t)(MAX_MESSAGES + AHEAD) * LARGEST);
   for (int round = 0; round < kit_scaled(200); round++) {
-    uint64_t seed = (uint64_t)round * MOST;
+    uint64_t seed = (uint64_t)round * MAX_MESSAGES;
     kit_pair_open(&n, &f.p);
     prepare(&f, &rng, seed);
     send_all(&f, &rng);
@@ -304,10 +304,10 @@ static void the_last_message_outlives_its_process(struct kit_process *self) {
   }
   kit_op_within(&n, &op[0], 5); /* so that the peer gets on */
   for (int i = 0; i < COUNT && !op[COUNT - 1].done; i++) {
-    bool settled = kit_op_within(&n, &op[i], kit_patience_ms(KIT_PATIENCE_MS));
-    ENSURE(settled && !op[i].error,
+    bool ended = kit_op_within(&n, &op[i], kit_patience_ms(KIT_PATIENCE_MS));
+    ENSURE(ended && !op[i].error,
            "message %d of %d %s (error %d): its send was done, then the sender closed and its program ended", i, COUNT,
-           settled ? "was lost" : "never came", op[i].error);
+           ended ? "was lost" : "never came", op[i].error);
     kit_sleep_ms(20); /* longer than the sender needs to be gone */
   }
   ENSURE(kit_pattern_check(data, COUNT * each, 9) < 0, "what a sender sent before its program ended arrived wrong");

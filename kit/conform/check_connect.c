@@ -20,9 +20,9 @@ static void close_listen(struct kit_net *n, void **listen) {
 
 /* ---- how long a call takes ---- */
 
-#define MOST_CALLS 100000
+#define MAX_CALLS 100000
 
-struct timing { uint64_t ns[MOST_CALLS]; int calls, slept, slept_long; uint64_t worst; };
+struct timing { uint64_t ns[MAX_CALLS]; int calls, slept, slept_long; uint64_t worst; };
 struct lap { uint64_t start; long switches; };
 
 static long voluntary_switches(void) {
@@ -38,7 +38,7 @@ static void lap_end(struct timing *t, struct lap lap) {
   uint64_t ns = rail_now_ns() - lap.start;
   bool slept = voluntary_switches() != lap.switches;
   if (ns > t->worst) t->worst = ns;
-  if (t->calls < MOST_CALLS) t->ns[t->calls++] = ns;
+  if (t->calls < MAX_CALLS) t->ns[t->calls++] = ns;
   if (slept && ns > 1000000) t->slept++;
   if (slept && ns > 50000000) t->slept_long++;
   ENSURE(t->slept_long < 5,

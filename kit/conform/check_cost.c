@@ -101,7 +101,7 @@ static void ping_pong(struct kit_process *self, struct table *t, int count, doub
   }
 }
 
-static int agree(struct kit_process *self, double seconds_each, int least, int most) {
+static int agree_on_count(struct kit_process *self, double seconds_each, int least, int most) {
   int count = 0;
   if (kit_process_rank(self) == 0) {
     double fits = LONG_ENOUGH_MS / 1000.0 / (seconds_each > 1e-9 ? seconds_each : 1e-9);
@@ -114,8 +114,8 @@ static int agree(struct kit_process *self, double seconds_each, int least, int m
 }
 
 static void latency(struct kit_process *self) {
-  enum { WARM = 200, MOST = 20000 };
-  static double times[MOST];
+  enum { WARM = 200, MAX_SAMPLES = 20000 };
+  static double times[MAX_SAMPLES];
   struct table t;
   kit_net_open(&t.n);
   kit_check_connect_both_ways(self, &t.n, &t.p, 1);
@@ -124,7 +124,7 @@ static void latency(struct kit_process *self) {
   t.mh_in = kit_mr_reg(&t.n, t.p.recv, t.data, 4096);
   uint64_t start = rail_now_ns();
   ping_pong(self, &t, WARM, NULL);
-  int count = agree(self, seconds_since(start) / WARM, 10, MOST);
+  int count = agree_on_count(self, seconds_since(start) / WARM, 10, MAX_SAMPLES);
   ping_pong(self, &t, count, times);
   if (kit_process_rank(self) == 0) {
     qsort(times, (size_t)count, sizeof times[0], ascending);
@@ -188,7 +188,7 @@ static void pump(struct pipe *e, int count) {
 static double timed(struct kit_process *self, struct pipe *e, int *count) {
   uint64_t start = rail_now_ns();
   pump(e, WINDOW);
-  *count = agree(self, seconds_since(start) / WINDOW, WINDOW, 200000);
+  *count = agree_on_count(self, seconds_since(start) / WINDOW, WINDOW, 200000);
   kit_barrier(self);
   start = rail_now_ns();
   pump(e, *count);

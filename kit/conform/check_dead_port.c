@@ -27,7 +27,7 @@ static void close_send(struct kit_net *n, void *comm) {
   ENSURE(rc == 0, "closeSend(%s) returned %d", comm ? "a connection without a peer" : "NULL", rc);
 }
 
-static void works_still(struct kit_net *n) {
+static void check_still_works(struct kit_net *n) {
   struct kit_pair p;
   kit_pair_open(n, &p);
   kit_pair_ping(&p, 10, 7);
@@ -49,7 +49,7 @@ static void dead_port(struct kit_process *self) {
   struct try t = try_to_connect(&n, handle, 1000);
   if (t.rc) kit_note(self, "connect to a port that was closed returned %d after %.2f s", t.rc, t.seconds);
   close_send(&n, t.comm); /* NCCL does that with NULL, too */
-  works_still(&n);
+  check_still_works(&n);
 }
 
 static void dead_port_is_noticed(struct kit_process *self) {
@@ -64,7 +64,7 @@ static void dead_port_is_noticed(struct kit_process *self) {
          "connect to a port that was closed returned %d; expected ncclRemoteError (6) or ncclSystemError (2)", t.rc);
   kit_metric(self, "noticed_after", t.seconds, "s");
   close_send(&n, NULL);
-  works_still(&n);
+  check_still_works(&n);
 }
 
 static void given_up_quietly(struct kit_process *self) { /* many of them, dropped; finalize has to do with it */
@@ -77,7 +77,7 @@ static void given_up_quietly(struct kit_process *self) { /* many of them, droppe
     struct try t = try_to_connect(&n, handle, 1);
     close_send(&n, t.comm);
   }
-  works_still(&n);
+  check_still_works(&n);
 }
 
 static void a_handle_of_junk(struct kit_process *self) { /* an error, at once or never, and no comm */
@@ -91,7 +91,7 @@ static void a_handle_of_junk(struct kit_process *self) { /* an error, at once or
     struct try t = try_to_connect(&n, handle, 100);
     ENSURE(!t.comm, "a handle of bytes %#x, which no listen has written, gave a connection", fill[i]);
   }
-  works_still(&n);
+  check_still_works(&n);
 }
 
 const struct kit_check kit_checks_dead_port[] = {

@@ -371,9 +371,9 @@ static void a_stop_is_waited_for(struct kit_process *self) {
       if (e.sends) kit_pattern_fill(e.data, some, seed);
       kit_op_start(&e.n, &op);
       if (kit_process_rank(self) == stops && i == 1) stop_for(1000);
-      bool settled = kit_op_within(&e.n, &op, kit_patience_ms(KIT_PATIENCE_MS));
-      ENSURE(settled && !op.error, "a process was stopped for one second, and a %s of it or with it %s (error %d)",
-             e.sends ? "send" : "receive", settled ? "failed" : "never ended", op.error);
+      bool ended = kit_op_within(&e.n, &op, kit_patience_ms(KIT_PATIENCE_MS));
+      ENSURE(ended && !op.error, "a process was stopped for one second, and a %s of it or with it %s (error %d)",
+             e.sends ? "send" : "receive", ended ? "failed" : "never ended", op.error);
       if (!e.sends)
         ENSURE(kit_pattern_check(e.data, some, seed) < 0,
                "a message that was interrupted for one second arrived wrong");

@@ -9,17 +9,17 @@
 enum { ROOM = 65536, FLUSHES = 8 /* NCCL's steps */ };
 
 /* What NCCL passes: addresses, sizes as test gave them, handles of the receive; *request is NULL before. */
-static int flush(const struct kit_conn *l, struct kit_op *received, void **request) {
+static int flush(const struct kit_conn *conn, struct kit_op *received, void **request) {
   *request = NULL;
-  return l->net->vt->iflush(l->pair.recv, received->n, received->data, received->sizes, received->mh, request);
+  return conn->net->vt->iflush(conn->pair.recv, received->n, received->data, received->sizes, received->mh, request);
 }
 
 /* NULL: there is nothing to wait for. */
-static int await_flush(const struct kit_conn *l, void *request) {
+static int await_flush(const struct kit_conn *conn, void *request) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
   for (int done = 0, rc; request && !done;) {
     done = -1;
-    if ((rc = l->net->vt->test(request, &done, NULL)) != 0) return rc;
+    if ((rc = conn->net->vt->test(request, &done, NULL)) != 0) return rc;
     ENSURE(done == 0 || done == 1, "test of a flush said done is %d", done);
     ENSURE(done || !rail_deadline_passed(deadline), "a flush was not done after 10 s");
   }
@@ -27,15 +27,16 @@ static int await_flush(const struct kit_conn *l, void *request) {
 }
 
 /* A group of `n` messages of these sizes, one after the other in `in`, across and whole. */
-static struct kit_op receive(struct kit_conn *l, uint8_t *out, uint8_t *in, int n, const size_t *sizes, uint64_t seed) {
-  struct kit_op ops[1 + KIT_MAX_GROUP] = {kit_conn_group(l)};
+static struct kit_op receive(struct kit_conn *conn, uint8_t *out, uint8_t *in, int n, const size_t *sizes,
+                             uint64_t seed) {
+  struct kit_op ops[1 + KIT_MAX_GROUP] = {kit_conn_group(conn)};
   memset(in, 0xcc, (size_t)n * ROOM);
   for (int i = 0; i < n; i++) {
     kit_pattern_fill(out + i * ROOM, sizes[i], seed + (uint64_t)i);
-    kit_conn_add(l, &ops[0], in + i * ROOM, ROOM, i);
-    ops[1 + i] = kit_conn_send(l, out + i * ROOM, sizes[i], i);
+    kit_conn_add(conn, &ops[0], in + i * ROOM, ROOM, i);
+    ops[1 + i] = kit_conn_send(conn, out + i * ROOM, sizes[i], i);
   }
-  kit_conn_run(l, ops, 1 + n, KIT_OPS_FORWARD);
+  kit_conn_run(conn, ops, 1 + n, KIT_OPS_FORWARD);
   return ops[0];
 }
 
@@ -48,107 +49,107 @@ static void is_whole(const struct kit_op *received, uint64_t seed) {
   }
 }
 
-static void flushed(struct kit_conn *l, struct kit_op *received, uint64_t seed) {
+static void flushed(struct kit_conn *conn, struct kit_op *received, uint64_t seed) {
   void *request;
-  int rc = flush(l, received, &request);
+  int rc = flush(conn, received, &request);
   ENSURE(rc == 0, "iflush of %d buffers returned %d", received->n, rc);
-  ENSURE((rc = await_flush(l, request)) == 0, "test of a flush returned %d", rc);
+  ENSURE((rc = await_flush(conn, request)) == 0, "test of a flush returned %d", rc);
   is_whole(received, seed);
 }
 
 /* The connection, and its memory. Ends the check where host memory is not flushed. */
-static void open_flushing(struct kit_conn *l, struct kit_process *self, uint8_t **out, uint8_t **in, int buffers) {
+static void open_flushing(struct kit_conn *conn, struct kit_process *self, uint8_t **out, uint8_t **in, int buffers) {
   void *request;
   int rc;
-  kit_conn_open(l, self);
-  if (!l->net->vt->iflush) kit_skip("the plugin has no iflush");
-  *out = kit_conn_high(l, (size_t)buffers * ROOM);
-  *in = kit_conn_high(l, (size_t)buffers * ROOM);
-  struct kit_op first = receive(l, *out, *in, 1, (const size_t[]){100}, 1);
-  if ((rc = flush(l, &first, &request)) != 0)
+  kit_conn_open(conn, self);
+  if (!conn->net->vt->iflush) kit_skip("the plugin has no iflush");
+  *out = kit_conn_high(conn, (size_t)buffers * ROOM);
+  *in = kit_conn_high(conn, (size_t)buffers * ROOM);
+  struct kit_op first = receive(conn, *out, *in, 1, (const size_t[]){100}, 1);
+  if ((rc = flush(conn, &first, &request)) != 0)
     kit_skip("iflush says %d of host memory: NCCL asks for GPU memory only", rc);
-  ENSURE((rc = await_flush(l, request)) == 0, "test of a flush returned %d", rc);
+  ENSURE((rc = await_flush(conn, request)) == 0, "test of a flush returned %d", rc);
 }
 
 static void after_a_receive(struct kit_process *self) {
   static const size_t sizes[] = {1, 7, 4096, ROOM - 1, ROOM, 0};
-  struct kit_conn l;
+  struct kit_conn conn;
   uint8_t *out, *in;
-  open_flushing(&l, self, &out, &in, 1);
+  open_flushing(&conn, self, &out, &in, 1);
   for (int i = 0; i < kit_scaled(60); i++) {
-    struct kit_op received = receive(&l, out, in, 1, &sizes[i % 6], (uint64_t)i);
-    flushed(&l, &received, (uint64_t)i);
+    struct kit_op received = receive(&conn, out, in, 1, &sizes[i % 6], (uint64_t)i);
+    flushed(&conn, &received, (uint64_t)i);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 static void of_a_group(struct kit_process *self) {
-  struct kit_conn l;
+  struct kit_conn conn;
   uint8_t *out, *in;
   size_t sizes[KIT_MAX_GROUP];
-  open_flushing(&l, self, &out, &in, KIT_MAX_GROUP);
-  kit_conn_needs_groups(&l);
-  int most = l.max_recvs < KIT_MAX_GROUP ? l.max_recvs : KIT_MAX_GROUP;
+  open_flushing(&conn, self, &out, &in, KIT_MAX_GROUP);
+  kit_conn_needs_groups(&conn);
+  int most = conn.max_recvs < KIT_MAX_GROUP ? conn.max_recvs : KIT_MAX_GROUP;
   for (int i = 0; i < kit_scaled(100); i++) {
     int n = 1 + i % most;
-    for (int k = 0; k < n; k++) sizes[k] = kit_rng_below(&l.rng, 3) ? kit_rng_below(&l.rng, ROOM + 1) : 0;
+    for (int k = 0; k < n; k++) sizes[k] = kit_rng_below(&conn.rng, 3) ? kit_rng_below(&conn.rng, ROOM + 1) : 0;
     if (i % 10 == 9) memset(sizes, 0, sizeof sizes);
-    struct kit_op received = receive(&l, out, in, n, sizes, (uint64_t)i);
-    flushed(&l, &received, (uint64_t)i);
+    struct kit_op received = receive(&conn, out, in, n, sizes, (uint64_t)i);
+    flushed(&conn, &received, (uint64_t)i);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* As NCCL's proxy has them: up to a flush for each step, received at different times, and tested oldest first or not,
  * while the next messages arrive. */
 static void several_at_once(struct kit_process *self) {
-  struct kit_conn l;
+  struct kit_conn conn;
   uint8_t *out, *in;
-  open_flushing(&l, self, &out, &in, FLUSHES + 1);
+  open_flushing(&conn, self, &out, &in, FLUSHES + 1);
   for (int round = 0; round < kit_scaled(40); round++) {
     struct kit_op received[FLUSHES];
     void *request[FLUSHES];
     int rc;
     for (int i = 0; i < FLUSHES; i++) {
-      size_t size = 1 + kit_rng_below(&l.rng, ROOM);
-      received[i] = receive(&l, out, in + i * ROOM, 1, &size, (uint64_t)round * FLUSHES + (uint64_t)i);
-      ENSURE((rc = flush(&l, &received[i], &request[i])) == 0, "iflush returned %d with %d outstanding", rc, i);
+      size_t size = 1 + kit_rng_below(&conn.rng, ROOM);
+      received[i] = receive(&conn, out, in + i * ROOM, 1, &size, (uint64_t)round * FLUSHES + (uint64_t)i);
+      ENSURE((rc = flush(&conn, &received[i], &request[i])) == 0, "iflush returned %d with %d outstanding", rc, i);
     }
     for (int k = 0; k < FLUSHES; k++) {
       int i = round % 2 ? FLUSHES - 1 - k : k;
-      ENSURE((rc = await_flush(&l, request[i])) == 0, "test of flush %d of %d returned %d", i, FLUSHES, rc);
+      ENSURE((rc = await_flush(&conn, request[i])) == 0, "test of flush %d of %d returned %d", i, FLUSHES, rc);
       is_whole(&received[i], (uint64_t)round * FLUSHES + (uint64_t)i);
     }
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* Whatever its result, it comes soon, and everything can be closed. */
 static void after_the_sender_has_gone(struct kit_process *self) {
-  static struct kit_conn l;
+  static struct kit_conn conn;
   uint8_t *out, *in;
   void *request = NULL;
-  open_flushing(&l, self, &out, &in, 1);
-  struct kit_op received = receive(&l, out, in, 1, (const size_t[]){ROOM}, 1);
-  int before = flush(&l, &received, &request);
+  open_flushing(&conn, self, &out, &in, 1);
+  struct kit_op received = receive(&conn, out, in, 1, (const size_t[]){ROOM}, 1);
+  int before = flush(&conn, &received, &request);
   ENSURE(before == 0, "iflush returned %d", before);
   for (int i = 0; i < KIT_CONN_REGIONS; i++)
-    if (l.region[i].send_mh) kit_mr_dereg(l.net, l.pair.send, l.region[i].send_mh);
-  ENSURE(l.net->vt->close_send(l.pair.send) == 0, "closeSend failed");
-  await_flush(&l, request);
-  struct kit_op never = kit_conn_recv(&l, in, ROOM, 9);
+    if (conn.region[i].send_mh) kit_mr_dereg(conn.net, conn.pair.send, conn.region[i].send_mh);
+  ENSURE(conn.net->vt->close_send(conn.pair.send) == 0, "closeSend failed");
+  await_flush(&conn, request);
+  struct kit_op never = kit_conn_recv(&conn, in, ROOM, 9);
   int error = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
   for (bool posted = false; !error && !never.error && !rail_deadline_passed(deadline);) {
-    posted = posted || kit_op_post(l.net, &never);
+    posted = posted || kit_op_post(conn.net, &never);
     int done = 0;
-    if (posted) error = l.net->vt->test(never.req, &done, never.sizes);
+    if (posted) error = conn.net->vt->test(never.req, &done, never.sizes);
   }
-  if (flush(&l, &received, &request) == 0) await_flush(&l, request);
+  if (flush(&conn, &received, &request) == 0) await_flush(&conn, request);
   for (int i = 0; i < KIT_CONN_REGIONS; i++)
-    if (l.region[i].recv_mh) kit_mr_dereg(l.net, l.pair.recv, l.region[i].recv_mh);
-  ENSURE(l.net->vt->close_recv(l.pair.recv) == 0, "closeRecv failed");
-  kit_net_close(l.net);
+    if (conn.region[i].recv_mh) kit_mr_dereg(conn.net, conn.pair.recv, conn.region[i].recv_mh);
+  ENSURE(conn.net->vt->close_recv(conn.pair.recv) == 0, "closeRecv failed");
+  kit_net_close(conn.net);
 }
 
 #define NET "src/transport/net.cc:"

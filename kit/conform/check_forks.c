@@ -14,7 +14,7 @@
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
 
-enum { MOST_FDS = 4096, CHILD_MS = 10000 };
+enum { MAX_FDS = 4096, CHILD_MS = 10000 };
 #define SIZE ((size_t)1 << 20)
 
 static pid_t forked(void) {
@@ -62,7 +62,7 @@ static void fork_in_flight(struct kit_pair *p, uint8_t *out, uint8_t *in, uint64
 
 static void nothing(void) {}
 static void another_program(void) { execl("/bin/true", "true", (char *)NULL); }
-static void whole_exit(void) { exit(0); }
+static void call_exit(void) { exit(0); }
 
 static void forks(struct kit_process *self, void (*const fn[2])(void), const char *const what[2]) {
   (void)self;
@@ -90,7 +90,7 @@ static void forks_during_traffic(struct kit_process *self) {
 
 /* The plugin's destructors run there, without the plugin's threads. */
 static void a_forked_child_exits(struct kit_process *self) {
-  static void (*const fn[2])(void) = {whole_exit, whole_exit};
+  static void (*const fn[2])(void) = {call_exit, call_exit};
   static const char *const what[2] = {"that calls exit", "that calls exit"};
   if (kit_sanitized()) kit_skip("a sanitizer's own work at exit is not for a forked child");
   forks(self, fn, what);
@@ -99,10 +99,10 @@ static void a_forked_child_exits(struct kit_process *self) {
 static void open_fds(bool *open) {
   DIR *d = opendir("/proc/self/fd");
   ENSURE(d, "the kit cannot read /proc/self/fd: %s", strerror(errno));
-  memset(open, 0, MOST_FDS * sizeof *open);
+  memset(open, 0, MAX_FDS * sizeof *open);
   for (struct dirent *e; (e = readdir(d));) {
     int fd = atoi(e->d_name);
-    if (e->d_name[0] != '.' && fd != dirfd(d) && fd < MOST_FDS) open[fd] = true;
+    if (e->d_name[0] != '.' && fd != dirfd(d) && fd < MAX_FDS) open[fd] = true;
   }
   closedir(d);
 }
@@ -110,7 +110,7 @@ static void open_fds(bool *open) {
 /* A program that inherits a connection keeps it, and its port, alive after this process has gone. */
 static void programs_started_meanwhile(struct kit_process *self) {
   (void)self;
-  static bool before[MOST_FDS], after[MOST_FDS];
+  static bool before[MAX_FDS], after[MAX_FDS];
   struct kit_net n;
   struct kit_pair p, q;
   char handle[RAIL_NET_HANDLE_SIZE];
@@ -121,7 +121,7 @@ static void programs_started_meanwhile(struct kit_process *self) {
   kit_pair_ping(&p, 1000, 1);
   void *listen = kit_net_listen(&n, handle);
   open_fds(after);
-  for (int fd = 0; fd < MOST_FDS; fd++) {
+  for (int fd = 0; fd < MAX_FDS; fd++) {
     char path[64], target[256] = "";
     if (!after[fd] || before[fd] || fcntl(fd, F_GETFD) & FD_CLOEXEC) continue;
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);

@@ -117,7 +117,7 @@ static void ensure_usage(struct usage before, const char *after_what) {
   ENSURE(now.threads <= before.threads, "%s there are %d threads, %d before", after_what, now.threads, before.threads);
 }
 
-static void one_life(uint64_t seed) {
+static void init_to_finalize(uint64_t seed) {
   struct kit_net n;
   struct kit_pair p;
   kit_net_open(&n);
@@ -141,14 +141,14 @@ static void loading_does_nothing(struct kit_process *self) {
 
 static void each_version_lives_twice(struct kit_process *self) {
   (void)self;
-  for (int round = 0; round < 3; round++) one_life((uint64_t)round);
+  for (int round = 0; round < 3; round++) init_to_finalize((uint64_t)round);
 }
 
 static void reopened_leaves_nothing(struct kit_process *self) {
   (void)self;
-  one_life(0); /* so that what stays for good is there */
+  init_to_finalize(0); /* so that what stays for good is there */
   struct usage before = usage_now();
-  for (int i = 0; i < 5; i++) one_life((uint64_t)i);
+  for (int i = 0; i < 5; i++) init_to_finalize((uint64_t)i);
   ensure_usage(before, "after five more lives, from dlopen to dlclose,");
 }
 
@@ -364,8 +364,8 @@ static void exit_with_all_open(struct kit_process *self) {
 
 /* ---- results and logs ---- */
 
-/* Standard output and error go into a file until loudly(). */
-static int quietly(int keep[2]) {
+/* Standard output and error go into a file until restore_output(). */
+static int redirect_output(int keep[2]) {
   int fd = memfd_create("said", MFD_CLOEXEC);
   ENSURE(fd >= 0, "memfd_create failed");
   fflush(NULL);
@@ -376,7 +376,7 @@ static int quietly(int keep[2]) {
   return fd;
 }
 
-static void loudly(const int keep[2]) {
+static void restore_output(const int keep[2]) {
   fflush(NULL);
   for (int i = 0; i < 2; i++) {
     dup2(keep[i], STDOUT_FILENO + i);
@@ -390,10 +390,10 @@ static void logs_only_through_the_logger(struct kit_process *self) {
   (void)self;
   int keep[2];
   if (getenv("RAIL_TEST_VERBOSE")) kit_skip("RAIL_TEST_VERBOSE is set: the logger itself prints");
-  int fd = quietly(keep);
+  int fd = redirect_output(keep);
   char why[512], said[200] = "";
   bool fine = kit_catch(some_lives, self, why, sizeof why);
-  loudly(keep);
+  restore_output(keep);
   ENSURE(fine, "%s", why);
   ssize_t n = pread(fd, said, sizeof said - 1, 0);
   said[n > 0 ? n : 0] = 0;

@@ -102,13 +102,13 @@ static void handles_differ(struct kit_process *self) {
 /* ---- many ---- */
 
 static void a_thousand_listens(struct kit_process *self) {
-  enum { MOST = 1000 };
-  static char handle[MOST][RAIL_NET_HANDLE_SIZE];
-  static void *listen[MOST];
+  enum { MAX_LISTENS = 1000 };
+  static char handle[MAX_LISTENS][RAIL_NET_HANDLE_SIZE];
+  static void *listen[MAX_LISTENS];
   struct kit_net n;
-  kit_need_files(MOST);
+  kit_need_files(MAX_LISTENS);
   kit_net_open(&n);
-  int count = kit_scaled(MOST), fds = kit_fd_count(), threads = kit_thread_count();
+  int count = kit_scaled(MAX_LISTENS), fds = kit_fd_count(), threads = kit_thread_count();
   for (int i = 0; i < count; i++) listen[i] = kit_net_listen(&n, handle[i]);
   kit_metric(self, "files_per_listen", (double)(kit_fd_count() - fds) / count, "");
   kit_metric(self, "threads_for_all", kit_thread_count() - threads, "");

@@ -207,24 +207,24 @@ struct traffic {
   atomic_bool *over;
   bool registers;
   int rounds;
-  uint8_t *out, *in; /* MOST bytes each */
+  uint8_t *out, *in; /* MAX_BYTES each */
   void *mh_out, *mh_in;
 };
-enum { MOST = 300000 };
+enum { MAX_BYTES = 300000 };
 
 static void register_until_over(struct traffic *t) {
-  uint8_t *spare = kit_pages(2 * MOST);
+  uint8_t *spare = kit_pages(2 * MAX_BYTES);
   for (size_t i = 0; !atomic_load(t->over); i++) {
-    size_t size = i * 4099 % MOST + 1;
+    size_t size = i * 4099 % MAX_BYTES + 1;
     void *a = kit_mr_reg(t->net, t->pair->send, spare, size);
-    void *b = kit_mr_reg(t->net, t->pair->recv, spare + MOST, size);
+    void *b = kit_mr_reg(t->net, t->pair->recv, spare + MAX_BYTES, size);
     void *c = kit_mr_reg(t->net, t->pair->send, spare + size / 2, size / 2 + 1);
     kit_mr_dereg(t->net, t->pair->send, a);
     kit_mr_dereg(t->net, t->pair->recv, b);
     kit_mr_dereg(t->net, t->pair->send, c);
     if (i % 16 == 0) sched_yield();
   }
-  kit_pages_free(spare, 2 * MOST);
+  kit_pages_free(spare, 2 * MAX_BYTES);
 }
 
 static void move_data(void *arg) {
@@ -232,7 +232,8 @@ static void move_data(void *arg) {
   for (int i = 0; i < t->rounds; i++) {
     size_t size = (size_t)i * 7919 % 200000;
     kit_pattern_fill(t->out, size, (uint64_t)i);
-    struct kit_op ops[2] = {kit_op_recv(t->pair->recv, t->in, MOST, 1), kit_op_send(t->pair->send, t->out, size, 1)};
+    struct kit_op ops[2] = {kit_op_recv(t->pair->recv, t->in, MAX_BYTES, 1),
+                            kit_op_send(t->pair->send, t->out, size, 1)};
     ops[0].mh[0] = t->mh_in;
     ops[1].mh[0] = t->mh_out;
     kit_ops_run(t->net, ops, 2, (struct kit_ops_options){0});
@@ -262,17 +263,17 @@ static void while_traffic_runs(struct kit_process *self) {
   kit_pair_open(&n, &p);
   struct traffic t[2] = {{.net = &n, .pair = &p, .over = &over, .rounds = kit_scaled(6000)},
                          {.net = &n, .pair = &p, .over = &over, .registers = true}};
-  t[0].out = kit_pages(MOST);
-  t[0].in = kit_pages(MOST);
-  t[0].mh_out = kit_mr_reg(&n, p.send, t[0].out, MOST);
-  t[0].mh_in = kit_mr_reg(&n, p.recv, t[0].in, MOST);
+  t[0].out = kit_pages(MAX_BYTES);
+  t[0].in = kit_pages(MAX_BYTES);
+  t[0].mh_out = kit_mr_reg(&n, p.send, t[0].out, MAX_BYTES);
+  t[0].mh_in = kit_mr_reg(&n, p.recv, t[0].in, MAX_BYTES);
   kit_run_threads(2, traffic_or_registration, t, sizeof t[0]);
   kit_mr_dereg(&n, p.send, t[0].mh_out);
   kit_mr_dereg(&n, p.recv, t[0].mh_in);
   kit_pair_close(&p);
   kit_net_close(&n);
-  kit_pages_free(t[0].out, MOST);
-  kit_pages_free(t[0].in, MOST);
+  kit_pages_free(t[0].out, MAX_BYTES);
+  kit_pages_free(t[0].in, MAX_BYTES);
 }
 
 /* A user's buffer: registered and deregistered by one thread, used by the other. */

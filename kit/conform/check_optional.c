@@ -22,64 +22,64 @@ static void await_data(const uint8_t *in, size_t size, uint64_t seed, const char
 
 /* kit_op_post fails when *request comes back as 0x1. */
 static void the_hint_is_not_a_pointer(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  uint8_t *next = kit_conn_high(&l, 4);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  uint8_t *next = kit_conn_high(&conn, 4);
   for (int i = 0; i < kit_scaled(20) * (NSIZES + 1); i++) {
     size_t size = i % (NSIZES + 1) ? sizes[i % (NSIZES + 1) - 1] : 0;
-    uint8_t *out = kit_conn_high(&l, size), *in = kit_conn_high(&l, size);
+    uint8_t *out = kit_conn_high(&conn, size), *in = kit_conn_high(&conn, size);
     kit_pattern_fill(out, size, (uint64_t)i);
     memset(in, 0, size);
-    struct kit_op ops[4] = {kit_conn_recv(&l, in, size, 1), kit_conn_send(&l, out, size, 1),
-                            kit_conn_recv(&l, next, 4, 1), kit_conn_send(&l, next, 4, 1)};
+    struct kit_op ops[4] = {kit_conn_recv(&conn, in, size, 1), kit_conn_send(&conn, out, size, 1),
+                            kit_conn_recv(&conn, next, 4, 1), kit_conn_send(&conn, next, 4, 1)};
     ops[0].optional = true;
-    kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
-    kit_conn_run(&l, ops + 2, 2, KIT_OPS_OLDEST);
-    if (l.receives) await_data(in, size, (uint64_t)i, "with another message behind it");
-    kit_conn_free(&l, out);
-    kit_conn_free(&l, in);
+    kit_conn_run(&conn, ops, 2, KIT_OPS_OLDEST);
+    kit_conn_run(&conn, ops + 2, 2, KIT_OPS_OLDEST);
+    if (conn.receives) await_data(in, size, (uint64_t)i, "with another message behind it");
+    kit_conn_free(&conn, out);
+    kit_conn_free(&conn, in);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* After an operation's last step the proxy calls nothing more on this comm, and the GPU waits for the flags. */
 static void the_data_comes_by_itself(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   for (size_t i = 0; i < NSIZES; i++) {
-    uint8_t *out = kit_conn_high(&l, sizes[i]), *in = kit_conn_high(&l, sizes[i]);
+    uint8_t *out = kit_conn_high(&conn, sizes[i]), *in = kit_conn_high(&conn, sizes[i]);
     kit_pattern_fill(out, sizes[i], i);
     memset(in, 0, sizes[i]);
-    struct kit_op ops[2] = {kit_conn_recv(&l, in, sizes[i], 1), kit_conn_send(&l, out, sizes[i], 1)};
+    struct kit_op ops[2] = {kit_conn_recv(&conn, in, sizes[i], 1), kit_conn_send(&conn, out, sizes[i], 1)};
     ops[0].optional = true;
-    kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
-    if (l.receives) await_data(in, sizes[i], i, "with no call of the plugin after test had said done");
+    kit_conn_run(&conn, ops, 2, KIT_OPS_OLDEST);
+    if (conn.receives) await_data(in, sizes[i], i, "with no call of the plugin after test had said done");
     kit_barrier(self); /* the sender, too, has called nothing after its done */
-    kit_conn_free(&l, out);
-    kit_conn_free(&l, in);
+    kit_conn_free(&conn, out);
+    kit_conn_free(&conn, in);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* LL's 8 steps, most receives with the hint and some without. A slot is used again when its data has been seen. */
 static void eight_steps(struct kit_process *self) {
   enum { STEPS = 8, SLOT = 65536 };
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  uint8_t *out = kit_conn_high(&l, STEPS * SLOT), *in = kit_conn_high(&l, STEPS * SLOT);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  uint8_t *out = kit_conn_high(&conn, STEPS * SLOT), *in = kit_conn_high(&conn, STEPS * SLOT);
   for (int round = 0; round < kit_scaled(30); round++) {
     struct kit_op ops[2 * STEPS];
     for (int i = 0; i < STEPS; i++) {
-      size_t size = 8 + kit_rng_below(&l.rng, SLOT / 8) * 8 % (SLOT - 8);
+      size_t size = 8 + kit_rng_below(&conn.rng, SLOT / 8) * 8 % (SLOT - 8);
       uint64_t seed = (uint64_t)round * STEPS + (uint64_t)i;
       kit_pattern_fill(out + i * SLOT, size, seed);
       memset(in + i * SLOT, 0, SLOT);
-      ops[i] = kit_conn_recv(&l, in + i * SLOT, SLOT, 0);
-      ops[i].optional = kit_rng_below(&l.rng, 4) != 0;
-      ops[STEPS + i] = kit_conn_send(&l, out + i * SLOT, size, 0);
+      ops[i] = kit_conn_recv(&conn, in + i * SLOT, SLOT, 0);
+      ops[i].optional = kit_rng_below(&conn.rng, 4) != 0;
+      ops[STEPS + i] = kit_conn_send(&conn, out + i * SLOT, size, 0);
     }
-    kit_conn_run(&l, ops, 2 * STEPS, KIT_OPS_OLDEST);
-    for (int i = 0; l.receives && i < STEPS; i++) {
+    kit_conn_run(&conn, ops, 2 * STEPS, KIT_OPS_OLDEST);
+    for (int i = 0; conn.receives && i < STEPS; i++) {
       uint64_t seed = (uint64_t)round * STEPS + (uint64_t)i;
       size_t size = ops[STEPS + i].size[0];
       if (ops[i].optional) await_data(in + i * SLOT, size, seed, "one of 8 steps");
@@ -89,7 +89,7 @@ static void eight_steps(struct kit_process *self) {
                ops[i].sizes[0], size);
     }
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* Comes with the old pointer when the plugin may have given the request to another receive, which is outstanding; half
@@ -97,30 +97,30 @@ static void eight_steps(struct kit_process *self) {
 static void irecv_consumed_of_a_finished_request(struct kit_process *self) {
   enum { MANY = RAIL_NET_MAX_REQUESTS, LEN = 64 };
   static struct kit_op ops[2 * MANY];
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  if (!l.net->vt->irecv_consumed) kit_skip("the plugin has no irecvConsumed");
-  uint8_t *out = kit_conn_high(&l, MANY * LEN), *in = kit_conn_high(&l, MANY * LEN);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  if (!conn.net->vt->irecv_consumed) kit_skip("the plugin has no irecvConsumed");
+  uint8_t *out = kit_conn_high(&conn, MANY * LEN), *in = kit_conn_high(&conn, MANY * LEN);
   for (int round = 0; round < 10; round++) {
     void *old = NULL;
-    ops[0] = kit_conn_recv(&l, in, LEN, 1);
-    ops[1] = kit_conn_send(&l, out, LEN, 1);
-    if (l.receives && kit_op_post(l.net, &ops[0])) old = ops[0].req;
-    kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
+    ops[0] = kit_conn_recv(&conn, in, LEN, 1);
+    ops[1] = kit_conn_send(&conn, out, LEN, 1);
+    if (conn.receives && kit_op_post(conn.net, &ops[0])) old = ops[0].req;
+    kit_conn_run(&conn, ops, 2, KIT_OPS_OLDEST);
     for (int i = 0; i < MANY; i++) {
       kit_pattern_fill(out + i * LEN, LEN, (uint64_t)round * MANY + (uint64_t)i);
-      ops[i] = kit_conn_recv(&l, in + i * LEN, LEN, 1);
-      ops[MANY + i] = kit_conn_send(&l, out + i * LEN, LEN, 1);
+      ops[i] = kit_conn_recv(&conn, in + i * LEN, LEN, 1);
+      ops[MANY + i] = kit_conn_send(&conn, out + i * LEN, LEN, 1);
     }
     memset(in, 0, MANY * LEN);
-    for (int i = 0; i < MANY / 2 && kit_op_post(l.net, &ops[i]); i++) {}
-    if (old) l.net->vt->irecv_consumed(l.pair.recv, 1, old); /* whatever it returns, nothing breaks */
-    kit_conn_run(&l, ops, 2 * MANY, KIT_OPS_OLDEST);
+    for (int i = 0; i < MANY / 2 && kit_op_post(conn.net, &ops[i]); i++) {}
+    if (old) conn.net->vt->irecv_consumed(conn.pair.recv, 1, old); /* whatever it returns, nothing breaks */
+    kit_conn_run(&conn, ops, 2 * MANY, KIT_OPS_OLDEST);
     for (int i = 0; i < MANY; i++)
       ENSURE(kit_pattern_check(in + i * LEN, LEN, (uint64_t)round * MANY + (uint64_t)i) < 0,
              "after irecvConsumed with a request that was done before, receive %d of %d got something else", i, MANY);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 #define NET "src/transport/net.cc:"

@@ -23,16 +23,16 @@ static void the_receiver_closes_first(struct kit_process *self) {
  * message's completion and the end of the connection together. */
 static void the_receiver_closes_at_once(struct kit_process *self) {
   (void)self;
-  enum { MOST_SENDS = 6 };
+  enum { MAX_SENDS = 6 };
   struct kit_net n;
   struct kit_pair p;
   const size_t room = 300000;
   uint8_t *out = kit_pages(room), *in = kit_pages(room);
   kit_net_open(&n);
   for (int round = 0; round < 40; round++) {
-    struct kit_op send[MOST_SENDS], recv[MOST_SENDS];
-    int count = 1 + round % MOST_SENDS, got = 0;
-    size_t size = round % 4 == 3 ? room / MOST_SENDS : (size_t)round * 50;
+    struct kit_op send[MAX_SENDS], recv[MAX_SENDS];
+    int count = 1 + round % MAX_SENDS, got = 0;
+    size_t size = round % 4 == 3 ? room / MAX_SENDS : (size_t)round * 50;
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     kit_pair_open(&n, &p);
     int warnings = kit_net_warnings();
@@ -56,10 +56,10 @@ static void the_receiver_closes_at_once(struct kit_process *self) {
     kit_close_within(n.vt->close_recv, p.recv, "closeRecv", KIT_CLOSE_HUNG_MS);
     if (round % 8 == 7) kit_sleep_ms(20); /* the end of the connection has arrived for certain */
     for (int i = 0; i < count; i++) {
-      bool settled = kit_op_within(&n, &send[i], kit_patience_ms(KIT_PATIENCE_MS));
-      ENSURE(settled && !send[i].error,
+      bool ended = kit_op_within(&n, &send[i], kit_patience_ms(KIT_PATIENCE_MS));
+      ENSURE(ended && !send[i].error,
              "send %d of %d %s (error %d) though its receive was done: the receiver closed before the sender's test", i,
-             count, settled ? "failed" : "is not done", send[i].error);
+             count, ended ? "failed" : "is not done", send[i].error);
     }
     kit_mr_dereg(&n, p.send, mh_out);
     kit_close_within(n.vt->close_send, p.send, "closeSend, after the receiver had closed,", KIT_CLOSE_HUNG_MS);

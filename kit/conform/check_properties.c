@@ -70,7 +70,7 @@ static size_t size_of_props(int version) {
 
 /* Calls fn(a, b) for each device, with its properties over two different poisons: a byte that keeps both was not
  * written, and none that happens to look like one is mistaken for it. */
-static void twice_poisoned(void (*fn)(int version, const union kit_props *a, const union kit_props *b)) {
+static void with_two_poisons(void (*fn)(int version, const union kit_props *a, const union kit_props *b)) {
   struct kit_net n;
   struct rail_net_slots s;
   open_all(&n);
@@ -114,17 +114,17 @@ static void nothing_beyond(int version, const union kit_props *a, const union ki
 
 static void every_field_is_written(struct kit_process *self) {
   (void)self;
-  twice_poisoned(read_written);
+  with_two_poisons(read_written);
 }
 
 static void unread_fields_are_written(struct kit_process *self) {
   (void)self;
-  twice_poisoned(unread_written);
+  with_two_poisons(unread_written);
 }
 
 static void nothing_is_written_beyond(struct kit_process *self) {
   (void)self;
-  twice_poisoned(nothing_beyond);
+  with_two_poisons(nothing_beyond);
 }
 
 /* ---- values ---- */

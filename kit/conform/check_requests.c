@@ -7,34 +7,34 @@
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
 
-enum { DEPTH = RAIL_NET_MAX_REQUESTS, MOST_SENDS = DEPTH * KIT_MAX_GROUP };
+enum { DEPTH = RAIL_NET_MAX_REQUESTS, MAX_SENDS = DEPTH * KIT_MAX_GROUP };
 
 /* ---- far more than fits: numbered messages, posted one by one ---- */
 
 enum { CROWD = 2000 };
 
 struct crowd {
-  struct kit_conn *l;
+  struct kit_conn *conn;
   int total, sent, received, guaranteed; /* sends, receives that were posted; what a plugin must bear */
   bool refusal_is_fine;                  /* an error beyond what is guaranteed ends the posting */
   int *out, *in;
   struct kit_op send[CROWD], recv[CROWD];
 };
 
-static struct crowd *crowd_make(struct kit_conn *l, int total, bool refusal_is_fine) {
+static struct crowd *crowd_make(struct kit_conn *conn, int total, bool refusal_is_fine) {
   static struct crowd c;
   memset(&c, 0, sizeof c);
-  c.l = l;
+  c.conn = conn;
   c.total = total;
-  c.guaranteed = DEPTH * l->max_recvs;
+  c.guaranteed = DEPTH * conn->max_recvs;
   c.refusal_is_fine = refusal_is_fine;
-  c.out = (int *)(void *)kit_conn_high(l, sizeof *c.out * (size_t)total);
-  c.in = (int *)(void *)kit_conn_high(l, sizeof *c.in * (size_t)total);
+  c.out = (int *)(void *)kit_conn_high(conn, sizeof *c.out * (size_t)total);
+  c.in = (int *)(void *)kit_conn_high(conn, sizeof *c.in * (size_t)total);
   for (int i = 0; i < total; i++) {
     c.out[i] = i;
     c.in[i] = -1;
-    c.send[i] = kit_conn_send(l, &c.out[i], sizeof c.out[i], 2);
-    c.recv[i] = kit_conn_recv(l, &c.in[i], sizeof c.in[i], 2);
+    c.send[i] = kit_conn_send(conn, &c.out[i], sizeof c.out[i], 2);
+    c.recv[i] = kit_conn_recv(conn, &c.in[i], sizeof c.in[i], 2);
   }
   return &c;
 }
@@ -43,7 +43,7 @@ static struct crowd *crowd_make(struct kit_conn *l, int total, bool refusal_is_f
 static bool crowd_send(struct crowd *c) {
   struct kit_op *op = &c->send[c->sent];
   if (c->sent == c->total) return false;
-  if (kit_op_post(c->l->net, op)) return c->sent++, true;
+  if (kit_op_post(c->conn->net, op)) return c->sent++, true;
   if (op->error && c->refusal_is_fine && c->sent >= c->guaranteed) c->total = c->sent;
   else
     ENSURE(!op->error, "isend with %d outstanding returned %d: 32 x maxRecvs (%d) must fit, and NULL in *request, "
@@ -54,7 +54,7 @@ static bool crowd_send(struct crowd *c) {
 static bool crowd_receive(struct crowd *c) {
   struct kit_op *op = &c->recv[c->received];
   if (c->received == c->total) return false;
-  if (kit_op_post(c->l->net, op)) return c->received++, true;
+  if (kit_op_post(c->conn->net, op)) return c->received++, true;
   ENSURE(!op->error, "irecv with %d outstanding returned %d: 32 must fit, and NULL in *request, which NCCL repeats, "
          "says that more do not", c->received, op->error);
   return false;
@@ -62,7 +62,7 @@ static bool crowd_receive(struct crowd *c) {
 
 /* All messages to their end, each arriving once and in its place. */
 static void crowd_drain(struct crowd *c) {
-  struct kit_net *n = c->l->net;
+  struct kit_net *n = c->conn->net;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   for (int got = 0, gone = 0; got < c->total || gone < c->total;) {
     crowd_receive(c);
@@ -83,22 +83,22 @@ static void crowd_drain(struct crowd *c) {
 
 static void request_and_done_are_always_written(
     struct kit_process *self) { /* kit_op_post and kit_op_test poison both */
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  struct crowd *c = crowd_make(&l, 600, true);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  struct crowd *c = crowd_make(&conn, 600, true);
   for (int k = 0; k < 2 * 600; k++) { /* with nothing to match, until well past full */
     crowd_send(c);
-    if (c->sent && !c->send[0].done) kit_op_test(l.net, &c->send[0]);
+    if (c->sent && !c->send[0].done) kit_op_test(conn.net, &c->send[0]);
   }
   crowd_drain(c);
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* Far more than the guaranteed depth, one end at a time. */
 static void full_table_is_not_an_error(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  struct crowd *c = crowd_make(&l, CROWD, false);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  struct crowd *c = crowd_make(&conn, CROWD, false);
   while (crowd_receive(c)) {}
   for (int idle = 0; c->sent < c->received && idle < 20000;) { /* NULL a good while: full */
     if (crowd_send(c)) idle = 0;
@@ -109,30 +109,30 @@ static void full_table_is_not_an_error(struct kit_process *self) {
   kit_metric(self, "sends_outstanding", c->sent, "");
   if (c->received == CROWD) kit_note(self, "no limit was met with %d receives", CROWD);
   crowd_drain(c);
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* ---- 32 grouped receives of maxRecvs each, and all the sends for them ---- */
 
 struct depth {
-  struct kit_conn *l;
-  struct kit_op recv[DEPTH], send[MOST_SENDS];
+  struct kit_conn *conn;
+  struct kit_op recv[DEPTH], send[MAX_SENDS];
   uint32_t (*out)[4], (*in)[4];
   int sends;
   bool strict; /* all must be outstanding at once */
 };
 
 static void depth_prepare(struct depth *d, int round) {
-  int group = d->l->max_recvs;
+  int group = d->conn->max_recvs;
   d->sends = DEPTH * group;
   for (int r = 0; r < DEPTH; r++) {
-    d->recv[r] = kit_conn_group(d->l);
+    d->recv[r] = kit_conn_group(d->conn);
     for (int g = 0; g < group; g++) {
       int k = r * group + g;
       for (int w = 0; w < 4; w++) d->out[k][w] = (uint32_t)(round * 100000 + k);
       memset(d->in[k], 0xcc, sizeof d->in[k]);
-      kit_conn_add(d->l, &d->recv[r], d->in[k], sizeof d->in[k], g);
-      d->send[k] = kit_conn_send(d->l, d->out[k], sizeof d->out[k], g);
+      kit_conn_add(d->conn, &d->recv[r], d->in[k], sizeof d->in[k], g);
+      d->send[k] = kit_conn_send(d->conn, d->out[k], sizeof d->out[k], g);
     }
   }
 }
@@ -140,10 +140,10 @@ static void depth_prepare(struct depth *d, int round) {
 /* Newest first, so that older ones stay outstanding as long as can be. A comm with maxRecvs 1 is never shared, and NCCL
  * tests its requests oldest first. True when nothing is left. */
 static bool depth_test(struct depth *d, struct kit_op *ops, int count) {
-  bool shared = d->l->max_recvs > 1, all = true;
+  bool shared = d->conn->max_recvs > 1, all = true;
   for (int i = 0; i < count; i++) {
     struct kit_op *op = &ops[shared ? count - 1 - i : i];
-    if (op->req) kit_op_test(d->l->net, op);
+    if (op->req) kit_op_test(d->conn->net, op);
     ENSURE(!op->error, "%s %d ended with error %d", op->kind == KIT_OP_SEND ? "send" : "receive", (int)(op - ops),
            op->error);
     all &= op->done;
@@ -154,7 +154,7 @@ static bool depth_test(struct depth *d, struct kit_op *ops, int count) {
 
 static void depth_post(struct depth *d, struct kit_op *op, int index, int most, uint64_t deadline) {
   const char *call = op->kind == KIT_OP_SEND ? "isend" : "irecv";
-  while (!kit_op_post(d->l->net, op)) {
+  while (!kit_op_post(d->conn->net, op)) {
     ENSURE(!op->error, "%s returned %d with %d outstanding: a plugin must bear %d", call, op->error, index, most);
     /* A NULL may wait for the receiver's post to arrive, no longer. */
     ENSURE(!rail_deadline_passed(deadline), "%s gives NULL for ever with %d outstanding%s", call, index,
@@ -173,25 +173,25 @@ static void depth_round(struct depth *d, int round) {
     over = depth_test(d, d->send, d->sends);
     over &= depth_test(d, d->recv, DEPTH);
     ENSURE(!rail_deadline_passed(deadline), "32 receives of %d buffers and their %d sends are outstanding for ever",
-           d->l->max_recvs, d->sends);
+           d->conn->max_recvs, d->sends);
   }
   for (int k = 0; k < d->sends; k++)
     ENSURE(d->in[k][0] == d->out[k][0] && d->in[k][3] == d->out[k][3],
            "buffer %d of receive %d got message %u, expected %d (32 receives of %d buffers outstanding)",
-           k % d->l->max_recvs, k / d->l->max_recvs, d->in[k][0] % 100000, k, d->l->max_recvs);
+           k % d->conn->max_recvs, k / d->conn->max_recvs, d->in[k][0] % 100000, k, d->conn->max_recvs);
 }
 
 static void depth_run(struct kit_process *self, bool strict, int rounds) {
   static struct depth d;
-  static struct kit_conn l;
-  kit_conn_open(&l, self);
+  static struct kit_conn conn;
+  kit_conn_open(&conn, self);
   memset(&d, 0, sizeof d);
-  d.l = &l;
+  d.conn = &conn;
   d.strict = strict;
-  d.out = (uint32_t(*)[4])(void *)kit_conn_high(&l, sizeof *d.out * MOST_SENDS);
-  d.in = (uint32_t(*)[4])(void *)kit_conn_high(&l, sizeof *d.in * MOST_SENDS);
+  d.out = (uint32_t(*)[4])(void *)kit_conn_high(&conn, sizeof *d.out * MAX_SENDS);
+  d.in = (uint32_t(*)[4])(void *)kit_conn_high(&conn, sizeof *d.in * MAX_SENDS);
   for (int round = 0; round < rounds; round++) depth_round(&d, round);
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 static void all_requests_outstanding(struct kit_process *self) { depth_run(self, false, kit_scaled(20)); }
@@ -200,28 +200,28 @@ static void all_requests_fit_at_once(struct kit_process *self) { depth_run(self,
 /* ---- what test writes ---- */
 
 static void done_is_written_while_a_request_is_not(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   size_t size = (size_t)32 << 20; /* more than a plugin sends ahead */
-  uint8_t *out = kit_conn_high(&l, size), *in = kit_conn_high(&l, size);
-  struct kit_op ops[2] = {kit_conn_recv(&l, in, size, 2), kit_conn_send(&l, out, size, 2)};
+  uint8_t *out = kit_conn_high(&conn, size), *in = kit_conn_high(&conn, size);
+  struct kit_op ops[2] = {kit_conn_recv(&conn, in, size, 2), kit_conn_send(&conn, out, size, 2)};
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS / 2));
-  while (!kit_op_post(l.net, &ops[0])) {
+  while (!kit_op_post(conn.net, &ops[0])) {
     ENSURE(!ops[0].error, "irecv returned %d", ops[0].error);
     ENSURE(!rail_deadline_passed(deadline), "irecv gives NULL for ever, with nothing outstanding");
   }
   for (int i = 0; i < 100; i++)
-    ENSURE(!kit_op_test(l.net, &ops[0]), "test of a receive says %s %d, before anything was sent",
+    ENSURE(!kit_op_test(conn.net, &ops[0]), "test of a receive says %s %d, before anything was sent",
            ops[0].error ? "error" : "done", ops[0].error);
-  kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
-  kit_conn_close(&l);
+  kit_conn_run(&conn, ops, 2, KIT_OPS_OLDEST);
+  kit_conn_close(&conn);
 }
 
 /* One test as bootstrap does it. */
-static void test_without_sizes(struct kit_conn *l, struct kit_op *op, uint64_t deadline) {
+static void test_without_sizes(struct kit_conn *conn, struct kit_op *op, uint64_t deadline) {
   int done = 0x5a5a5a5a, rc;
   if (!op->req) return;
-  rc = l->net->vt->test(op->req, &done, NULL);
+  rc = conn->net->vt->test(op->req, &done, NULL);
   ENSURE(rc == 0, "test with NULL for sizes returned %d, a message of %zu bytes was sent", rc, op->size[0]);
   ENSURE(done == 0 || done == 1, "test with NULL for sizes left *done at %#x", (unsigned)done);
   ENSURE(!rail_deadline_passed(deadline), "a transfer of %zu bytes, tested with NULL for sizes, is never done",
@@ -232,136 +232,136 @@ static void test_without_sizes(struct kit_conn *l, struct kit_op *op, uint64_t d
 }
 
 static void sizes_may_be_null(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   for (size_t size = 0; size < 200000; size = size * 3 + 7) {
-    uint8_t *out = kit_conn_high(&l, size), *in = kit_conn_high(&l, size);
+    uint8_t *out = kit_conn_high(&conn, size), *in = kit_conn_high(&conn, size);
     kit_pattern_fill(out, size, size);
-    struct kit_op ops[2] = {kit_conn_recv(&l, in, size, 1), kit_conn_send(&l, out, size, 1)};
+    struct kit_op ops[2] = {kit_conn_recv(&conn, in, size, 1), kit_conn_send(&conn, out, size, 1)};
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
     while (!ops[0].done || !ops[1].done) {
       for (int i = 0; i < 2; i++) {
-        if (!ops[i].req && !ops[i].done) kit_op_post(l.net, &ops[i]);
+        if (!ops[i].req && !ops[i].done) kit_op_post(conn.net, &ops[i]);
         ENSURE(!ops[i].error, "%s returned %d", i ? "isend" : "irecv", ops[i].error);
-        test_without_sizes(&l, &ops[i], deadline);
+        test_without_sizes(&conn, &ops[i], deadline);
       }
       ENSURE(!rail_deadline_passed(deadline), "%zu bytes did not cross before the deadline", size);
     }
-    if (l.receives)
+    if (conn.receives)
       ENSURE(kit_pattern_check(in, size, size) < 0, "%zu bytes arrived wrong where sizes is NULL", size);
-    kit_conn_free(&l, out);
-    kit_conn_free(&l, in);
+    kit_conn_free(&conn, out);
+    kit_conn_free(&conn, in);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 static const size_t reported[] = {0, 1, 1000, 100000};
 
 static void a_send_reports_its_size(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  uint8_t *out = kit_conn_high(&l, 100000), *in = kit_conn_high(&l, 200000);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  uint8_t *out = kit_conn_high(&conn, 100000), *in = kit_conn_high(&conn, 200000);
   for (size_t i = 0; i < sizeof reported / sizeof reported[0]; i++) {
-    struct kit_op ops[2] = {kit_conn_recv(&l, in, 200000, 1), kit_conn_send(&l, out, reported[i], 1)};
-    kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
-    if (l.sends)
+    struct kit_op ops[2] = {kit_conn_recv(&conn, in, 200000, 1), kit_conn_send(&conn, out, reported[i], 1)};
+    kit_conn_run(&conn, ops, 2, KIT_OPS_OLDEST);
+    if (conn.sends)
       ENSURE(ops[1].sizes[0] == (int)reported[i], "test of a send of %zu bytes wrote %d (%#x) to *sizes", reported[i],
              ops[1].sizes[0], (unsigned)ops[1].sizes[0]);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* Poisoned here, not zeroed as by NCCL: a plugin that writes the size it knows passes. */
 static void a_receive_writes_its_size(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  uint8_t *out = kit_conn_high(&l, 100000), *in = kit_conn_high(&l, 200000);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  uint8_t *out = kit_conn_high(&conn, 100000), *in = kit_conn_high(&conn, 200000);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   for (size_t i = 0; i < sizeof reported / sizeof reported[0]; i++) {
-    struct kit_op recv = kit_conn_recv(&l, in, 200000, 1), send = kit_conn_send(&l, out, reported[i], 1);
+    struct kit_op recv = kit_conn_recv(&conn, in, 200000, 1), send = kit_conn_send(&conn, out, reported[i], 1);
     int done = 0, size = 0x5a5a5a5a;
     while (!done) {
       ENSURE(!recv.error && !send.error, "irecv, isend ended with errors %d, %d", recv.error, send.error);
       ENSURE(!rail_deadline_passed(deadline), "%zu bytes did not arrive before the deadline", reported[i]);
-      if (!send.done) send.req ? kit_op_test(l.net, &send) : kit_op_post(l.net, &send);
-      if (!recv.req && !kit_op_post(l.net, &recv)) continue;
-      int rc = l.net->vt->test(recv.req, &done, &size);
+      if (!send.done) send.req ? kit_op_test(conn.net, &send) : kit_op_post(conn.net, &send);
+      if (!recv.req && !kit_op_post(conn.net, &recv)) continue;
+      int rc = conn.net->vt->test(recv.req, &done, &size);
       ENSURE(rc == 0, "test returned %d", rc);
     }
-    kit_op_finish(l.net, &send);
+    kit_op_finish(conn.net, &send);
     ENSURE(size == (int)reported[i], "test of a receive left sizes[0] at %d (%#x) for a message of %zu bytes", size,
            (unsigned)size, reported[i]);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* ---- when a request is over ---- */
 
-enum { FLYING = 4 };
-static const size_t flying_size = 700001;
+enum { IN_FLIGHT = 4 };
+static const size_t in_flight_size = 700001;
 
-/* Posts and tests one of `FLYING`, in posting order; true when it has just become done. */
-static bool flying_step(struct kit_conn *l, struct kit_op *ops, int i) {
+/* Posts and tests one of `IN_FLIGHT`, in posting order; true when it has just become done. */
+static bool step_in_flight(struct kit_conn *conn, struct kit_op *ops, int i) {
   struct kit_op *op = &ops[i];
   if (op->done) return false;
-  if (!op->req && (i == 0 || ops[i - 1].req || ops[i - 1].done)) kit_op_post(l->net, op);
-  bool tested = op->req && (i == 0 || ops[i - 1].done), now = tested && kit_op_test(l->net, op);
+  if (!op->req && (i == 0 || ops[i - 1].req || ops[i - 1].done)) kit_op_post(conn->net, op);
+  bool tested = op->req && (i == 0 || ops[i - 1].done), now = tested && kit_op_test(conn->net, op);
   ENSURE(!op->error, "%s %d ended with error %d", op->kind == KIT_OP_SEND ? "send" : "receive", i, op->error);
   return now;
 }
 
 static bool all_over(const struct kit_op *ops) {
-  for (int i = 0; i < FLYING; i++)
+  for (int i = 0; i < IN_FLIGHT; i++)
     if (ops[i].comm && !ops[i].done) return false;
   return true;
 }
 
 /* done means done: the caller scribbles over the send buffer, deregisters and unmaps it, at that moment. */
 static void a_finished_send_needs_its_buffer_no_more(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  uint8_t *in[FLYING], *out[FLYING];
-  for (int i = 0; i < FLYING; i++) in[i] = kit_conn_high(&l, flying_size);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  uint8_t *in[IN_FLIGHT], *out[IN_FLIGHT];
+  for (int i = 0; i < IN_FLIGHT; i++) in[i] = kit_conn_high(&conn, in_flight_size);
   for (int round = 0; round < kit_scaled(40); round++) {
-    struct kit_op send[FLYING], recv[FLYING];
-    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), seed = (uint64_t)round * FLYING;
-    for (int i = 0; i < FLYING; i++) {
-      out[i] = kit_conn_high(&l, flying_size);
-      kit_pattern_fill(out[i], flying_size, seed + (uint64_t)i);
-      send[i] = kit_conn_send(&l, out[i], flying_size, 0);
-      recv[i] = kit_conn_recv(&l, in[i], flying_size, 0);
+    struct kit_op send[IN_FLIGHT], recv[IN_FLIGHT];
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS)), seed = (uint64_t)round * IN_FLIGHT;
+    for (int i = 0; i < IN_FLIGHT; i++) {
+      out[i] = kit_conn_high(&conn, in_flight_size);
+      kit_pattern_fill(out[i], in_flight_size, seed + (uint64_t)i);
+      send[i] = kit_conn_send(&conn, out[i], in_flight_size, 0);
+      recv[i] = kit_conn_recv(&conn, in[i], in_flight_size, 0);
     }
     while (!all_over(send) || !all_over(recv)) {
-      for (int i = 0; i < FLYING; i++) {
-        flying_step(&l, recv, i);
-        if (!flying_step(&l, send, i)) continue;
-        memset(out[i], 0xee, flying_size);
-        kit_conn_free(&l, out[i]);
+      for (int i = 0; i < IN_FLIGHT; i++) {
+        step_in_flight(&conn, recv, i);
+        if (!step_in_flight(&conn, send, i)) continue;
+        memset(out[i], 0xee, in_flight_size);
+        kit_conn_free(&conn, out[i]);
       }
-      ENSURE(!rail_deadline_passed(deadline), "transfers of %zu bytes are not done at the deadline", flying_size);
+      ENSURE(!rail_deadline_passed(deadline), "transfers of %zu bytes are not done at the deadline", in_flight_size);
     }
-    for (int i = 0; i < FLYING; i++) {
-      ssize_t wrong = l.receives ? kit_pattern_check(in[i], flying_size, seed + (uint64_t)i) : -1;
+    for (int i = 0; i < IN_FLIGHT; i++) {
+      ssize_t wrong = conn.receives ? kit_pattern_check(in[i], in_flight_size, seed + (uint64_t)i) : -1;
       ENSURE(wrong < 0, "byte %zd of %zu is what the sender wrote over its buffer after test had said done: NCCL "
-             "reuses a step's buffer at that moment", wrong, flying_size);
-      if (!l.sends) kit_conn_free(&l, out[i]);
+             "reuses a step's buffer at that moment", wrong, in_flight_size);
+      if (!conn.sends) kit_conn_free(&conn, out[i]);
     }
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 static void requests_are_reused_without_end(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  int *out = (int *)(void *)kit_conn_high(&l, sizeof *out), *in = (int *)(void *)kit_conn_high(&l, sizeof *in);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  int *out = (int *)(void *)kit_conn_high(&conn, sizeof *out), *in = (int *)(void *)kit_conn_high(&conn, sizeof *in);
   for (int i = 0; i < kit_scaled(8000); i++) {
     *out = i;
     *in = -1;
-    struct kit_op ops[2] = {kit_conn_recv(&l, in, sizeof *in, i & 3), kit_conn_send(&l, out, sizeof *out, i & 3)};
-    kit_conn_run(&l, ops, 2, KIT_OPS_OLDEST);
-    if (l.receives) ENSURE(*in == i, "message %d arrived as %d", i, *in);
+    struct kit_op ops[2] = {kit_conn_recv(&conn, in, sizeof *in, i & 3), kit_conn_send(&conn, out, sizeof *out, i & 3)};
+    kit_conn_run(&conn, ops, 2, KIT_OPS_OLDEST);
+    if (conn.receives) ENSURE(*in == i, "message %d arrived as %d", i, *in);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 #define NET "src/transport/net.cc:"

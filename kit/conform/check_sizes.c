@@ -16,12 +16,12 @@ static const size_t sizes[] = {0,    1,    2,    7,     8,     9,     63,     64
 enum { NSIZES = sizeof sizes / sizeof sizes[0] };
 
 /* Sends `size` bytes at `out` into a receive of `room` at `in` and checks all of it. */
-static void cross(struct kit_conn *l, uint8_t *out, size_t size, uint8_t *in, size_t room, uint64_t seed) {
-  if (l->sends) kit_pattern_fill(out, size, seed);
-  if (l->receives) memset(in, 0xcc, room);
-  struct kit_op ops[2] = {kit_conn_recv(l, in, room, 3), kit_conn_send(l, out, size, 3)};
-  kit_conn_run(l, ops, 2, KIT_OPS_OLDEST);
-  if (l->receives) {
+static void cross(struct kit_conn *conn, uint8_t *out, size_t size, uint8_t *in, size_t room, uint64_t seed) {
+  if (conn->sends) kit_pattern_fill(out, size, seed);
+  if (conn->receives) memset(in, 0xcc, room);
+  struct kit_op ops[2] = {kit_conn_recv(conn, in, room, 3), kit_conn_send(conn, out, size, 3)};
+  kit_conn_run(conn, ops, 2, KIT_OPS_OLDEST);
+  if (conn->receives) {
     ENSURE(ops[0].sizes[0] == (int)size, "test reported %d bytes of a message of %zu: NCCL skips the flush of what it "
            "takes for empty", ops[0].sizes[0], size);
     ssize_t wrong = kit_pattern_check(in, size, seed);
@@ -30,85 +30,87 @@ static void cross(struct kit_conn *l, uint8_t *out, size_t size, uint8_t *in, si
     ENSURE(wrong < 0, "%zu bytes into a receive of %zu: byte %zd, behind the message, was written", size, room,
            wrong + (ssize_t)size);
   }
-  ssize_t changed = l->sends ? kit_pattern_check(out, size, seed) : -1;
+  ssize_t changed = conn->sends ? kit_pattern_check(out, size, seed) : -1;
   ENSURE(changed < 0, "byte %zd of a send buffer of %zu was changed", changed, size);
 }
 
 static void against_guard_pages(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   for (int i = 0; i < 2 * NSIZES; i++) {
     size_t size = sizes[i / 2];
-    uint8_t *out = i % 2 ? kit_conn_low(&l, size) : kit_conn_high(&l, size);
-    uint8_t *in = i % 2 ? kit_conn_low(&l, size) : kit_conn_high(&l, size);
-    cross(&l, out, size, in, size, (uint64_t)i);
-    kit_conn_free(&l, out);
-    kit_conn_free(&l, in);
+    uint8_t *out = i % 2 ? kit_conn_low(&conn, size) : kit_conn_high(&conn, size);
+    uint8_t *in = i % 2 ? kit_conn_low(&conn, size) : kit_conn_high(&conn, size);
+    cross(&conn, out, size, in, size, (uint64_t)i);
+    kit_conn_free(&conn, out);
+    kit_conn_free(&conn, in);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 static void unaligned(struct kit_process *self) {
   static const size_t some[] = {1, 8, 127, 4097, 65537};
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  uint8_t *out = kit_conn_low(&l, 70000), *in = kit_conn_low(&l, 70000);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  uint8_t *out = kit_conn_low(&conn, 70000), *in = kit_conn_low(&conn, 70000);
   for (size_t a = 0; a < 16; a++)
     for (size_t s = 0; s < sizeof some / sizeof some[0]; s++)
-      cross(&l, out + a, some[s], in + (a * 7) % 16, some[s], a * 100 + s);
-  kit_conn_close(&l);
+      cross(&conn, out + a, some[s], in + (a * 7) % 16, some[s], a * 100 + s);
+  kit_conn_close(&conn);
 }
 
 static void receive_larger_than_send(struct kit_process *self) {
   static const size_t extra[] = {1, 8, 1000, 100000, 3000000};
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   for (int i = 0; i < NSIZES; i++) {
     size_t room = sizes[i] + extra[i % 5];
-    uint8_t *out = kit_conn_high(&l, sizes[i]), *in = kit_conn_high(&l, room);
-    cross(&l, out, sizes[i], in, room, (uint64_t)i);
-    kit_conn_free(&l, out);
-    kit_conn_free(&l, in);
+    uint8_t *out = kit_conn_high(&conn, sizes[i]), *in = kit_conn_high(&conn, room);
+    cross(&conn, out, sizes[i], in, room, (uint64_t)i);
+    kit_conn_free(&conn, out);
+    kit_conn_free(&conn, in);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 static void sixteen_megabytes_and_three(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   size_t size = ((size_t)16 << 20) + 3;
-  uint8_t *out = kit_conn_high(&l, size), *in = kit_conn_high(&l, size);
-  for (size_t i = 0; i < (size_t)kit_scaled(5); i++) cross(&l, out + i, size - i, in + i, size - i, i);
-  kit_conn_close(&l);
+  uint8_t *out = kit_conn_high(&conn, size), *in = kit_conn_high(&conn, size);
+  for (size_t i = 0; i < (size_t)kit_scaled(5); i++) cross(&conn, out + i, size - i, in + i, size - i, i);
+  kit_conn_close(&conn);
 }
 
 static void sizes_at_random(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  uint8_t *out = kit_conn_high(&l, 1 << 20), *in = kit_conn_high(&l, (1 << 20) + 64);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  uint8_t *out = kit_conn_high(&conn, 1 << 20), *in = kit_conn_high(&conn, (1 << 20) + 64);
   for (int i = 0; i < kit_scaled(1500); i++) {
-    size_t size = kit_rng_below(&l.rng, 1u << (1 + kit_rng_below(&l.rng, 20))), room = size + kit_rng_below(&l.rng, 64);
-    cross(&l, out, size, in, room, kit_rng_next(&l.rng));
+    size_t size = kit_rng_below(&conn.rng, 1u << (1 + kit_rng_below(&conn.rng, 20)));
+    size_t room = size + kit_rng_below(&conn.rng, 64);
+    cross(&conn, out, size, in, room, kit_rng_next(&conn.rng));
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* ---- several connections at once ---- */
 
 enum { COMMS = 4, EACH = 24, ROOM = 300000 };
 
-static void several_comms_prepare(struct kit_conn *l, struct kit_op *ops, uint8_t *out, uint8_t *in, uint64_t seed) {
+static void several_comms_prepare(struct kit_conn *conn, struct kit_op *ops, uint8_t *out, uint8_t *in, uint64_t seed) {
   for (int i = 0; i < EACH; i++) {
-    size_t size = kit_rng_below(&l->rng, 8) ? kit_rng_below(&l->rng, 1u << (1 + kit_rng_below(&l->rng, 18))) : 0;
+    size_t size = 0;
+    if (kit_rng_below(&conn->rng, 8)) size = kit_rng_below(&conn->rng, 1u << (1 + kit_rng_below(&conn->rng, 18)));
     uint8_t *from = out + (size_t)i * ROOM, *to = in + (size_t)i * ROOM;
-    if (l->sends) kit_pattern_fill(from, size, seed + (uint64_t)i);
-    ops[2 * i * COMMS] = kit_conn_recv(l, to, ROOM, 9);
-    ops[(2 * i + 1) * COMMS] = kit_conn_send(l, from, size, 9);
+    if (conn->sends) kit_pattern_fill(from, size, seed + (uint64_t)i);
+    ops[2 * i * COMMS] = kit_conn_recv(conn, to, ROOM, 9);
+    ops[(2 * i + 1) * COMMS] = kit_conn_send(conn, from, size, 9);
   }
 }
 
-static void several_comms_verify(const struct kit_conn *l, int comm, const struct kit_op *ops, uint64_t seed) {
-  for (int i = 0; l->receives && i < EACH; i++) {
+static void several_comms_verify(const struct kit_conn *conn, int comm, const struct kit_op *ops, uint64_t seed) {
+  for (int i = 0; conn->receives && i < EACH; i++) {
     const struct kit_op *recv = &ops[2 * i * COMMS], *send = &ops[(2 * i + 1) * COMMS];
     ENSURE(recv->sizes[0] == (int)send->size[0], "comm %d of %d: receive %d has %d bytes, send %d had %zu", comm, COMMS,
            i, recv->sizes[0], i, send->size[0]);
@@ -119,43 +121,43 @@ static void several_comms_verify(const struct kit_conn *l, int comm, const struc
 }
 
 static void several_comms_at_random(struct kit_process *self) {
-  static struct kit_conn lane[COMMS];
+  static struct kit_conn conn[COMMS];
   static struct kit_op ops[2 * EACH * COMMS];
   uint8_t *out[COMMS], *in[COMMS];
   for (int c = 0; c < COMMS; c++) {
-    if (c == 0) kit_conn_open(&lane[c], self);
-    else kit_conn_join(&lane[c], &lane[0], c);
-    out[c] = kit_conn_high(&lane[c], (size_t)EACH * ROOM);
-    in[c] = kit_conn_high(&lane[c], (size_t)EACH * ROOM);
+    if (c == 0) kit_conn_open(&conn[c], self);
+    else kit_conn_join(&conn[c], &conn[0], c);
+    out[c] = kit_conn_high(&conn[c], (size_t)EACH * ROOM);
+    in[c] = kit_conn_high(&conn[c], (size_t)EACH * ROOM);
   }
   for (int round = 0; round < kit_scaled(10); round++) {
     uint64_t seed = (uint64_t)round * 1000;
-    for (int c = 0; c < COMMS; c++) several_comms_prepare(&lane[c], ops + c, out[c], in[c], seed + (uint64_t)c * EACH);
-    kit_conn_run(&lane[0], ops, 2 * EACH * COMMS, KIT_OPS_OLDEST);
-    for (int c = 0; c < COMMS; c++) several_comms_verify(&lane[c], c, ops + c, seed + (uint64_t)c * EACH);
+    for (int c = 0; c < COMMS; c++) several_comms_prepare(&conn[c], ops + c, out[c], in[c], seed + (uint64_t)c * EACH);
+    kit_conn_run(&conn[0], ops, 2 * EACH * COMMS, KIT_OPS_OLDEST);
+    for (int c = 0; c < COMMS; c++) several_comms_verify(&conn[c], c, ops + c, seed + (uint64_t)c * EACH);
   }
-  for (int c = COMMS - 1; c >= 0; c--) kit_conn_close(&lane[c]);
+  for (int c = COMMS - 1; c >= 0; c--) kit_conn_close(&conn[c]);
 }
 
 /* ---- the caller's arrays ---- */
 
 /* irecv's arrays name other places as soon as it has returned: what reads them again fills the wrong buffer. */
-static void arrays_of(struct kit_conn *l, int n, uint8_t *real, uint8_t *decoy, uint8_t *out) {
+static void arrays_of(struct kit_conn *conn, int n, uint8_t *real, uint8_t *decoy, uint8_t *out) {
   enum { LEN = 5000 };
-  struct kit_op group = kit_conn_group(l), wrong = kit_conn_group(l), send[KIT_MAX_GROUP];
+  struct kit_op group = kit_conn_group(conn), wrong = kit_conn_group(conn), send[KIT_MAX_GROUP];
   memset(real, 0xcc, (size_t)n * LEN);
   memset(decoy, 0xcc, (size_t)n * LEN);
   for (int i = 0; i < n; i++) {
-    kit_conn_add(l, &group, real + (size_t)i * LEN, LEN, 40 + i);
-    kit_conn_add(l, &wrong, decoy + (size_t)i * LEN, 16, 40 + (i + 1) % n);
+    kit_conn_add(conn, &group, real + (size_t)i * LEN, LEN, 40 + i);
+    kit_conn_add(conn, &wrong, decoy + (size_t)i * LEN, 16, 40 + (i + 1) % n);
     kit_pattern_fill(out + (size_t)i * LEN, LEN, (uint64_t)i);
-    send[i] = kit_conn_send(l, out + (size_t)i * LEN, LEN, 40 + i);
+    send[i] = kit_conn_send(conn, out + (size_t)i * LEN, LEN, 40 + i);
   }
   struct kit_op arrays;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS / 2));
   do { /* NULL: the arrays are the right ones again at the next call */
     memcpy(&arrays, &group, sizeof arrays);
-    int rc = l->net->vt->irecv(group.comm, n, arrays.data, arrays.size, arrays.tag, arrays.mh, NULL, &group.req);
+    int rc = conn->net->vt->irecv(group.comm, n, arrays.data, arrays.size, arrays.tag, arrays.mh, NULL, &group.req);
     ENSURE(rc == 0, "irecv of %d buffers returned %d", n, rc);
     ENSURE(!rail_deadline_passed(deadline), "irecv of %d buffers gives NULL for ever, with nothing outstanding", n);
     memcpy(&arrays, &wrong, sizeof arrays);
@@ -163,10 +165,10 @@ static void arrays_of(struct kit_conn *l, int n, uint8_t *real, uint8_t *decoy, 
   for (int left = n + 1; left > 0;) {
     for (int i = 0; i < n; i++) {
       if (send[i].done || send[i].error) continue;
-      if (!send[i].req) kit_op_post(l->net, &send[i]);
-      else if (kit_op_test(l->net, &send[i])) left--;
+      if (!send[i].req) kit_op_post(conn->net, &send[i]);
+      else if (kit_op_test(conn->net, &send[i])) left--;
     }
-    if (!group.done && kit_op_test(l->net, &group)) left--;
+    if (!group.done && kit_op_test(conn->net, &group)) left--;
     ENSURE(!group.error && kit_bytes_check(decoy, (size_t)n * LEN, 0xcc) < 0,
            "a receive of %d buffers whose arrays changed after irecv ended with error %d or in the wrong buffer: data, "
            "sizes, tags and mhandles are on NCCL's stack and valid only during the call", n, group.error);
@@ -181,30 +183,30 @@ static void arrays_of(struct kit_conn *l, int n, uint8_t *real, uint8_t *decoy, 
 }
 
 static void arrays_are_the_callers(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  uint8_t *real = kit_conn_high(&l, 40000), *decoy = kit_conn_high(&l, 40000), *out = kit_conn_high(&l, 40000);
-  for (int n = 1; n <= l.max_recvs; n++) arrays_of(&l, n, real, decoy, out);
-  kit_conn_close(&l);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  uint8_t *real = kit_conn_high(&conn, 40000), *decoy = kit_conn_high(&conn, 40000), *out = kit_conn_high(&conn, 40000);
+  for (int n = 1; n <= conn.max_recvs; n++) arrays_of(&conn, n, real, decoy, out);
+  kit_conn_close(&conn);
 }
 
 /* ---- a send that is larger than its receive: the caller's mistake ---- */
 
 struct oversize {
-  struct kit_conn lane;
+  struct kit_conn conn;
   struct kit_op recv, send;
   char what[80];
 };
 
 /* Both to their end, whatever it is; false: not within the time. */
-static bool oversize_settle(struct oversize *o, bool receive_first, uint64_t ms) {
+static bool oversize_run(struct oversize *o, bool receive_first, uint64_t ms) {
   struct kit_op *op[2] = {receive_first ? &o->recv : &o->send, receive_first ? &o->send : &o->recv};
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(ms));
   while (!rail_deadline_passed(deadline)) {
     int left = 0;
     for (int i = 0; i < 2; i++) {
       if (op[i]->done || op[i]->error) continue;
-      op[i]->req ? kit_op_test(o->lane.net, op[i]) : kit_op_post(o->lane.net, op[i]);
+      op[i]->req ? kit_op_test(o->conn.net, op[i]) : kit_op_post(o->conn.net, op[i]);
       left++;
     }
     if (!left) return true;
@@ -216,114 +218,114 @@ static bool oversize_settle(struct oversize *o, bool receive_first, uint64_t ms)
 /* A connection that has worked, and a send of `size` bytes into a receive of `room` between guard pages. */
 static void oversize_open(struct oversize *o, const struct kit_conn *with, size_t size, size_t room) {
   memset(o, 0, sizeof *o);
-  kit_conn_join(&o->lane, with, 1);
-  kit_pair_ping(&o->lane.pair, 100, 1);
+  kit_conn_join(&o->conn, with, 1);
+  kit_pair_ping(&o->conn.pair, 100, 1);
   snprintf(o->what, sizeof o->what, "%zu bytes into a receive of %zu", size, room);
-  o->recv = kit_conn_recv(&o->lane, kit_conn_high(&o->lane, room), room, 3);
-  o->send = kit_conn_send(&o->lane, kit_conn_high(&o->lane, size), size, 3);
+  o->recv = kit_conn_recv(&o->conn, kit_conn_high(&o->conn, room), room, 3);
+  o->send = kit_conn_send(&o->conn, kit_conn_high(&o->conn, size), size, 3);
 }
 
 static void too_large(const struct kit_conn *with, size_t size, size_t room, bool receive_first) {
   static struct oversize o;
   oversize_open(&o, with, size, room);
-  oversize_settle(&o, receive_first, 5000);
+  oversize_run(&o, receive_first, 5000);
   ENSURE(o.recv.error || !o.recv.done, "%s: test says done, and nobody learns that the message is cut short", o.what);
   ENSURE(o.recv.error, "%s: the receive is neither done nor failed after 5 s", o.what);
   ENSURE(o.recv.error == RAIL_BAD_USAGE, "%s: the receiver got error %d, expected ncclInvalidUsage (%d)", o.what,
          o.recv.error, RAIL_BAD_USAGE);
   if (o.recv.req) { /* once more, as for another sub in the same pass */
     int done = 0, got[KIT_MAX_GROUP] = {0};
-    o.lane.net->vt->test(o.recv.req, &done, got);
+    o.conn.net->vt->test(o.recv.req, &done, got);
   }
-  kit_conn_close(&o.lane);
+  kit_conn_close(&o.conn);
 }
 
 static const size_t rooms[] = {0, 1, 99, 4096, 65536, 1 << 20};
 enum { NROOMS = sizeof rooms / sizeof rooms[0] };
 
 static void send_larger_than_receive(struct kit_process *self) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   for (size_t i = 0; i < NROOMS; i++) {
-    too_large(&l, rooms[i] + 1, rooms[i], true);
-    too_large(&l, rooms[i] + 1, rooms[i], false);
-    too_large(&l, 3 * rooms[i] + 5000000, rooms[i], true);
+    too_large(&conn, rooms[i] + 1, rooms[i], true);
+    too_large(&conn, rooms[i] + 1, rooms[i], false);
+    too_large(&conn, 3 * rooms[i] + 5000000, rooms[i], true);
   }
-  kit_pair_ping(&l.pair, 1000, 2); /* other connections are unharmed */
-  kit_conn_close(&l);
+  kit_pair_ping(&conn.pair, 1000, 2); /* other connections are unharmed */
+  kit_conn_close(&conn);
 }
 
   /* A send that went ahead of its receive was done before this could be known; a later call must return the error. */
 static int sender_learns(struct oversize *o, int error) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
   while (!error && !rail_deadline_passed(deadline)) {
-    struct kit_op later = kit_conn_send(&o->lane, o->send.data[0], 1, 3);
-    if (kit_op_post(o->lane.net, &later))
-      while (!later.done && !later.error && !rail_deadline_passed(deadline)) kit_op_test(o->lane.net, &later);
+    struct kit_op later = kit_conn_send(&o->conn, o->send.data[0], 1, 3);
+    if (kit_op_post(o->conn.net, &later))
+      while (!later.done && !later.error && !rail_deadline_passed(deadline)) kit_op_test(o->conn.net, &later);
     error = later.error;
-    if (o->recv.req && !o->recv.error) kit_op_test(o->lane.net, &o->recv);
+    if (o->recv.req && !o->recv.error) kit_op_test(o->conn.net, &o->recv);
   }
   return error;
 }
 
 static void the_sender_learns_of_it(struct kit_process *self) {
   static struct oversize o;
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   for (size_t i = 0; i < NROOMS; i++) {
-    oversize_open(&o, &l, rooms[i] + 5, rooms[i]);
-    oversize_settle(&o, true, 2000);
+    oversize_open(&o, &conn, rooms[i] + 5, rooms[i]);
+    oversize_run(&o, true, 2000);
     int error = sender_learns(&o, o.send.error);
     ENSURE(error == RAIL_BAD_USAGE, "%s: the sender got %d, expected ncclInvalidUsage (%d) from this or a later call",
            o.what, error, RAIL_BAD_USAGE);
-    kit_conn_close(&o.lane);
+    kit_conn_close(&o.conn);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 /* Whatever else comes of it: what lies behind the receive, registered or not, stays. */
 static void nothing_behind_a_receive_is_written(struct kit_process *self) {
   static struct oversize o;
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   for (size_t i = 0; i < 2 * NROOMS; i++) {
     size_t room = rooms[i / 2], size = room + 4096, whole = room + 2 * size;
-    oversize_open(&o, &l, size, room);
+    oversize_open(&o, &conn, size, room);
     struct kit_guarded in = kit_guard_high(whole);
     memset(in.data, 0xcc, whole);
-    kit_conn_reg(&o.lane, in.data, i % 2 || !room ? whole : room);
-    o.recv = kit_conn_recv(&o.lane, in.data, room, 3);
-    oversize_settle(&o, true, 500);
+    kit_conn_reg(&o.conn, in.data, i % 2 || !room ? whole : room);
+    o.recv = kit_conn_recv(&o.conn, in.data, room, 3);
+    oversize_run(&o, true, 500);
     ssize_t wrong = kit_bytes_check(in.data + room, whole - room, 0xcc);
     ENSURE(wrong < 0, "%s: byte %zd behind the receive was overwritten", o.what, wrong);
-    kit_conn_close(&o.lane);
+    kit_conn_close(&o.conn);
     kit_guard_free(&in);
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 static void send_larger_than_receive_in_a_group(struct kit_process *self) {
   static struct oversize o;
-  struct kit_conn l;
-  kit_conn_open(&l, self);
-  kit_conn_needs_groups(&l);
-  oversize_open(&o, &l, 500, 100);
-  struct kit_op other = kit_conn_send(&o.lane, o.send.data[0], 500, 1), group = kit_conn_group(&o.lane);
-  kit_conn_add(&o.lane, &group, kit_conn_high(&o.lane, 500), 500, 1);
-  kit_conn_add(&o.lane, &group, o.recv.data[0], 100, 3);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
+  kit_conn_needs_groups(&conn);
+  oversize_open(&o, &conn, 500, 100);
+  struct kit_op other = kit_conn_send(&o.conn, o.send.data[0], 500, 1), group = kit_conn_group(&o.conn);
+  kit_conn_add(&o.conn, &group, kit_conn_high(&o.conn, 500), 500, 1);
+  kit_conn_add(&o.conn, &group, o.recv.data[0], 100, 3);
   o.recv = group;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(5000));
   while (!other.done && !other.error && !rail_deadline_passed(deadline)) {
-    if (!o.recv.req && !o.recv.error) kit_op_post(o.lane.net, &o.recv);
-    other.req ? kit_op_test(o.lane.net, &other) : kit_op_post(o.lane.net, &other);
-    if (!o.send.done && !o.send.error) o.send.req ? kit_op_test(o.lane.net, &o.send) : kit_op_post(o.lane.net, &o.send);
+    if (!o.recv.req && !o.recv.error) kit_op_post(o.conn.net, &o.recv);
+    other.req ? kit_op_test(o.conn.net, &other) : kit_op_post(o.conn.net, &other);
+    if (!o.send.done && !o.send.error) o.send.req ? kit_op_test(o.conn.net, &o.send) : kit_op_post(o.conn.net, &o.send);
   }
-  oversize_settle(&o, true, 5000);
+  oversize_run(&o, true, 5000);
   ENSURE(o.recv.error == RAIL_BAD_USAGE,
          "%s, one of a group of 2: the receive got %s %d, expected ncclInvalidUsage (%d)", o.what,
          o.recv.error ? "error" : o.recv.done ? "done, error" : "nothing, error", o.recv.error, RAIL_BAD_USAGE);
-  kit_conn_close(&o.lane);
-  kit_conn_close(&l);
+  kit_conn_close(&o.conn);
+  kit_conn_close(&conn);
 }
 
 /* ---- more than an int ---- */
@@ -347,22 +349,22 @@ static uint8_t *repeated(size_t size) {
 
 /* A message of `size` bytes that repeats its contents every PERIOD bytes. Returns what test reported. */
 static int one_huge(struct kit_process *self, size_t size) {
-  struct kit_conn l;
-  kit_conn_open(&l, self);
+  struct kit_conn conn;
+  kit_conn_open(&conn, self);
   uint8_t *out = repeated(size), *in = repeated(size);
   kit_pattern_fill(out, PERIOD, 77);
-  kit_conn_reg(&l, out, size);
-  kit_conn_reg(&l, in, size);
-  struct kit_op ops[2] = {kit_conn_recv(&l, in, size, 0), kit_conn_send(&l, out, size, 0)};
-  kit_ops_run(l.net, ops, 2, (struct kit_ops_options){.deadline_ms = 90000});
-  if (l.receives) {
+  kit_conn_reg(&conn, out, size);
+  kit_conn_reg(&conn, in, size);
+  struct kit_op ops[2] = {kit_conn_recv(&conn, in, size, 0), kit_conn_send(&conn, out, size, 0)};
+  kit_ops_run(conn.net, ops, 2, (struct kit_ops_options){.deadline_ms = 90000});
+  if (conn.receives) {
     size_t wrong = 0;
     while (wrong < PERIOD && in[wrong] == out[wrong]) wrong++;
     ENSURE(wrong == PERIOD, "a message of %zu bytes arrived wrong: byte %zu of every %zu is %#x, expected %#x", size,
            wrong, PERIOD, in[wrong], out[wrong]);
   }
-  kit_pair_ping(&l.pair, 1000, 5); /* the stream is in step afterwards */
-  kit_conn_close(&l);
+  kit_pair_ping(&conn.pair, 1000, 5); /* the stream is in step afterwards */
+  kit_conn_close(&conn);
   munmap(out, size + PERIOD);
   munmap(in, size + PERIOD);
   return ops[0].sizes[0];

@@ -5,7 +5,7 @@
  * the flag is the expected one. LL128 stores 120 bytes of data and an 8-byte
  * flag as one line; its reader waits for the flag, loads the line once more
  * (src/device/prims_ll128.h), and takes that. The reader here is a thread
- * that runs while the receive is in flight. It waits for PATIENCE_NS before
+ * that runs while the receive is in flight. It waits for RELOAD_NS before
  * it loads a line again, as a GPU's load over PCIe takes a while: a processor's
  * string copies, and so a kernel's, may store within a line in any order. */
 #include <pthread.h>
@@ -16,7 +16,7 @@
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
 
-enum { LINE_WORDS = 16, LINE = 128, UNIT = 8, STEPS = 8, PATIENCE_NS = 5000 };
+enum { LINE_WORDS = 16, LINE = 128, UNIT = 8, STEPS = 8, RELOAD_NS = 5000 };
 
 struct reader {
   _Atomic uint64_t *at;
@@ -55,7 +55,7 @@ NO_RACE static enum sight look_at(const struct reader *r, uint32_t round, size_t
   const _Atomic uint64_t *line = r->at + u * LINE_WORDS;
   if (atomic_load_explicit(&line[LINE_WORDS - 1], memory_order_acquire) != round) return NOTHING;
   if (line_whole(line, round, u)) return WHOLE;
-  for (uint64_t until = rail_now_ns() + PATIENCE_NS; rail_now_ns() < until;) {}
+  for (uint64_t until = rail_now_ns() + RELOAD_NS; rail_now_ns() < until;) {}
   return line_whole(line, round, u) ? LATE : TORN;
 }
 
@@ -107,7 +107,7 @@ static void reader_catches_up(const struct reader *r) {
 }
 
 struct tear {
-  struct kit_conn *l;
+  struct kit_conn *conn;
   struct reader reader;
   uint8_t *out, *in;
   size_t size;
@@ -120,10 +120,10 @@ static void tear_round(struct tear *t, uint32_t round, size_t part) {
     int n = 0;
     for (; n < STEPS && at < t->size; n++, at += part) {
       size_t len = t->size - at < part ? t->size - at : part;
-      ops[2 * n] = kit_conn_recv(t->l, t->in + at, len, 0);
-      ops[2 * n + 1] = kit_conn_send(t->l, t->out + at, len, 0);
+      ops[2 * n] = kit_conn_recv(t->conn, t->in + at, len, 0);
+      ops[2 * n + 1] = kit_conn_send(t->conn, t->out + at, len, 0);
     }
-    kit_conn_run(t->l, ops, 2 * n, KIT_OPS_OLDEST);
+    kit_conn_run(t->conn, ops, 2 * n, KIT_OPS_OLDEST);
     ENSURE(atomic_load(&t->reader.torn) == 0, "round %u, messages of %zu bytes: %ld units had the new flag and old "
            "data, the first at byte %zu%s: NCCL's kernels take what the flag stands behind", round, part,
            atomic_load(&t->reader.torn), (atomic_load(&t->reader.where) - 1) * (t->reader.lines ? LINE : UNIT),
@@ -134,25 +134,25 @@ static void tear_round(struct tear *t, uint32_t round, size_t part) {
 /* `offset` bytes into a page; rounds of `units`, each cut into messages of one random length below `longest`. */
 static void polled(struct kit_process *self, bool lines, size_t units, size_t offset, size_t longest, int rounds) {
   static struct tear t;
-  struct kit_conn l;
+  struct kit_conn conn;
   pthread_t thread = 0;
-  kit_conn_open(&l, self);
+  kit_conn_open(&conn, self);
   size_t unit = lines ? LINE : UNIT, size = units * unit;
   memset(&t, 0, sizeof t);
-  t = (struct tear){.l = &l, .size = size};
-  t.out = kit_conn_low(&l, size + offset) + offset;
-  t.in = kit_conn_low(&l, size + offset) + offset;
+  t = (struct tear){.conn = &conn, .size = size};
+  t.out = kit_conn_low(&conn, size + offset) + offset;
+  t.in = kit_conn_low(&conn, size + offset) + offset;
   t.reader.at = (_Atomic uint64_t *)(void *)t.in;
   t.reader.units = units;
   t.reader.lines = lines;
   atomic_store(&t.reader.round, 1);
-  if (l.receives) ENSURE(pthread_create(&thread, NULL, reader_main, &t.reader) == 0, "no thread for the reader");
+  if (conn.receives) ENSURE(pthread_create(&thread, NULL, reader_main, &t.reader) == 0, "no thread for the reader");
   for (int round = 1; round <= rounds; round++) {
     fill((uint64_t *)(void *)t.out, units, lines, (uint32_t)round);
     atomic_store(&t.reader.round, (uint32_t)round);
-    tear_round(&t, (uint32_t)round, (1 + kit_rng_below(&l.rng, (uint32_t)(longest / unit))) * unit);
+    tear_round(&t, (uint32_t)round, (1 + kit_rng_below(&conn.rng, (uint32_t)(longest / unit))) * unit);
   }
-  if (l.receives) {
+  if (conn.receives) {
     reader_catches_up(&t.reader);
     atomic_store(&t.reader.over, true);
     pthread_join(thread, NULL);
@@ -161,7 +161,7 @@ static void polled(struct kit_process *self, bool lines, size_t units, size_t of
     ENSURE(atomic_load(&t.reader.torn) == 0, "%ld units had the new flag and old data", atomic_load(&t.reader.torn));
     ENSURE(atomic_load(&t.reader.seen) > 0, "after the last round no unit holds its flag");
   }
-  kit_conn_close(&l);
+  kit_conn_close(&conn);
 }
 
 static void ll(struct kit_process *self) { polled(self, false, 65536, 0, 524288, kit_scaled(150)); }

@@ -166,10 +166,10 @@ static void handed_from_thread_to_thread(struct kit_process *self) {
 }
 
 /* Two communicators move data while a third one's connections come and go, some with requests outstanding. */
-struct bustle { struct kit_net *net; atomic_bool *over; int id, rounds; };
+struct churn { struct kit_net *net; atomic_bool *over; int id, rounds; };
 
-static void come_and_go(void *arg) {
-  struct bustle *b = arg;
+static void open_and_close(void *arg) {
+  struct churn *b = arg;
   size_t size = 200000;
   uint8_t *buf = kit_pages(size);
   for (int i = 0; i < b->rounds; i++) {
@@ -185,7 +185,7 @@ static void come_and_go(void *arg) {
   kit_pages_free(buf, size);
 }
 
-static void stay(const struct bustle *b) {
+static void keep_pinging(const struct churn *b) {
   struct kit_pair p;
   kit_pair_open(b->net, &p);
   for (int i = 0; !atomic_load(b->over); i++)
@@ -193,14 +193,14 @@ static void stay(const struct bustle *b) {
   kit_pair_close(&p);
 }
 
-static void stay_or_go(void *arg) {
-  struct bustle *b = arg;
+static void run_churn(void *arg) {
+  struct churn *b = arg;
   char why[1024] = "";
   if (b->id > 0) {
-    stay(b);
+    keep_pinging(b);
     return;
   }
-  bool fine = kit_catch(come_and_go, b, why, sizeof why);
+  bool fine = kit_catch(open_and_close, b, why, sizeof why);
   atomic_store(b->over, true);
   ENSURE(fine, "connections come and go while others on other threads carry data: %s", why);
 }
@@ -210,9 +210,9 @@ static void connections_come_and_go(struct kit_process *self) {
   struct kit_net n;
   atomic_bool over = false;
   kit_net_open(&n);
-  struct bustle b[3];
-  for (int i = 0; i < 3; i++) b[i] = (struct bustle){&n, &over, i, kit_scaled(200)};
-  kit_run_threads(3, stay_or_go, b, sizeof b[0]);
+  struct churn b[3];
+  for (int i = 0; i < 3; i++) b[i] = (struct churn){&n, &over, i, kit_scaled(200)};
+  kit_run_threads(3, run_churn, b, sizeof b[0]);
   kit_net_close(&n);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Item 13, a caller who is seldom there: it posts, sleeps, and looks again much later. NCCL's progress thread serves
+ * Item 13, a caller that rarely tests: it posts, sleeps, and tests again much later. NCCL's progress thread serves
  * many operations by turns, and shares its core. */
 #include <string.h>
 #include <time.h>
@@ -33,7 +33,7 @@ static size_t some_size(struct kit_rng *rng) {
   return size + 8 <= LARGEST ? size + kit_rng_below(rng, 8) : size;
 }
 
-static void doze(struct kit_rng *rng, uint32_t most_us) {
+static void sleep_up_to(struct kit_rng *rng, uint32_t most_us) {
   uint32_t us = kit_rng_below(rng, most_us + 1);
   struct timespec nap = {0, (long)us * 1000};
   if (us) nanosleep(&nap, NULL);
@@ -94,7 +94,7 @@ static void post_round(struct visit *v, struct kit_rng *rng) {
     left[c][end]--;
     any--;
     v->count++;
-    if (kit_rng_below(rng, 3) == 0) doze(rng, 60);
+    if (kit_rng_below(rng, 3) == 0) sleep_up_to(rng, 60);
   }
 }
 
@@ -118,7 +118,7 @@ static void finish_round(struct visit *v, struct kit_rng *rng) {
     ENSURE(look < QUICK_LOOKS + SLOW_LOOKS,
            "%d of %d transfers are not done although their caller has looked %d times in %.1f s", left, v->count,
            look, SLOW_LOOKS * 0.01);
-    if (look < QUICK_LOOKS) doze(rng, 100);
+    if (look < QUICK_LOOKS) sleep_up_to(rng, 100);
     else kit_sleep_ms(10);
   }
 }

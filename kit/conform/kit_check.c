@@ -43,111 +43,112 @@ void kit_check_disconnect(struct kit_process *self, struct kit_pair *p) {
 
 /* ---- connections with registered memory ---- */
 
-static void lane_start(struct kit_conn *l, int number) {
-  l->sends = kit_sends(l->self);
-  l->receives = kit_receives(l->self);
-  l->rng.state = kit_process_job(l->self)->seed + (uint64_t)number * 0x9e3779b97f4a7c15ull;
-  l->dice.state = l->rng.state ^ ((uint64_t)kit_process_rank(l->self) << 32);
+static void conn_start(struct kit_conn *conn, int number) {
+  conn->sends = kit_sends(conn->self);
+  conn->receives = kit_receives(conn->self);
+  conn->rng.state = kit_process_job(conn->self)->seed + (uint64_t)number * 0x9e3779b97f4a7c15ull;
+  conn->own_rng.state = conn->rng.state ^ ((uint64_t)kit_process_rank(conn->self) << 32);
   struct rail_net_props_v12 props;
   memset(&props, 0, sizeof props);
-  int rc = l->net->vt->get_properties(l->net->dev, &props);
-  ENSURE(rc == 0, "getProperties(%d) returned %d", l->net->dev, rc);
-  l->max_recvs = props.max_recvs < 1 ? 1 : props.max_recvs > KIT_MAX_GROUP ? KIT_MAX_GROUP : props.max_recvs;
-  kit_check_connect(l->self, l->net, &l->pair);
+  int rc = conn->net->vt->get_properties(conn->net->dev, &props);
+  ENSURE(rc == 0, "getProperties(%d) returned %d", conn->net->dev, rc);
+  conn->max_recvs = props.max_recvs < 1 ? 1 : props.max_recvs > KIT_MAX_GROUP ? KIT_MAX_GROUP : props.max_recvs;
+  kit_check_connect(conn->self, conn->net, &conn->pair);
 }
 
-void kit_conn_open(struct kit_conn *l, struct kit_process *self) {
-  memset(l, 0, sizeof *l);
-  l->self = self;
-  l->net = &l->own;
-  kit_net_open(l->net);
-  lane_start(l, 0);
+void kit_conn_open(struct kit_conn *conn, struct kit_process *self) {
+  memset(conn, 0, sizeof *conn);
+  conn->self = self;
+  conn->net = &conn->own;
+  kit_net_open(conn->net);
+  conn_start(conn, 0);
 }
 
-void kit_conn_join(struct kit_conn *l, const struct kit_conn *with, int number) {
-  memset(l, 0, sizeof *l);
-  l->self = with->self;
-  l->net = with->net;
-  lane_start(l, number);
+void kit_conn_join(struct kit_conn *conn, const struct kit_conn *with, int number) {
+  memset(conn, 0, sizeof *conn);
+  conn->self = with->self;
+  conn->net = with->net;
+  conn_start(conn, number);
 }
 
-static void region_free(struct kit_conn *l, struct kit_conn_region *r) {
-  if (l->sends) kit_mr_dereg(l->net, l->pair.send, r->send_mh);
-  if (l->receives) kit_mr_dereg(l->net, l->pair.recv, r->recv_mh);
+static void region_free(struct kit_conn *conn, struct kit_conn_region *r) {
+  if (conn->sends) kit_mr_dereg(conn->net, conn->pair.send, r->send_mh);
+  if (conn->receives) kit_mr_dereg(conn->net, conn->pair.recv, r->recv_mh);
   kit_guard_free(&r->mem);
   *r = (struct kit_conn_region){0};
 }
 
-void kit_conn_close(struct kit_conn *l) {
+void kit_conn_close(struct kit_conn *conn) {
   for (int i = 0; i < KIT_CONN_REGIONS; i++)
-    if (l->region[i].mem.data) region_free(l, &l->region[i]);
-  kit_check_disconnect(l->self, &l->pair);
-  if (l->net == &l->own) kit_net_close(l->net);
+    if (conn->region[i].mem.data) region_free(conn, &conn->region[i]);
+  kit_check_disconnect(conn->self, &conn->pair);
+  if (conn->net == &conn->own) kit_net_close(conn->net);
 }
 
-static uint8_t *region_add(struct kit_conn *l, struct kit_guarded mem) {
+static uint8_t *region_add(struct kit_conn *conn, struct kit_guarded mem) {
   for (int i = 0; i < KIT_CONN_REGIONS; i++) {
-    struct kit_conn_region *r = &l->region[i];
+    struct kit_conn_region *r = &conn->region[i];
     if (r->mem.data) continue;
     r->mem = mem;
-    if (l->sends) r->send_mh = kit_mr_reg(l->net, l->pair.send, mem.data, mem.size);
-    if (l->receives) r->recv_mh = kit_mr_reg(l->net, l->pair.recv, mem.data, mem.size);
+    if (conn->sends) r->send_mh = kit_mr_reg(conn->net, conn->pair.send, mem.data, mem.size);
+    if (conn->receives) r->recv_mh = kit_mr_reg(conn->net, conn->pair.recv, mem.data, mem.size);
     return mem.data;
   }
   kit_failed(__FILE__, __LINE__, "the check's own mistake: more than %d buffers of one connection", KIT_CONN_REGIONS);
 }
 
-uint8_t *kit_conn_high(struct kit_conn *l, size_t size) { return region_add(l, kit_guard_high(size ? size : 1)); }
-uint8_t *kit_conn_low(struct kit_conn *l, size_t size) { return region_add(l, kit_guard_low(size ? size : 1)); }
+uint8_t *kit_conn_high(struct kit_conn *conn, size_t size) { return region_add(conn, kit_guard_high(size ? size : 1)); }
+uint8_t *kit_conn_low(struct kit_conn *conn, size_t size) { return region_add(conn, kit_guard_low(size ? size : 1)); }
 
-void kit_conn_reg(struct kit_conn *l, void *data, size_t size) {
-  region_add(l, (struct kit_guarded){.data = data, .size = size});
+void kit_conn_reg(struct kit_conn *conn, void *data, size_t size) {
+  region_add(conn, (struct kit_guarded){.data = data, .size = size});
 }
 
-static const struct kit_conn_region *region_of(const struct kit_conn *l, const void *data, size_t size) {
+static const struct kit_conn_region *region_of(const struct kit_conn *conn, const void *data, size_t size) {
   if (size == 0) size = 1; /* a pointer to within, as NCCL's is */
   for (int i = 0; i < KIT_CONN_REGIONS; i++) {
-    const struct kit_guarded *m = &l->region[i].mem;
+    const struct kit_guarded *m = &conn->region[i].mem;
     if (!m->data || (const uint8_t *)data < m->data) continue;
-    if ((const uint8_t *)data + size <= m->data + m->size) return &l->region[i];
+    if ((const uint8_t *)data + size <= m->data + m->size) return &conn->region[i];
   }
   kit_failed(__FILE__, __LINE__, "the check's own mistake: %zu bytes at %p are not registered", size, data);
 }
 
-void kit_conn_free(struct kit_conn *l, const void *data) {
-  region_free(l, (struct kit_conn_region *)(uintptr_t)region_of(l, data, 0));
+void kit_conn_free(struct kit_conn *conn, const void *data) {
+  region_free(conn, (struct kit_conn_region *)(uintptr_t)region_of(conn, data, 0));
 }
 
-struct kit_op kit_conn_send(const struct kit_conn *l, const void *data, size_t size, int tag) {
-  struct kit_op op = kit_op_send(l->pair.send, data, size, tag);
-  op.mh[0] = region_of(l, data, size)->send_mh;
+struct kit_op kit_conn_send(const struct kit_conn *conn, const void *data, size_t size, int tag) {
+  struct kit_op op = kit_op_send(conn->pair.send, data, size, tag);
+  op.mh[0] = region_of(conn, data, size)->send_mh;
   return op;
 }
 
-struct kit_op kit_conn_group(const struct kit_conn *l) {
-  return (struct kit_op){.kind = KIT_OP_RECV, .comm = l->pair.recv};
+struct kit_op kit_conn_group(const struct kit_conn *conn) {
+  return (struct kit_op){.kind = KIT_OP_RECV, .comm = conn->pair.recv};
 }
 
-void kit_conn_add(const struct kit_conn *l, struct kit_op *group, void *data, size_t size, int tag) {
+void kit_conn_add(const struct kit_conn *conn, struct kit_op *group, void *data, size_t size, int tag) {
   ENSURE(group->n < KIT_MAX_GROUP, "the check's own mistake: a group of more than %d", KIT_MAX_GROUP);
   group->data[group->n] = data;
   group->size[group->n] = size;
   group->tag[group->n] = tag;
-  group->mh[group->n++] = region_of(l, data, size)->recv_mh;
+  group->mh[group->n++] = region_of(conn, data, size)->recv_mh;
 }
 
-struct kit_op kit_conn_recv(const struct kit_conn *l, void *data, size_t size, int tag) {
-  struct kit_op op = kit_conn_group(l);
-  kit_conn_add(l, &op, data, size, tag);
+struct kit_op kit_conn_recv(const struct kit_conn *conn, void *data, size_t size, int tag) {
+  struct kit_op op = kit_conn_group(conn);
+  kit_conn_add(conn, &op, data, size, tag);
   return op;
 }
 
-void kit_conn_run(struct kit_conn *l, struct kit_op *ops, int count, enum kit_ops_order order) {
-  kit_ops_run(l->net, ops, count, (struct kit_ops_options){.order = order, .deadline_ms = 10000, .rng = &l->dice});
+void kit_conn_run(struct kit_conn *conn, struct kit_op *ops, int count, enum kit_ops_order order) {
+  kit_ops_run(conn->net, ops, count,
+              (struct kit_ops_options){.order = order, .deadline_ms = 10000, .rng = &conn->own_rng});
 }
 
-void kit_conn_needs_groups(const struct kit_conn *l) {
-  if (l->max_recvs < 2) kit_skip("the plugin's maxRecvs is 1: NCCL never asks it for grouped receives");
+void kit_conn_needs_groups(const struct kit_conn *conn) {
+  if (conn->max_recvs < 2) kit_skip("the plugin's maxRecvs is 1: NCCL never asks it for grouped receives");
 }
 
 /* ---- closing, single requests, memory, sleep ---- */

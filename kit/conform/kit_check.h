@@ -71,36 +71,36 @@ struct kit_conn {
   struct kit_pair pair;
   int max_recvs;
   bool sends, receives; /* this process's ends */
-  struct kit_rng rng;   /* from the job's seed: for what both processes must agree on */
-  struct kit_rng dice;  /* for the rest, as the order of tests */
+  struct kit_rng rng;     /* the same numbers in both processes: for what they must agree on */
+  struct kit_rng own_rng; /* for the rest, as the order of tests */
   struct kit_conn_region region[KIT_CONN_REGIONS];
 };
 
-/* A struct kit_conn that is open must not be moved. */
-void kit_conn_open(struct kit_conn *l, struct kit_process *self);             /* the plugin, and a connection */
-void kit_conn_join(struct kit_conn *l, const struct kit_conn *with, int number); /* one more, of the same plugin; number
-                                                                                    from 1 makes its seed */
-void kit_conn_close(struct kit_conn *l); /* memory, connection; the plugin with the connection that opened it */
+/* Opens the plugin and a connection. A struct kit_conn that is open must not be moved. */
+void kit_conn_open(struct kit_conn *conn, struct kit_process *self);
+/* One more connection over the same plugin; `number`, from 1, makes its seed. */
+void kit_conn_join(struct kit_conn *conn, const struct kit_conn *with, int number);
+void kit_conn_close(struct kit_conn *conn); /* memory, connection; the plugin with the connection that opened it */
 
 /* `size` registered bytes (at least 1) whose end, or start, touches a page that faults. */
-uint8_t *kit_conn_high(struct kit_conn *l, size_t size);
-uint8_t *kit_conn_low(struct kit_conn *l, size_t size);
+uint8_t *kit_conn_high(struct kit_conn *conn, size_t size);
+uint8_t *kit_conn_low(struct kit_conn *conn, size_t size);
 /* Registers memory of the caller's. */
-void kit_conn_reg(struct kit_conn *l, void *data, size_t size);
+void kit_conn_reg(struct kit_conn *conn, void *data, size_t size);
 /* Deregisters it, and frees what kit_conn_high, kit_conn_low made: an access from now on faults. */
-void kit_conn_free(struct kit_conn *l, const void *data);
+void kit_conn_free(struct kit_conn *conn, const void *data);
 
 /* Transfers out of and into registered memory. */
-struct kit_op kit_conn_send(const struct kit_conn *l, const void *data, size_t size, int tag);
-struct kit_op kit_conn_recv(const struct kit_conn *l, void *data, size_t size, int tag);
+struct kit_op kit_conn_send(const struct kit_conn *conn, const void *data, size_t size, int tag);
+struct kit_op kit_conn_recv(const struct kit_conn *conn, void *data, size_t size, int tag);
 /* One more buffer of a grouped receive; begin with kit_conn_group. */
-struct kit_op kit_conn_group(const struct kit_conn *l);
-void kit_conn_add(const struct kit_conn *l, struct kit_op *group, void *data, size_t size, int tag);
+struct kit_op kit_conn_group(const struct kit_conn *conn);
+void kit_conn_add(const struct kit_conn *conn, struct kit_op *group, void *data, size_t size, int tag);
 
 /* kit_ops_run of the connection's plugin, with an order of testing. */
-void kit_conn_run(struct kit_conn *l, struct kit_op *ops, int count, enum kit_ops_order order);
+void kit_conn_run(struct kit_conn *conn, struct kit_op *ops, int count, enum kit_ops_order order);
 /* Ends the check where the plugin receives no groups. */
-void kit_conn_needs_groups(const struct kit_conn *l);
+void kit_conn_needs_groups(const struct kit_conn *conn);
 
 /* Many connections, requests that may fail, and closing: what the checks of items 11, 12, 13 and 15 share. */
 

@@ -32,7 +32,7 @@ static bool has_new_order(uint64_t us) {
   return ppoll(&p, 1, &wait, NULL) > 0;
 }
 
-enum { MOST = 4000, TURN_US = 2000, FLOOD_PIECE = 65536 };
+enum { MAX_CLIENTS = 4000, TURN_US = 2000, FLOOD_PIECE = 65536 };
 
 struct client {
   int fd; /* -1: none */
@@ -40,7 +40,7 @@ struct client {
   bool sent;
 };
 
-static struct client clients[MOST];
+static struct client clients[MAX_CLIENTS];
 
 static int dial(const struct kit_injector_order *o, struct kit_rng *rng) {
   int which = (int)kit_rng_below(rng, (uint32_t)o->nports);
@@ -116,7 +116,7 @@ static void run_clients(const struct kit_injector_order *o, _Atomic int32_t *con
   struct kit_rng rng = {o->seed};
   uint64_t end = rail_deadline_in_ms(o->last_ms);
   struct rlimit files;
-  size_t n = o->count < MOST ? (size_t)o->count : MOST;
+  size_t n = o->count < MAX_CLIENTS ? (size_t)o->count : MAX_CLIENTS;
   if (o->nports == 0) return;
   if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
     files.rlim_cur = files.rlim_max;
@@ -148,7 +148,7 @@ static void wait_ms(uint64_t ms) {
   while ((now = rail_now_ns()) < end && !has_new_order((end - now) / 1000 + 1)) {}
 }
 
-static void storm(const struct kit_injector_order *o, struct page *page) {
+static void send_signals(const struct kit_injector_order *o, struct page *page) {
   uint64_t end = rail_deadline_in_ms(o->last_ms);
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/task", (int)self);
@@ -170,7 +170,7 @@ static void act(const struct kit_injector_order *o, struct page *page) {
     wait_ms(o->last_ms);
     kill(self, SIGCONT);
     break;
-  case KIT_ACT_SIGNALS: storm(o, page); break;
+  case KIT_ACT_SIGNALS: send_signals(o, page); break;
   case KIT_ACT_CLIENTS: run_clients(o, &page->clients); break;
   case KIT_ACT_LINK:
     kit_fault_link((enum kit_link_act)o->how, o->rank, &o->link, true);

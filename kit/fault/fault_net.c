@@ -72,7 +72,7 @@ static void silence(const struct kit_fault_port *port, int rank, bool on) {
   else command(NULL, 0, "ip %s neigh del " ADDRESS "%d dev %s", port->in, 2 - rank, port->name);
 }
 
-static void enter_home(const struct kit_fault_port *port) {
+static void enter_own_netns(const struct kit_fault_port *port) {
   char path[64];
   snprintf(path, sizeof path, "/proc/%d/ns/net", (int)port->home);
   int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -82,7 +82,7 @@ static void enter_home(const struct kit_fault_port *port) {
 }
 
 void kit_fault_link(enum kit_link_act what, int rank, const struct kit_fault_port *port, bool on) {
-  enter_home(port);
+  enter_own_netns(port);
   switch (what) {
   case KIT_LINK_DOWN: command(NULL, 0, "ip %s link set dev %s %s", AT(port), on ? "down" : "up"); break;
   case KIT_LINK_SILENCE: silence(port, rank, on); break;

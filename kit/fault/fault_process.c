@@ -212,7 +212,7 @@ static bool connect_all_flows(struct kit_fault_state *f) {
 
 /* ---- the end ---- */
 
-static void must_do(struct kit_fault_state *f, int code, const char *call) {
+static void record_close_error(struct kit_fault_state *f, int code, const char *call) {
   if (code == 0 || f->record.close_code) return;
   f->record.close_code = code;
   snprintf(f->record.close_call, sizeof f->record.close_call, "%s", call);
@@ -222,15 +222,15 @@ static void close_all(struct kit_fault_state *f) {
   const struct rail_net_v12 *vt = f->net.vt;
   for (int i = 0; i < (int)f->plan.comms; i++) {
     uint64_t since = rail_now_ns();
-    if (i < f->nflows && !f->dereg_done) must_do(f, (int)kit_flow_dereg(&f->flow[i]), "deregMr");
+    if (i < f->nflows && !f->dereg_done) record_close_error(f, (int)kit_flow_dereg(&f->flow[i]), "deregMr");
     if (!f->comm[i]) continue;
-    if (kit_fault_state_sends(f, i)) must_do(f, vt->close_send(f->comm[i]), "closeSend");
-    else must_do(f, vt->close_recv(f->comm[i]), "closeRecv");
+    if (kit_fault_state_sends(f, i)) record_close_error(f, vt->close_send(f->comm[i]), "closeSend");
+    else record_close_error(f, vt->close_recv(f->comm[i]), "closeRecv");
     kit_fault_note_duration(f, since, &f->record.close_ns);
   }
   for (int i = 0; i < (int)f->plan.comms; i++) {
     uint64_t since = rail_now_ns();
-    if (f->listen[i]) must_do(f, vt->close_listen(f->listen[i]), "closeListen");
+    if (f->listen[i]) record_close_error(f, vt->close_listen(f->listen[i]), "closeListen");
     kit_fault_note_duration(f, since, &f->record.close_ns);
   }
   for (int i = 0; i < f->nflows; i++) kit_flow_free(&f->flow[i]);
@@ -238,7 +238,7 @@ static void close_all(struct kit_fault_state *f) {
 
 static void end_plugin(struct kit_fault_state *f) {
   uint64_t since = rail_now_ns();
-  if (f->net.vt->finalize) must_do(f, f->net.vt->finalize(f->net.ctx), "finalize");
+  if (f->net.vt->finalize) record_close_error(f, f->net.vt->finalize(f->net.ctx), "finalize");
   kit_fault_note_duration(f, since, &f->record.close_ns);
   kit_call_begin(KIT_CALL_UNLOAD);
   rail_net_unload(f->net.any);

@@ -13,11 +13,11 @@
 #include "common/base/compiler.h"
 
 #define SETTLE_MS 200
-#define MOST_FDS 4096 /* that are looked at */
+#define MAX_FDS 4096 /* that are looked at */
 
 static int listeners(void) {
-  static struct kit_tcp_socket all[MOST_FDS];
-  int n = kit_tcp_sockets(all, MOST_FDS), found = 0;
+  static struct kit_tcp_socket all[MAX_FDS];
+  int n = kit_tcp_sockets(all, MAX_FDS), found = 0;
   for (int i = 0; i < n; i++) found += all[i].listening;
   return found;
 }
@@ -48,7 +48,7 @@ static int nnoted;
 static struct {
   int fd;
   char name[FD_NAME];
-} noted[MOST_FDS];
+} noted[MAX_FDS];
 
 static bool was_noted(int fd, const char *name) {
   for (int i = 0; i < nnoted; i++)
@@ -68,7 +68,7 @@ struct text {
   size_t size;
 };
 
-static void say_fd(int fd, const char *name, void *arg) {
+static void append_fd(int fd, const char *name, void *arg) {
   struct text *t = arg;
   size_t used = strlen(t->at);
   if (used + 1 == t->size || was_noted(fd, name)) return;
@@ -99,7 +99,7 @@ void kit_fds_note(void) {
 
 void kit_fds_new(char *text, size_t size) {
   text[0] = 0;
-  each_fd(say_fd, &(struct text){text, size});
+  each_fd(append_fd, &(struct text){text, size});
 }
 
 void kit_shm_mapped(char *name, size_t size) {

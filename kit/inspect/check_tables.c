@@ -239,7 +239,7 @@ static void verify_fusing(struct kit_inspection *in, int version, const struct k
 }
 
 /* Asked for by --device, but not there. */
-static void verify_wishes(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
+static void verify_asked_devices(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   for (int i = 0; i < in->how->ndevices; i++)
     if (s->devices == RAIL_OK && in->how->devices[i] >= s->ndev)
       FIND_IN(version, KIT_WARNING, "devices.no_such", "Its properties were asked for and are not in this report.",
@@ -274,7 +274,7 @@ void kit_verify_start(struct kit_inspection *in) {
     if (!s->init_called) continue;
     verify_init(in, v, s);
     if (s->devices_called) verify_devices(in, v, s);
-    if (s->devices_called) verify_wishes(in, v, s);
+    if (s->devices_called) verify_asked_devices(in, v, s);
     if (s->devices_called) verify_fusing(in, v, s);
     if (s->ended) verify_end(in, v, s);
   }

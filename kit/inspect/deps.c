@@ -37,12 +37,12 @@ static int own_loader(struct dl_phdr_info *info, size_t size, void *path) {
  * end. */
 static char **loader_environment(void) {
   static char trace[] = "LD_TRACE_LOADED_OBJECTS=1", now[] = "LD_BIND_NOW=1", warn[] = "LD_WARN=yes";
-  char *const wishes[] = {trace, now, warn};
+  char *const settings[] = {trace, now, warn};
   size_t n = 0, kept = 0;
   while (environ[n]) n++;
-  char **env = calloc(n + RAIL_COUNT_OF(wishes) + 1, sizeof *env);
+  char **env = calloc(n + RAIL_COUNT_OF(settings) + 1, sizeof *env);
   if (!env) return NULL;
-  for (size_t i = 0; i < RAIL_COUNT_OF(wishes); i++) env[kept++] = wishes[i]; /* the first of a name counts */
+  for (size_t i = 0; i < RAIL_COUNT_OF(settings); i++) env[kept++] = settings[i]; /* the first of a name counts */
   for (size_t i = 0; i < n; i++) env[kept++] = environ[i];
   return env;
 }

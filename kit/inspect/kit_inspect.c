@@ -18,7 +18,7 @@ enum { FINE = 0, PLUGIN_FAILED = 1, NOT_RUN = 3 };
 #define MAX_LOGGED 20
 
 /* Versions are started from the newest on; what one says the others repeat. */
-static void note_said(struct kit_inspection *in, int version, const void *text, size_t size) {
+static void store_log_line(struct kit_inspection *in, int version, const void *text, size_t size) {
   if (in->said_version == 0) in->said_version = version;
   if (in->said_version != version || size == 0) return;
   in->said = kit_more(in->said, &in->nsaid, &in->cap_said, sizeof *in->said);
@@ -32,7 +32,7 @@ static void store_record(struct kit_inspection *in, const struct kit_record *hea
     return;
   }
   if (head->version < RAIL_NET_VERSION_MIN || head->version > RAIL_NET_VERSION_MAX) return;
-  if (head->kind == KIT_RECORD_SAID) note_said(in, head->version, data, size);
+  if (head->kind == KIT_RECORD_SAID) store_log_line(in, head->version, data, size);
   struct kit_seen_version *v = kit_seen(in, head->version);
   if (head->kind == KIT_RECORD_TABLE && size == sizeof v->table) memcpy(&v->table, data, size);
   if (head->kind == KIT_RECORD_START && size == sizeof v->start) memcpy(&v->start, data, size);

@@ -16,7 +16,7 @@
 
 #include "kit/preload/fault.h"
 
-#define MOST_PIECES 64 /* pieces of one vector that are looked at; a longer one is cut there */
+#define MAX_PIECES 64 /* pieces of one vector that are looked at; a longer one is cut there */
 
 static void hold_buffers(int fd, int size) {
   int saved = errno;
@@ -133,7 +133,7 @@ static size_t total(const struct iovec *v, size_t n) {
 /* Copies the pieces that the first `allowed` bytes lie in; returns how many those are. */
 static size_t cut_vector(struct iovec *to, const struct iovec *v, size_t n, size_t allowed) {
   size_t used = 0;
-  for (; used < n && used < MOST_PIECES && allowed > 0; used++) {
+  for (; used < n && used < MAX_PIECES && allowed > 0; used++) {
     to[used] = v[used];
     if (to[used].iov_len > allowed) to[used].iov_len = allowed;
     allowed -= to[used].iov_len;
@@ -148,7 +148,7 @@ static size_t cut_vector(struct iovec *to, const struct iovec *v, size_t n, size
     size_t all = n > 0 ? total(v, (size_t)n) : 0;                  \
     size_t allowed = kit_fault_cut(fd, all, 0, CALLER);            \
     if (allowed == all) return real(fd, v, n);                     \
-    struct iovec part[MOST_PIECES];                                  \
+    struct iovec part[MAX_PIECES];                                  \
     return real(fd, part, (int)cut_vector(part, v, (size_t)n, allowed)); \
   }
 
@@ -168,7 +168,7 @@ PUBLIC ssize_t sendmsg(int fd, const struct msghdr *m, int flags) {
   NEXT(sendmsg);
   size_t all = total(m->msg_iov, m->msg_iovlen), allowed = kit_fault_cut(fd, all, flags, CALLER);
   if (allowed == all) return real(fd, m, flags);
-  struct iovec part[MOST_PIECES];
+  struct iovec part[MAX_PIECES];
   struct msghdr less = cut_message(m, part, allowed);
   return real(fd, &less, flags);
 }
@@ -178,7 +178,7 @@ PUBLIC ssize_t recvmsg(int fd, struct msghdr *m, int flags) {
   NEXT(recvmsg);
   size_t all = total(m->msg_iov, m->msg_iovlen), allowed = kit_fault_cut(fd, all, flags, CALLER);
   if (allowed == all) return real(fd, m, flags);
-  struct iovec part[MOST_PIECES];
+  struct iovec part[MAX_PIECES];
   struct msghdr less = cut_message(m, part, allowed);
   ssize_t got = real(fd, &less, flags);
   m->msg_flags = less.msg_flags;

@@ -38,7 +38,7 @@ static atomic_size_t piece; /* 0: transfers are whole */
 static atomic_int buffer;   /* 0: buffers are free */
 static atomic_int one_in;   /* calls is interrupted; 0: none */
 static atomic_long shaped_calls;
-static _Atomic uint64_t dice;
+static _Atomic uint64_t rng_state;
 
 static struct {
   char part[MAX_PARTS][MAX_PART];
@@ -97,8 +97,8 @@ bool kit_fault_must_fail(int kind, const char *name, int error, const void *call
 
 /* ---- less than asked for ---------------------------------------------- */
 
-static uint64_t roll(void) { /* splitmix64, shared by all threads */
-  uint64_t x = atomic_fetch_add_explicit(&dice, 0x9e3779b97f4a7c15ull, memory_order_relaxed);
+static uint64_t next_random(void) { /* splitmix64, shared by all threads */
+  uint64_t x = atomic_fetch_add_explicit(&rng_state, 0x9e3779b97f4a7c15ull, memory_order_relaxed);
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
   return x ^ (x >> 31);
@@ -127,7 +127,7 @@ size_t kit_fault_cut(int fd, size_t n, int flags, const void *caller) {
   size_t most = atomic_load_explicit(&piece, memory_order_relaxed);
   bool whole = most == 0 || n < 2 || (flags & (MSG_WAITALL | MSG_PEEK)) || waits_for_edges(fd);
   if (whole || !kit_fault_is_ours(caller) || !is_stream(fd)) return n;
-  uint64_t r = roll();
+  uint64_t r = next_random();
   size_t allowed = r % 8 == 0 ? 1 : 1 + (size_t)((r >> 8) % most);
   if (allowed >= n) return n;
   atomic_fetch_add(&shaped_calls, 1);
@@ -149,7 +149,7 @@ static bool is_first(const void *caller) {
 
 bool kit_fault_interrupts(const void *caller) {
   int n = atomic_load_explicit(&one_in, memory_order_relaxed);
-  if (n == 0 || !kit_fault_is_ours(caller) || (!is_first(caller) && roll() % (uint64_t)n != 0)) return false;
+  if (n == 0 || !kit_fault_is_ours(caller) || (!is_first(caller) && next_random() % (uint64_t)n != 0)) return false;
   atomic_fetch_add(&shaped_calls, 1);
   errno = EINTR;
   return true;
@@ -171,7 +171,7 @@ PUBLIC long rail_fault_seen(void) { return atomic_load(&seen_calls); }
 PUBLIC const char *rail_fault_hit(void) { return atomic_load(&last_hit); }
 
 PUBLIC void rail_fault_shape(size_t bytes, int size, int interrupt, uint64_t seed) {
-  atomic_store(&dice, seed);
+  atomic_store(&rng_state, seed);
   atomic_store(&shaped_calls, 0);
   atomic_store(&piece, bytes);
   atomic_store(&buffer, size);

@@ -13,17 +13,17 @@
 #if __has_include(<infiniband/verbs.h>)
 #include <infiniband/verbs.h>
 
-enum { MOST = 64 }; /* contexts; later ones are left alone */
+enum { MAX_CONTEXTS = 64 }; /* contexts; later ones are left alone */
 
 static struct kept_ops {
   _Atomic(struct ibv_context *) context;
   struct ibv_context_ops ops;
-} kept[MOST];
+} kept[MAX_CONTEXTS];
 
 /* There is one: ours are called only by way of a context that has been changed. */
 static const struct ibv_context_ops *theirs(const struct ibv_context *context) {
   int i = 0;
-  while (i < MOST - 1 && atomic_load_explicit(&kept[i].context, memory_order_acquire) != context) i++;
+  while (i < MAX_CONTEXTS - 1 && atomic_load_explicit(&kept[i].context, memory_order_acquire) != context) i++;
   return &kept[i].ops;
 }
 
@@ -49,7 +49,7 @@ static int poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc) {
 /* Opening is rare, and a context that is closed may come again at its address. */
 void kit_fault_posts(void *opened) {
   struct ibv_context *context = opened, *none;
-  for (int i = 0; i < MOST; i++) {
+  for (int i = 0; i < MAX_CONTEXTS; i++) {
     none = NULL;
     bool old = atomic_load(&kept[i].context) == context;
     if (!old && !atomic_compare_exchange_strong(&kept[i].context, &none, context)) continue;

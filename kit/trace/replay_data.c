@@ -11,7 +11,7 @@
 #include "kit/kit_mem.h"
 #include "kit/trace/replay_run.h"
 
-#define REPORT_AT_MOST 20 /* differences are reported in full, the rest is counted */
+#define MAX_REPORTED 20 /* differences are reported in full, the rest is counted */
 #define TEXT_BYTES (8u << 20) /* a message longer than this repeats it */
 #define TEXT_STRIDE 4099      /* odd: neighbours in number differ at every place */
 
@@ -19,11 +19,11 @@ void replay_differs(struct replay *r, uint64_t *counter, const char *fmt, ...) {
   char text[500];
   va_list ap;
   ++*counter;
-  if (r->reported++ >= REPORT_AT_MOST) return;
+  if (r->reported++ >= MAX_REPORTED) return;
   va_start(ap, fmt);
   vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
-  kit_note(r->self, "differs: %s%s", text, r->reported == REPORT_AT_MOST ? "; more are only counted" : "");
+  kit_note(r->self, "differs: %s%s", text, r->reported == MAX_REPORTED ? "; more are only counted" : "");
 }
 
 bool replay_text_make(struct replay *r) {

@@ -64,7 +64,7 @@ static bool make_comm(struct replay_plan *p, int at, const struct rail_trace_eve
 }
 
 /* Differences, not sums: the numbers are a foreign client's. */
-static bool apart(const struct replay_msg *a, const struct replay_msg *b) {
+static bool are_disjoint(const struct replay_msg *a, const struct replay_msg *b) {
   return a->at < b->at ? b->at - a->at >= a->size : a->at - b->at >= b->size;
 }
 
@@ -74,7 +74,7 @@ static uint32_t text_of(const struct replay_comm *c, const struct replay_msg *m,
   uint32_t text = own;
   for (size_t i = 0; i < c->nlive; i++) {
     const struct replay_msg *o = &c->msgs[c->live[i]];
-    if (!m->mr || o->mr != m->mr || apart(o, m)) continue;
+    if (!m->mr || o->mr != m->mr || are_disjoint(o, m)) continue;
     if (o->at != m->at || o->size < m->size || (text != own && text != o->text)) return REPLAY_NONE;
     text = o->text;
   }

@@ -26,7 +26,7 @@ bool kit_trace_takes(const struct kit_trace *how, const struct rail_trace_event 
   return at >= how->from && (how->until <= 0 || at <= how->until);
 }
 
-static void say_bufs(FILE *out, const struct rail_trace_event *e) {
+static void print_bufs(FILE *out, const struct rail_trace_event *e) {
   for (unsigned int i = 0; i < e->n; i++) {
     const struct rail_trace_buf *b = &e->bufs[i];
     fprintf(out, "%s%" PRIu64 " B", i ? ", " : " ", b->size);
@@ -36,25 +36,25 @@ static void say_bufs(FILE *out, const struct rail_trace_event *e) {
   }
 }
 
-static void say_tries(FILE *out, const struct rail_trace_event *e, const char *what) {
+static void print_tries(FILE *out, const struct rail_trace_event *e, const char *what) {
   if (e->tries) fprintf(out, ", after %" PRIu64 " %s in %.3f ms", e->tries, what, (double)e->waited / 1e6);
 }
 
-static void say_post(FILE *out, const struct rail_trace_event *e) {
+static void print_post(FILE *out, const struct rail_trace_event *e) {
   fprintf(out, " comm %" PRIu64, e->comm);
   if (e->made) fprintf(out, " request %" PRIu64, e->made);
-  say_bufs(out, e);
+  print_bufs(out, e);
   if (e->kind == RAIL_TRACE_IRECV && e->value) fprintf(out, ", completion optional");
-  say_tries(out, e, "tries that had to wait");
+  print_tries(out, e, "tries that had to wait");
 }
 
-static void say_test(FILE *out, const struct rail_trace_event *e) {
+static void print_test(FILE *out, const struct rail_trace_event *e) {
   fprintf(out, " comm %" PRIu64 " request %" PRIu64 "%s", e->comm, e->request, e->value ? " done" : " not done");
   for (unsigned int i = 0; i < e->n; i++) fprintf(out, "%s%" PRIu64 " B", i ? ", " : ": ", e->bufs[i].size);
-  say_tries(out, e, "tests");
+  print_tries(out, e, "tests");
 }
 
-static void say_device(FILE *out, const struct rail_trace_event *e) {
+static void print_device(FILE *out, const struct rail_trace_event *e) {
   const struct rail_net_props_v12 *p = &e->props;
   if (e->kind == RAIL_TRACE_MAKE_VDEVICE) {
     fprintf(out, " of");
@@ -68,7 +68,7 @@ static void say_device(FILE *out, const struct rail_trace_event *e) {
             p->name, p->speed, p->port, p->guid, (double)p->latency, p->max_comms, p->max_recvs, p->ptr_support);
 }
 
-static void say_finding(FILE *out, const struct rail_trace_event *e) {
+static void print_finding(FILE *out, const struct rail_trace_event *e) {
   const struct rail_trace_rule_row *rule = rail_trace_rule((unsigned int)(e->value < RAIL_RULES ? e->value : 0));
   fprintf(out, " the %s broke %s: %s (%" PRIu64 ", %" PRIu64 ")", e->dev ? "plugin" : "caller", rule->name, rule->text,
           e->address, e->size);
@@ -76,14 +76,14 @@ static void say_finding(FILE *out, const struct rail_trace_event *e) {
   if (e->request) fprintf(out, " request %" PRIu64, e->request);
 }
 
-static void say_connection(FILE *out, const struct rail_trace_event *e) {
+static void print_connection(FILE *out, const struct rail_trace_event *e) {
   if (e->kind == RAIL_TRACE_ACCEPT) fprintf(out, " comm %" PRIu64, e->comm);
   else fprintf(out, " ctx %" PRIu64 " device %" PRId64, e->ctx, e->dev);
   if (e->made) fprintf(out, ": comm %" PRIu64, e->made);
-  if (e->kind != RAIL_TRACE_LISTEN) say_tries(out, e, "tries");
+  if (e->kind != RAIL_TRACE_LISTEN) print_tries(out, e, "tries");
 }
 
-static void say_rest(FILE *out, const struct rail_trace_event *e) {
+static void print_rest(FILE *out, const struct rail_trace_event *e) {
   switch (e->kind) {
     case RAIL_TRACE_INIT:
       fprintf(out, " through v%" PRId64 ", comm id %#" PRIx64 ", traffic class %" PRId64 ": ctx %" PRIu64, e->dev,
@@ -114,15 +114,15 @@ void kit_trace_line(FILE *out, const struct rail_trace_event *e) {
   switch (e->kind) {
     case RAIL_TRACE_LISTEN:
     case RAIL_TRACE_CONNECT:
-    case RAIL_TRACE_ACCEPT: say_connection(out, e); break;
+    case RAIL_TRACE_ACCEPT: print_connection(out, e); break;
     case RAIL_TRACE_ISEND:
     case RAIL_TRACE_IRECV:
-    case RAIL_TRACE_IFLUSH: say_post(out, e); break;
-    case RAIL_TRACE_TEST: say_test(out, e); break;
+    case RAIL_TRACE_IFLUSH: print_post(out, e); break;
+    case RAIL_TRACE_TEST: print_test(out, e); break;
     case RAIL_TRACE_PROPERTIES:
-    case RAIL_TRACE_MAKE_VDEVICE: say_device(out, e); break;
-    case RAIL_TRACE_FINDING: say_finding(out, e); break;
-    default: say_rest(out, e); break;
+    case RAIL_TRACE_MAKE_VDEVICE: print_device(out, e); break;
+    case RAIL_TRACE_FINDING: print_finding(out, e); break;
+    default: print_rest(out, e); break;
   }
   if (e->result) fprintf(out, " -> %s (%d)", rail_result_name(e->result), e->result);
   if (e->kind != RAIL_TRACE_FINDING && e->kind != RAIL_TRACE_DROPPED)
