@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "loader/netload.h"
+
 const struct rail_net_slot rail_net_slot_table[RAIL_NET_SLOTS] = {
     {"name", 6, RAIL_NET_SLOT_NEEDED},         {"init", 6, RAIL_NET_SLOT_NEEDED},
     {"devices", 6, RAIL_NET_SLOT_NEEDED},      {"getProperties", 6, RAIL_NET_SLOT_NEEDED},
@@ -33,7 +35,7 @@ IS_SLOT(v12, set_net_attr, 21);
 
 int rail_net_slot_count(int version) {
   int n = 0;
-  if (version < 6 || version > 12) return 0;
+  if (version < RAIL_NET_VERSION_MIN || version > RAIL_NET_VERSION_MAX) return 0;
   while (n < RAIL_NET_SLOTS && rail_net_slot_table[n].since <= version) n++;
   return n;
 }

@@ -15,6 +15,7 @@
 #include "kit/kit_net.h"
 #include "kit/kit_report.h"
 #include "kit/kit_process.h"
+#include "loader/netload.h"
 
 enum kit_mode {
   KIT_ONE, /* one process has both ends of every connection, as one proxy thread would */
@@ -35,7 +36,7 @@ struct kit_check {
 };
 
 #define KIT_V(n) (1u << (n))
-#define KIT_SINCE(n) (0x1fffu & ~(KIT_V(n) - 1u)) /* version n and later, up to 12 */
+#define KIT_SINCE(n) (KIT_V(RAIL_NET_VERSION_MAX + 1) - KIT_V(n)) /* version n and later */
 
 /* A table ends with an entry whose id is NULL. A new area: its table here and in kit_conform.c's list. */
 extern const struct kit_check kit_checks_lifecycle[], kit_checks_properties[], kit_checks_listen[],
