@@ -36,7 +36,7 @@ GH_API int cuStreamBeginCapture_v2(void *stream, int mode) {
 }
 
 /* Takes all streams out of the capture. False if the first has not waited for all that another did. */
-static bool dissolve(struct capture *c, const struct stream *first) {
+static bool end_for_all_streams(struct capture *c, const struct stream *first) {
   bool joined = true;
   for (struct stream *s = gh_queue_all(); s; s = s->next) {
     if (s->capture != c) continue;
@@ -101,7 +101,7 @@ GH_API int cuStreamEndCapture(void *stream, void **graph) {
   struct capture *c = s->capture;
   *graph = NULL;
   if (!c || s->index != 0) return gh_queue_leave(INVALID_VALUE);
-  bool joined = dissolve(c, s);
+  bool joined = end_for_all_streams(c, s);
   r = c->invalid ? CAPTURE_INVALIDATED : joined ? OK : CAPTURE_UNJOINED;
   if (r == OK) {
     struct graph *g = calloc(1, sizeof *g);

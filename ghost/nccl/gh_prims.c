@@ -148,7 +148,7 @@ static bool wait_credit(struct gh_prims *p, struct gh_end *e) {
 
 static char *fifo_entry(const struct gh_end *e) { return e->fifo + e->step % GH_STEPS * GH_FIFO_SIZE; }
 
-static void tell_size(const struct gh_end *e, size_t bytes) {
+static void publish_size(const struct gh_end *e, size_t bytes) {
   if (e->fifo) __atomic_store_n(&GH_FIELD(int64_t, fifo_entry(e), GH_FIFO_BYTES), (int64_t)bytes, __ATOMIC_RELAXED);
 }
 
@@ -186,7 +186,7 @@ static bool simple_slice(struct gh_prims *p, const struct gh_move *m, size_t at,
   for (int i = 0; m->send && i < p->nsend; i++) {
     struct gh_end *e = &p->send[i];
     if (!slice_fits(p, e, n * esize) || !wait_credit(p, e)) return false;
-    tell_size(e, n * esize);
+    publish_size(e, n * esize);
     o.out[o.nout++] = simple_slot(e);
   }
   if (n > 0) combine(p, m, &o, n);
@@ -274,7 +274,7 @@ static bool lines_move(struct gh_prims *p, const struct gh_move *m, size_t n) {
     struct gh_end *e = &p->send[i];
     if (!wait_credit(p, e)) return false;
     bool clean = p->proto == GH_LL && (e->step & LL_CLEAN) == LL_CLEAN;
-    tell_size(e, clean ? p->step_size : lines_of(p->proto, bytes) * line);
+    publish_size(e, clean ? p->step_size : lines_of(p->proto, bytes) * line);
   }
   if (m->from && m->own) gh_reduce_before(&p->reduction, result, m->from, n);
   else if (m->from) memcpy(result, m->from, bytes);

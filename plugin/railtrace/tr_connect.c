@@ -74,8 +74,8 @@ static void *settle(const struct rail_trace_event *e, rail_result_t *result, voi
 }
 
 /* The comm that the caller gets for `real`. Without memory for it the plugin's is closed again. */
-static rail_result_t hand_out(struct rail_trace_event *e, enum tr_kind kind, struct rail_net *net, void *real, int dev,
-                              void **out) {
+static rail_result_t wrap_comm(struct rail_trace_event *e, enum tr_kind kind, struct rail_net *net, void *real, int dev,
+                               void **out) {
   unsigned int max_recvs = kind == TR_LISTEN ? 1 : tr_wrap_max_recvs(net, dev);
   struct tr_comm *c = tr_comm_new(kind, net, real, dev, max_recvs);
   if (c && (kind == TR_LISTEN || tr_requests_prepare(c))) {
@@ -114,7 +114,7 @@ rail_result_t tr_listen(void *handle_of_ctx, int dev, void *handle, void **liste
   rail_result_t result = tr_result(e.result, NULL, "listen");
   note_slow(&e, NULL, pace);
   real = settle(&e, &result, real, NULL);
-  if (result == RAIL_OK && real) result = hand_out(&e, TR_LISTEN, ctx->net, real, dev, listen_comm);
+  if (result == RAIL_OK && real) result = wrap_comm(&e, TR_LISTEN, ctx->net, real, dev, listen_comm);
   tr_record(&e);
   return result;
 }
@@ -205,7 +205,7 @@ rail_result_t tr_connect(void *handle_of_ctx, int dev, void *handle, int traffic
     return RAIL_OK;
   }
   if (a) attempt_end(a, &e);
-  if (result == RAIL_OK) result = hand_out(&e, TR_SEND, ctx->net, real, dev, send_comm);
+  if (result == RAIL_OK) result = wrap_comm(&e, TR_SEND, ctx->net, real, dev, send_comm);
   tr_record(&e);
   return result;
 }
@@ -232,7 +232,7 @@ rail_result_t tr_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
     return RAIL_OK;
   }
   tr_tries_end(l, &e);
-  if (result == RAIL_OK) result = hand_out(&e, TR_RECV, l->net, real, l->dev, recv_comm);
+  if (result == RAIL_OK) result = wrap_comm(&e, TR_RECV, l->net, real, l->dev, recv_comm);
   tr_record(&e);
   return result;
 }

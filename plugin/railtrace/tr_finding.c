@@ -11,7 +11,7 @@
 #include "plugin/railtrace/tr_call.h"
 #include "plugin/railtrace/tr_record.h"
 
-#define LOG_AT_MOST 20
+#define MAX_LOGGED 20
 
 static _Atomic uint64_t counts[RAIL_TRACE_RULES];
 
@@ -38,7 +38,7 @@ bool tr_broken(enum rail_trace_rule rule, const struct tr_comm *comm, uint64_t r
   uint64_t before = atomic_fetch_add_explicit(&counts[rule], 1, memory_order_relaxed);
   struct tr_call_name call = tr_call_name();
   record(rule, comm, request, a, b);
-  if (before < LOG_AT_MOST) {
+  if (before < MAX_LOGGED) {
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
@@ -46,7 +46,7 @@ bool tr_broken(enum rail_trace_rule rule, const struct tr_comm *comm, uint64_t r
     if (comm) snprintf(where, sizeof where, ", comm %" PRIu64, comm->id);
     RAIL_WARN("%s broke %s: %s (%s; call %u.%" PRIu64 "%s)%s", row->plugin ? "the plugin" : "the caller", row->name,
               text, row->text, call.thread, call.number, where,
-              before + 1 == LOG_AT_MOST ? "; more of these are only counted" : "");
+              before + 1 == MAX_LOGGED ? "; more of these are only counted" : "");
   }
   return tr_params.check == TR_CHECK_ERROR && rule != RAIL_RULE_SLOW_CALL;
 }

@@ -69,8 +69,8 @@ rail_result_t tr_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, ui
 }
 
 /* What is wrong with a memory handle in a call on this comm. `mr` may be NULL. True: the call is to fail. */
-RAIL_COLD static bool complain(enum tr_found found, const struct tr_comm *c, const struct tr_mr *mr, void *mhandle,
-                               const char *call) {
+RAIL_COLD static bool report(enum tr_found found, const struct tr_comm *c, const struct tr_mr *mr, void *mhandle,
+                             const char *call) {
   if (found == TR_UNKNOWN)
     return tr_broken(RAIL_RULE_MR_UNKNOWN, c, 0, (uintptr_t)mhandle, 0, "%s with memory handle %p", call, mhandle);
   if (found == TR_STALE)
@@ -87,10 +87,10 @@ rail_result_t tr_dereg_mr(void *comm, void *mhandle) {
   if (!c) return RAIL_INTERNAL_ERROR;
   enum tr_found found = tr_mr_find(mhandle, &mr);
   if (found != TR_OK) {
-    (void)complain(found, c, mr, mhandle, "deregMr");
+    (void)report(found, c, mr, mhandle, "deregMr");
     return RAIL_INTERNAL_ERROR; /* there is no handle of the plugin to pass on */
   }
-  if (mr->comm_id != c->id && complain(TR_OK, c, mr, mhandle, "deregMr")) return RAIL_INTERNAL_ERROR;
+  if (mr->comm_id != c->id && report(TR_OK, c, mr, mhandle, "deregMr")) return RAIL_INTERNAL_ERROR;
   uint32_t users = atomic_load(&mr->in_use);
   /* After an error this is how NCCL tidies up, so it is reported and passed on. */
   if (users)
@@ -114,7 +114,7 @@ rail_result_t tr_get_device_mr(void *comm, void *mhandle, void **dptr_mhandle) {
   if (!c) return RAIL_INTERNAL_ERROR;
   enum tr_found found = mhandle ? tr_mr_find(mhandle, &mr) : TR_OK;
   if (found != TR_OK) {
-    (void)complain(found, c, mr, mhandle, "getDeviceMr");
+    (void)report(found, c, mr, mhandle, "getDeviceMr");
     return RAIL_INTERNAL_ERROR;
   }
   tr_begin(&e, RAIL_TRACE_GET_DEVICE_MR);
@@ -136,10 +136,10 @@ void *tr_buffer(struct tr_comm *c, void *data, uint64_t size, void *mhandle, con
   if (!mhandle && (!size || atomic_load_explicit(&c->null_mrs, memory_order_relaxed))) return NULL;
   enum tr_found found = tr_mr_find(mhandle, &mr);
   if (rail_unlikely(found != TR_OK)) {
-    *refuse |= complain(found, c, mr, mhandle, call);
+    *refuse |= report(found, c, mr, mhandle, call);
     return mr ? mr->real : mhandle;
   }
-  if (rail_unlikely(mr->comm_id != c->id)) *refuse |= complain(TR_OK, c, mr, mhandle, call);
+  if (rail_unlikely(mr->comm_id != c->id)) *refuse |= report(TR_OK, c, mr, mhandle, call);
   uint64_t at = (uintptr_t)data - mr->base;
   if (rail_unlikely(size && ((uintptr_t)data < mr->base || at > mr->size || size > mr->size - at)))
     *refuse |= tr_broken(RAIL_RULE_MR_RANGE, c, 0, (uintptr_t)data, size,

@@ -254,7 +254,7 @@ static bool drain(struct ring *r) {
 
 /* What is in the rings already is always written, so the callers are stopped while there is room for all rings: once
  * for what they hold now, once for what they put in before they see the word. */
-static void mind_limit(void) {
+static void check_limit(void) {
   uint64_t room = RAIL_TRACE_CHUNK_HEADER + 1024;
   for (struct ring *r = rec.rings; r; r = r->next) room += 2 * (r->size + 4 * RAIL_TRACE_CHUNK_HEADER);
   if (rec.written + room > (uint64_t)tr_params.limit) atomic_store(&rec.full, true);
@@ -289,7 +289,7 @@ static bool drain_all(void) {
     if (exited) forget(at);
     else at = &(*at)->next;
   }
-  mind_limit();
+  check_limit();
   return any;
 }
 

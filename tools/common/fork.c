@@ -99,7 +99,7 @@ static void close_rank_fd(struct job *job, int rank) {
 }
 
 /* Rank 0 sends the id; once it is whole it goes out to all others. */
-static void rank_spoke(struct job *job, int rank) {
+static void read_rank(struct job *job, int rank) {
   char bytes[ID_MAX];
   ssize_t n = recv(job->fds[rank], bytes, sizeof bytes, MSG_DONTWAIT);
   if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
@@ -136,7 +136,7 @@ static void watch(struct job *job, struct pollfd *polls) {
     for (nfds_t p = 0; p < n; p++) {
       if (polls[p].revents == 0) continue;
       for (int i = 0; i < job->nranks; i++)
-        if (job->fds[i] == polls[p].fd) rank_spoke(job, i);
+        if (job->fds[i] == polls[p].fd) read_rank(job, i);
     }
     reap(job);
     if (!killed && job->alive > 0 && rail_deadline_passed(job->deadline)) {

@@ -254,7 +254,7 @@ static int run_size(struct run *r, uint64_t bytes) {
   if (r->o->out_of_place && run_side(r, &row, &row.out) != 0) return -1;
   r->in_place = true;
   if (r->o->in_place && run_side(r, &row, &row.in) != 0) return -1;
-  if (!r->w->speaks || rc_report_row(r->w->process->report, &row) == 0) return 0;
+  if (!r->w->prints || rc_report_row(r->w->process->report, &row) == 0) return 0;
   return -1;
 }
 

@@ -182,7 +182,7 @@ struct rc_worker {
   struct rc_process *process;
   struct rc_rank *ranks;
   int n;
-  bool speaks; /* holds rank 0 */
+  bool prints; /* holds rank 0 */
   int status;
   uint64_t bad_elements; /* of its own ranks: a finding stands even if exchanging it failed */
 };

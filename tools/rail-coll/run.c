@@ -198,7 +198,7 @@ static bool plugin_is_used(const struct rc_worker *w, const struct rc_rank_info 
   const char *plugin = w->process->o->plugin;
   for (int i = 0; i < w->process->nranks; i++)
     if (!plugin || all[i].plugin[0]) return true;
-  if (w->speaks)
+  if (w->prints)
     fprintf(stderr, RC_NAME ": --plugin %s is not used: no rank needs a network to reach another; add --net-only\n",
             plugin);
   return false;
@@ -233,7 +233,7 @@ static int exchange_rank_info(struct rc_worker *w) {
       fprintf(stderr, RC_NAME ": rank %d got a damaged record of rank %d through ncclAllGather\n", w->ranks[0].rank, i);
       return -1;
     }
-  if (w->speaks) memcpy(w->process->report->ranks, all, (size_t)w->process->nranks * sizeof *all);
+  if (w->prints) memcpy(w->process->report->ranks, all, (size_t)w->process->nranks * sizeof *all);
   if (!plugin_is_used(w, all)) atomic_store(&w->process->plugin_unused, true);
   return 0;
 }
@@ -246,7 +246,7 @@ static void *work(void *arg) {
   if ((rc_uses_gpus(w->process->o) && use_gpus(w) != 0) || exchange_rank_info(w) != 0) goto out;
   w->status = TOOL_EXIT_OK;
   if (atomic_load(&w->process->plugin_unused)) goto out;
-  if (w->speaks) rc_report_head(w->process->report);
+  if (w->prints) rc_report_head(w->process->report);
   if (rc_bench(w) != 0) w->status = TOOL_EXIT_FAILED;
   else if (w->bad_elements > 0) w->status = TOOL_EXIT_RESULT;
 out:
@@ -302,7 +302,7 @@ static int process_open(struct rc_process *p, const struct rc_place *place, stru
   if (!p->ranks || !p->workers) return rc_report_error("ranks", ENOMEM);
   for (int i = 0; i < o->threads; i++)
     p->workers[i] = (struct rc_worker){.process = p, .ranks = p->ranks + i * o->comms_per_thread,
-                                       .n = o->comms_per_thread, .speaks = p->first == 0 && i == 0};
+                                       .n = o->comms_per_thread, .prints = p->first == 0 && i == 0};
   if (p->first != 0) return 0;
   *report = (struct rc_report){.o = o, .nranks = p->nranks, .launch = place->source,
                                .started = (double)rail_now_ns() / 1e9,
@@ -328,12 +328,12 @@ int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share
   struct rc_process p = {.o = o, .first = place->process * nlocal, .nranks = place->nprocesses * nlocal,
                          .nlocal = nlocal, .doing = "initialisation"};
   bool watched = false;
-  pthread_t dog;
+  pthread_t thread;
   p.last_progress_ns = rail_now_ns();
   if (check_job(&p, place) != 0) return TOOL_EXIT_USAGE;
   if (process_open(&p, place, &report) != 0) goto out;
   if (o->timeout_s > 0) {
-    int err = pthread_create(&dog, NULL, watchdog, &p);
+    int err = pthread_create(&thread, NULL, watchdog, &p);
     if (err != 0 && rc_report_error("watchdog", err) != 0) goto out;
     watched = true;
   }
@@ -350,7 +350,7 @@ int rc_run(const struct rc_options *o, const struct rc_place *place, int (*share
   for (int i = 0; i < p.nlocal; i++) rc_gpu_close(&p.ranks[i].gpu);
 out:
   atomic_store(&p.ended, true);
-  if (watched) pthread_join(dog, NULL);
+  if (watched) pthread_join(thread, NULL);
   free(report.ranks);
   free(report.rows);
   free(p.ranks);
