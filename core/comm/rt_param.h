@@ -2,8 +2,9 @@
  *
  * The runtime's parameters: one struct, filled once from the environment.
  *
- * To add one: a field here, a row of the same name in rt_param.c's table. The
- * row gives name, type, default, range and doc; docs/parameters.md and the tools' listing follow from it.
+ * To add one: a field here, a row of the same name in rt_param.c's table, and the name, if it begins with RAIL_, in
+ * common/base/param_names.c, or plugins warn of it as unknown. The row gives name, type, default, range and doc;
+ * docs/parameters.md and the tools' listing follow from it.
  * Fields are int64_t except STRING rows, which are const char *.
  */
 #ifndef RT_PARAM_H
