@@ -21,6 +21,7 @@
  *   GHOST_VERSION=11080                      of CUDA; 13000 unless told
  *   GHOST_PEERS=none|nvlink                  devices do not reach each other; do so over NVLink; unless told, PCIe
  *   GHOST_MAPPING=waits                      registering and allocating memory waits for what runs, too
+ *   GHOST_MAPPED=zeros                       what cuMemCreate's memory holds, as NVIDIA's driver has it; else garbage
  *   GHOST_PATIENCE=20                        seconds until something that waits is taken for a deadlock
  */
 #ifndef GH_DRIVER_H

@@ -120,7 +120,13 @@ GH_API int cuMemGetAllocationGranularity(size_t *granularity, const struct gh_al
   return r;
 }
 
-/* What is in a device's memory nobody has promised; the host's comes from its kernel as zeros, which NCCL relies on. */
+/* The host's memory comes from its kernel as zeros, which NCCL relies on. What is in a device's nobody has promised;
+ * NCCL relies on zeros there, too, in memory that a peer maps (p2pSendProxySetup in src/transport/p2p.cc). */
+static bool comes_as_zeros(int device) {
+  const char *told = getenv("GHOST_MAPPED");
+  return device == ON_HOST || (told && strcmp(told, "zeros") == 0);
+}
+
 static bool fill(int fd, size_t size) {
   char garbage[1 << 16];
   bool good = true;
@@ -139,7 +145,7 @@ GH_API int cuMemCreate(uint64_t *handle, size_t size, const struct gh_allocation
   const struct trailer trailer = {MARK, size, device, how->handles, how->rdma};
   int fd = memfd_create("ghost", MFD_CLOEXEC);
   bool good = fd >= 0 && ftruncate(fd, (off_t)(size + PAGE)) == 0 &&
-              (device == ON_HOST || fill(fd, size)) &&
+              (comes_as_zeros(device) || fill(fd, size)) &&
               pwrite(fd, &trailer, sizeof trailer, (off_t)size) == (ssize_t)sizeof trailer;
   if (good) return add_allocation(handle, fd, &trailer);
   if (fd >= 0) close(fd);

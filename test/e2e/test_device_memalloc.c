@@ -294,12 +294,37 @@ static void strict_addresses(void) {
   GPU(gpu.cuStreamDestroy_v2(stream));
 }
 
+/* The first byte of a new piece. */
+static unsigned char new_byte(void) {
+  const struct rt_cuda_access own = {{1, 0}, 3};
+  struct rt_cuda_allocation plain = how(0);
+  uint64_t at, h;
+  IS(gpu.cuMemCreate(&h, 2 * MIB, &plain, 0), 0);
+  IS(gpu.cuMemAddressReserve(&at, 2 * MIB, 0, 0, 0), 0);
+  IS(gpu.cuMemMap(at, 2 * MIB, 0, h, 0), 0);
+  IS(gpu.cuMemSetAccess(at, 2 * MIB, &own, 1), 0);
+  unsigned char byte = *(const unsigned char *)(uintptr_t)at;
+  IS(gpu.cuMemUnmap(at, 2 * MIB), 0);
+  IS(gpu.cuMemRelease(h), 0);
+  IS(gpu.cuMemAddressFree(at, 2 * MIB), 0);
+  return byte;
+}
+
+/* Nobody has promised zeros, but who relies on them can have them. */
+static void new_contents(void) {
+  ENSURE(new_byte() == 0xA5, "new memory begins with %u", new_byte());
+  setenv("GHOST_MAPPED", "zeros", 1);
+  ENSURE(new_byte() == 0, "new memory begins with %u", new_byte());
+  unsetenv("GHOST_MAPPED");
+}
+
 static void strict(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
   gpu_open();
   int fds = kit_fd_count();
   strict_pieces();
   strict_addresses();
+  new_contents();
   gpu_nothing_left();
   rank_back_to(fds, kit_thread_count(), "the pieces");
 }
