@@ -9,6 +9,15 @@
 
 #define PROBE_LIMIT_MS 20000
 
+static void name_devices(const struct kit_net *n, struct kit_probe *found) {
+  for (int i = 0; i < n->ndev && i < KIT_PROBE_DEVICES; i++) {
+    struct rail_net_props_v12 props = {.name = NULL};
+    bool named = n->vt->get_properties(i, &props) == RAIL_OK && props.name;
+    if (named && strlen(props.name) < sizeof found->devices[i])
+      snprintf(found->devices[i], sizeof found->devices[i], "%s", props.name);
+  }
+}
+
 void kit_probe_process(struct kit_process *self) {
   struct kit_net n;
   struct kit_probe found = {0};
@@ -25,6 +34,8 @@ void kit_probe_process(struct kit_process *self) {
   kit_net_unload(&n);
   kit_net_open(&n);
   found.ndev = n.ndev;
+  kit_send_record(self, &found, sizeof found);
+  name_devices(&n, &found); /* after that: a plugin that fails here is for the checks to find */
   kit_send_record(self, &found, sizeof found);
   kit_net_close(&n);
 }
@@ -44,6 +55,7 @@ static void on_message(struct kit_group *group, const struct kit_message *messag
   if (message->kind != KIT_MESSAGE_RECORD || message->size != sizeof *l->probe) return;
   memcpy(l->probe, message->data, sizeof *l->probe);
   l->probe->name[sizeof l->probe->name - 1] = 0;
+  for (int i = 0; i < KIT_PROBE_DEVICES; i++) l->probe->devices[i][sizeof l->probe->devices[i] - 1] = 0;
 }
 
 bool kit_probe(const char *plugin, const struct kit_placement *placement, struct kit_probe *probe, char *why,

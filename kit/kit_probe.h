@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which versions of the vtable a plugin exports, and its name, asked in a process of its own. */
+ * Which versions of the vtable a plugin exports, its name and its devices', asked in a process of its own. */
 #ifndef RAIL_KIT_PROBE_H
 #define RAIL_KIT_PROBE_H
 
 #include "kit/kit_process.h"
 #include "kit/kit_group.h"
 
+#define KIT_PROBE_DEVICES 16
+
 struct kit_probe {
   uint32_t versions; /* bit N: ncclNetPlugin_vN; 0: it cannot be loaded */
   int32_t ndev;      /* devices, of the newest version; 0: it cannot be used here */
   char name[256];
+  char devices[KIT_PROBE_DEVICES][64]; /* names of the first ones; "": there is none, or its name is longer */
 };
 
 /* In the place of the first process. False: it cannot be used there at all; `why` has the failure, and what the

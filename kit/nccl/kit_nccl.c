@@ -35,6 +35,14 @@ struct nccl_case {
   const char *algo, *proto; /* as NCCL_ALGO and NCCL_PROTO have them; NULL: NCCL's choice */
 };
 
+struct run {
+  const struct kit_nccl *how;
+  struct kit_report report;
+  struct kit_probe probe;
+  char ghost[PATH_MAX], version[32];
+  int topology; /* a file, where several ranks are a host */
+};
+
 /* ---- what there is ---- */
 
 enum {
@@ -102,19 +110,33 @@ static void free_env(struct env *e) {
   for (int i = 0; i < e->n; i++) free(e->entries[i]);
 }
 
-/* Ranks are hosts of their own by NCCL_HOSTID. What needs kernels that ghost has not, or a GPU's features, is off. */
-static void make_env(struct env *e, const struct kit_nccl *how, const struct nccl_case *t, const char *ghost,
-                     const char *name, int rank, int log) {
+/* GPUs of a host. Each rank has one of its own, also where all are told to be one host. */
+static int gpus_of(const struct kit_nccl *how) { return how->ranks_per_host > 1 ? how->ranks_per_host : how->ranks; }
+
+/* NCCL_HOSTID says which ranks are one host. Where several are, what lies between these may leave out the network. */
+static void add_host(struct env *e, const struct kit_nccl *how, int rank, int topology) {
+  bool several = how->ranks_per_host > 1;
+  if (!getenv("NCCL_HOSTID")) add_env(e, "NCCL_HOSTID=ghost-%d", rank / how->ranks_per_host);
+  add_env(e, "GHOST_DEVICES=%d", gpus_of(how));
+  add_default(e, "NCCL_P2P_DISABLE", several ? "0" : "1");
+  add_default(e, "NCCL_SHM_DISABLE", several ? "0" : "1");
+  if (!several) return;
+  add_env(e, "GHOST_MAPPED=zeros"); /* as NCCL takes what lies between GPUs to be */
+  if (!getenv("NCCL_TOPO_FILE")) add_env(e, "NCCL_TOPO_FILE=/proc/self/fd/%d", topology);
+}
+
+/* What needs kernels that ghost has not, or a GPU's features, is off. */
+static void make_env(struct env *e, const struct run *run, const struct nccl_case *t, int rank, int log) {
   static const char *const off[] = {"NCCL_PAT_ENABLE",  "NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER",
                                     "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE",   "NCCL_RAS_ENABLE",
                                     "NCCL_WIN_ENABLE",  "NCCL_GIN_ENABLE"};
+  const struct kit_nccl *how = run->how;
   const char *path = getenv("LD_LIBRARY_PATH"), *level = getenv("NCCL_DEBUG");
   bool trace = level && strcasecmp(level, "TRACE") == 0;
-  add_env(e, "LD_LIBRARY_PATH=%s%s%s", ghost, path ? ":" : "", path ? path : "");
-  if (!getenv("NCCL_HOSTID")) add_env(e, "NCCL_HOSTID=ghost-%d", rank);
-  add_env(e, "GHOST_DEVICES=%d", how->ranks); /* each rank has one, also where all are told to be one host */
+  add_env(e, "LD_LIBRARY_PATH=%s%s%s", run->ghost, path ? ":" : "", path ? path : "");
+  add_host(e, how, rank, run->topology);
   add_env(e, "NCCL_NET_PLUGIN=%s", how->plugin);
-  add_env(e, "NCCL_NET=%s", name);
+  add_env(e, "NCCL_NET=%s", run->probe.name);
   add_env(e, "NCCL_DEBUG=%s", trace ? "TRACE" : "INFO");
   add_env(e, "NCCL_DEBUG_FILE=/proc/self/fd/%d", log);
   add_env(e, "NCCL_DEBUG_SUBSYS=INIT,NET,ENV");
@@ -127,19 +149,17 @@ static void make_env(struct env *e, const struct kit_nccl *how, const struct ncc
   add_env(e, "NCCL_NET_GDR_READ=%d", how->gdr);
   add_env(e, "GHOST_PATIENCE=%" PRIu64, limit_of(how, t) / 1000 + 1);
   add_default(e, "NCCL_SOCKET_IFNAME", "lo");
-  add_default(e, "NCCL_P2P_DISABLE", "1");
-  add_default(e, "NCCL_SHM_DISABLE", "1");
   for (size_t i = 0; i < sizeof off / sizeof *off; i++) add_default(e, off[i], "0");
 }
 
-/* ---- NCCL's log ---- */
+/* ---- files for NCCL ---- */
 
 /* A file without a name that ranks inherit, beyond the descriptors that the kit gives its processes. Without it nothing
  * could be shown, so the program ends. */
-static int make_log(void) {
-  int fd = memfd_create("nccl-log", 0), high = fd < 0 ? -1 : fcntl(fd, F_DUPFD, 64);
+static int make_file(const char *what) {
+  int fd = memfd_create(what, 0), high = fd < 0 ? -1 : fcntl(fd, F_DUPFD, 64);
   if (high < 0) {
-    fprintf(stderr, "rail-kit nccl: no file for NCCL's log (%s): %s\n", fd < 0 ? "memfd_create" : "fcntl F_DUPFD",
+    fprintf(stderr, "rail-kit nccl: no file for NCCL's %s (%s): %s\n", what, fd < 0 ? "memfd_create" : "fcntl F_DUPFD",
             strerror(errno));
     exit(3);
   }
@@ -147,24 +167,49 @@ static int make_log(void) {
   return high;
 }
 
+static int make_topology(const struct kit_nccl *how, const struct kit_probe *probe) {
+  int fd = make_file("topology"), copy = dup(fd);
+  FILE *f = copy < 0 ? NULL : fdopen(copy, "w");
+  if (f) kit_nccl_write_topology(f, gpus_of(how), probe);
+  if (!f || fclose(f) != 0) {
+    fprintf(stderr, "rail-kit nccl: the file of NCCL's topology cannot be written: %s\n", strerror(errno));
+    exit(3);
+  }
+  return fd;
+}
+
+/* ---- NCCL's log ---- */
+
 struct proof {
+  bool several_a_host;      /* ranks: what lies between them need not go through the plugin */
   int by_plugin, elsewhere; /* connections that NCCL has logged */
   char line[256];           /* of one that the plugin does not carry */
   int by_gdr;               /* of the plugin's connections: those with GPUDirect */
+  int by_another;           /* and those that send through another rank of the host (PXN) */
   bool offers_gdr;
   char version[32];
   char warning[512];        /* NCCL's first */
 };
+
+/* Between two ranks of a host: NCCL makes no such connection to another one. */
+static bool is_within_host(const char *via) {
+  return strncmp(via, " via P2P/", 9) == 0 || strncmp(via, " via SHM/", 9) == 0;
+}
+
+/* device: "0", or "0(3)", through rank 3, and what else NCCL says. */
+static bool is_by_another(const char *device) { return device[strspn(device, "0123456789")] == '('; }
 
 static void read_line(struct proof *p, const char *line, size_t n, const char *name) {
   char text[512], wanted[280];
   snprintf(text, sizeof text, "%.*s", (int)n, line);
   snprintf(wanted, sizeof wanted, " via NET/%s/", name);
   const char *via = strstr(text, " via "), *version = strstr(text, "NCCL version "), *warn = strstr(text, "NCCL WARN ");
-  bool connection = via && (strstr(text, "Channel ") || strstr(text, "[send]") || strstr(text, "[receive]"));
+  bool connection = via && (strstr(text, "Channel ") || strstr(text, "[send]") || strstr(text, "[receive]")) &&
+                    !(p->several_a_host && is_within_host(via));
   bool by_plugin = connection && strstr(text, wanted);
   p->by_plugin += by_plugin;
   p->by_gdr += by_plugin && strstr(via, "/GDRDMA");
+  p->by_another += by_plugin && is_by_another(via + strlen(wanted));
   p->offers_gdr |= strstr(text, "GPU Direct RDMA Enabled for HCA") != NULL;
   if (connection && !by_plugin && p->elsewhere++ == 0) snprintf(p->line, sizeof p->line, "%.250s", text);
   if (version && !p->version[0])
@@ -188,13 +233,6 @@ static void read_log(struct proof *p, int log, const char *name) {
 
 /* ---- one case ---- */
 
-struct run {
-  const struct kit_nccl *how;
-  struct kit_report report;
-  struct kit_probe probe;
-  char ghost[PATH_MAX], version[32];
-};
-
 static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
   (void)group;
   kit_result_message(arg, message);
@@ -207,9 +245,9 @@ static void fail(struct kit_result *r, const char *what, const char *detail) {
 }
 
 /* GPUDirect was asked for, and is not in use. */
-static void check_gdr(struct kit_result *r, const struct proof *p, const char *rank) {
+static void check_gdr(struct kit_result *r, const struct proof *p, const char *ranks) {
   if (p->offers_gdr) {
-    fail(r, "the plugin offers GPUDirect, and NCCL does not use it for all connections: ", rank);
+    fail(r, "the plugin offers GPUDirect, and NCCL does not use it for all connections: ", ranks);
   } else if (r->end == KIT_END_FINE) {
     r->end = KIT_END_SKIPPED;
     snprintf(r->text, sizeof r->text, "the plugin offers host memory only (ptrSupport); leave out --gdr");
@@ -219,26 +257,39 @@ static void check_gdr(struct kit_result *r, const struct proof *p, const char *r
 /* NCCL says of its own networks what it says of a plugin of the same name. */
 static bool is_nccls_own(const char *name) { return strcasecmp(name, "Socket") == 0 || strcasecmp(name, "IB") == 0; }
 
+/* Of one host, since a rank in the middle of a ring may have no connection to another one. */
+static struct proof check_host(struct run *run, struct kit_result *r, const int *logs, int host) {
+  int n = run->how->ranks_per_host, first = host * n;
+  struct proof p = {.several_a_host = n > 1};
+  char ranks[64];
+  for (int i = first; i < first + n; i++) read_log(&p, logs[i], run->probe.name);
+  if (n > 1) snprintf(ranks, sizeof ranks, "ranks %d to %d", first, first + n - 1);
+  else snprintf(ranks, sizeof ranks, "rank %d", first);
+  if (is_nccls_own(run->probe.name))
+    fail(r, "NCCL's own network has the plugin's name, so nothing shows who carries the connections: ",
+         run->probe.name);
+  if (p.elsewhere) fail(r, "a connection is not carried by the plugin: ", p.line);
+  if (!p.by_plugin) fail(r, "NCCL's log names no connection that the plugin carries: ", ranks);
+  if (run->how->gdr && p.by_gdr < p.by_plugin) check_gdr(r, &p, ranks);
+  if (p.version[0]) snprintf(run->version, sizeof run->version, "%s", p.version);
+  return p;
+}
+
+static void add_figure(struct kit_result *r, const char *name, int value) {
+  struct kit_message m = {.kind = KIT_MESSAGE_METRIC, .text = name, .value = value, .unit = ""};
+  kit_result_message(r, &m);
+}
+
 static void check_log(struct run *run, struct kit_result *r, const int *logs) {
   struct proof all = {.by_plugin = 0};
-  for (int i = 0; i < run->how->ranks; i++) {
-    struct proof p = {.by_plugin = 0};
-    char none[64];
-    read_log(&p, logs[i], run->probe.name);
-    snprintf(none, sizeof none, "rank %d", i);
-    if (is_nccls_own(run->probe.name))
-      fail(r, "NCCL's own network has the plugin's name, so nothing shows who carries the connections: ",
-           run->probe.name);
-    if (p.elsewhere) fail(r, "a connection is not carried by the plugin: ", p.line);
-    if (!p.by_plugin) fail(r, "NCCL's log names no connection that the plugin carries: ", none);
-    if (run->how->gdr && p.by_gdr < p.by_plugin) check_gdr(r, &p, none);
+  for (int host = 0; host < run->how->ranks / run->how->ranks_per_host; host++) {
+    struct proof p = check_host(run, r, logs, host);
     all.by_plugin += p.by_plugin;
+    all.by_another += p.by_another;
     if (p.warning[0] && !all.warning[0]) snprintf(all.warning, sizeof all.warning, "%s", p.warning);
-    if (p.version[0]) snprintf(run->version, sizeof run->version, "%s", p.version);
   }
-  struct kit_message m = {
-      .kind = KIT_MESSAGE_METRIC, .text = "connections_by_the_plugin", .value = all.by_plugin, .unit = ""};
-  kit_result_message(r, &m);
+  add_figure(r, "connections_by_the_plugin", all.by_plugin);
+  if (run->how->ranks_per_host > 1) add_figure(r, "connections_through_another_rank", all.by_another);
   struct kit_message warn = {.kind = KIT_MESSAGE_LOG, .text = all.warning};
   if (all.warning[0]) kit_result_message(r, &warn);
 }
@@ -253,10 +304,10 @@ static void format_repeat_command(struct kit_result *r, const struct kit_nccl *h
   kit_append_quoted(r->again, room, how->library);
   size_t at = strlen(r->again);
   snprintf(r->again + at, room - at,
-           " --ranks %d --channels %d --limit %g --repeat %d --sizes %s%s%s%s%s --only %s%s%s",
-           how->ranks, how->channels, (double)how->limit_ms / 1000, how->repeat, sizes, how->types ? " --types " : "",
-           how->types ? how->types : "", how->redops ? " --redops " : "", how->redops ? how->redops : "", t->name,
-           how->oob ? " --oob" : "", how->gdr ? " --gdr on" : "");
+           " --ranks %d --ranks-per-host %d --channels %d --limit %g --repeat %d --sizes %s%s%s%s%s --only %s%s%s",
+           how->ranks, how->ranks_per_host, how->channels, (double)how->limit_ms / 1000, how->repeat, sizes,
+           how->types ? " --types " : "", how->types ? how->types : "", how->redops ? " --redops " : "",
+           how->redops ? how->redops : "", t->name, how->oob ? " --oob" : "", how->gdr ? " --gdr on" : "");
 }
 
 static void run_case(struct run *run, const struct nccl_case *t) {
@@ -277,6 +328,7 @@ static void run_case(struct run *run, const struct nccl_case *t) {
              (unsigned long long)how->sizes[i]);
   kit_job_add(&group.job, "library", "%s", how->library);
   if (t->scenario) kit_job_add(&group.job, "scenario", "%s", t->scenario->name);
+  kit_job_add(&group.job, "gpus", "%d", gpus_of(how));
   kit_job_add(&group.job, "repeat", "%d", how->repeat);
   kit_job_add(&group.job, "coll", "%d", (int)t->coll);
   kit_job_add(&group.job, "algo", "%s", !t->algo ? "RING" : t->algo[0] == 'T' ? "TREE" : "RING");
@@ -285,8 +337,8 @@ static void run_case(struct run *run, const struct nccl_case *t) {
   if (how->types) kit_job_add(&group.job, "types", "%s", how->types);
   if (how->redops) kit_job_add(&group.job, "redops", "%s", how->redops);
   for (int i = 0; i < how->ranks; i++) {
-    logs[i] = make_log();
-    make_env(&env[i], how, t, run->ghost, run->probe.name, i, logs[i]);
+    logs[i] = make_file("log");
+    make_env(&env[i], run, t, i, logs[i]);
     group.setup[i].env = (const char *const *)env[i].entries;
   }
   kit_report_progress(&run->report, t->name);
@@ -343,6 +395,7 @@ static int run_all(struct run *run, const struct kit_filter *filter) {
     fprintf(stderr, "rail-kit nccl: nothing is called %s; --list shows all\n", run->how->only ? run->how->only : "so");
     return 2;
   }
+  if (run->how->ranks_per_host > 1) run->topology = make_topology(run->how, &run->probe);
   kit_report_start(&run->report);
   FILE *f = run->report.table;
   if (f && run->report.verbose)
@@ -351,6 +404,7 @@ static int run_all(struct run *run, const struct kit_filter *filter) {
   for (int i = 0; i < NCASES; i++)
     if (wanted(filter, &cases[i])) run_case(run, &cases[i]);
   if (f && run->version[0]) fprintf(f, "NCCL %s, %d ranks, %s\n", run->version, run->how->ranks, run->probe.name);
+  if (run->topology >= 0) close(run->topology);
   return kit_report_finish(&run->report);
 }
 
@@ -364,8 +418,9 @@ int kit_nccl_run(const struct kit_nccl *how) {
   struct kit_nccl resolved = *how;
   if (strchr(how->plugin, '/') && realpath(how->plugin, plugin)) resolved.plugin = plugin;
   if (realpath(how->library, library)) resolved.library = library;
-  run = (struct run){.how = &resolved, .report = {.command = "nccl", .plugin = resolved.plugin, .verbose = !how->quiet,
-                                                  .json = how->json, .junit = how->junit, .seed = 1}};
+  run = (struct run){.how = &resolved, .topology = -1,
+                     .report = {.command = "nccl", .plugin = resolved.plugin, .verbose = !how->quiet,
+                                .json = how->json, .junit = how->junit, .seed = 1}};
   if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
   if (!kit_nccl_file(resolved.library, why, sizeof why)) {
     fprintf(stderr, "rail-kit nccl: %s\n", why);

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A plugin under NCCL's own host code, on a GPU that ghost emulates: one process a rank, each of which NCCL takes for a
- * host of its own, so that all data goes through the plugin.
+ * A plugin under NCCL's own host code, on a GPU that ghost emulates: one process a rank. NCCL takes each for a host of
+ * its own, so that all data goes through the plugin, or so many of them for one as ranks_per_host says.
  */
 #ifndef RAIL_KIT_NCCL_H
 #define RAIL_KIT_NCCL_H
 
+#include <stdio.h>
+
+#include "kit/kit_probe.h"
 #include "kit/kit_process.h"
 
 #define KIT_NCCL_SIZES 16
@@ -18,6 +21,7 @@ struct kit_nccl_rank;
 struct kit_nccl {
   const char *plugin, *library; /* files; of NCCL: libnccl.so.2 */
   int ranks, channels;
+  int ranks_per_host;             /* a divisor of ranks, and less: there are several hosts */
   uint64_t sizes[KIT_NCCL_SIZES]; /* bytes that a rank sends */
   unsigned nsizes;
   const char *types, *redops;     /* words with commas; NULL: all */
@@ -46,6 +50,9 @@ void kit_nccl_scenario(struct kit_process *self);
 
 /* nccl_file.c: can this file be NCCL on the emulated GPU? False: `why` has what is wrong with it and what to do. */
 bool kit_nccl_file(const char *path, char *why, size_t size);
+
+/* nccl_topology.c: writes the host of so many GPUs and of the plugin's devices, as NCCL_TOPO_FILE has it. */
+void kit_nccl_write_topology(FILE *f, int gpus, const struct kit_probe *probe);
 
 /* ---- nccl_data.c: what ranks send and must receive, by scalar code of its own ---- */
 

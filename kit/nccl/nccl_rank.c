@@ -37,7 +37,7 @@ void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, size_
   *r = (struct kit_nccl_rank){.self = self, .rank = kit_process_rank(self), .n = kit_process_count(self),
                               .room = room};
   open_nccl(r, kit_job_arg(kit_process_job(self), "library"));
-  CUDA(r->cudaSetDevice(r->rank));
+  CUDA(r->cudaSetDevice(r->rank % (int)kit_job_number(kit_process_job(self), "gpus", 1)));
   CUDA(r->cudaStreamCreateWithFlags(&r->stream, NON_BLOCKING));
   CUDA(r->cudaMalloc((void **)&r->send, room));
   CUDA(r->cudaMalloc((void **)&r->recv, room));

@@ -3,9 +3,11 @@
 # TEST-LIMIT: 400
 # TEST-READS: build/bin/rail-kit build/lib/ghost/libcuda.so.1 build/lib/ghost/libcudart.so.13
 # TEST-READS: build/lib/libnccl-net-socket.so build/lib/libnccl-net-ib.so build/lib/emu/libibverbs.so.1 test/e2e/coll.py
+# TEST-READS: build/lib/libnccl-net-railtrace.so
 """rail-kit nccl: which files it refuses; with RAIL_TEST_NCCL=libnccl.so.2, what it finds in plugins under NCCL."""
 import json
 import os
+import pathlib
 import shlex
 import subprocess
 import sys
@@ -16,6 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from coll import BUILD, SOCKET, Skip, main, run
 
 KIT = str(BUILD / "bin" / "rail-kit")
+TRACE = str(BUILD / "lib" / "libnccl-net-railtrace.so")
 NCCL = os.environ.get("RAIL_TEST_NCCL")
 
 
@@ -57,16 +60,17 @@ def the_line_that_repeats_a_case_repeats_it():
     """Over a library that is NCCL by its name only: what fails says how it is run again, and that does the same."""
     with tempfile.TemporaryDirectory() as folder:
         nccl = library(folder, "libnccl.so.2", "-Wl,--no-as-needed", str(BUILD / "lib/ghost/libcudart.so.13"))
-        chosen = ["--ranks", "3", "--channels", "1", "--limit", "20", "--sizes", "8,2K", "--types", "float,int8",
-                  "--redops", "sum,max", "--only", "all_reduce.ring.LL", "--oob", "--gdr", "on"]
+        chosen = ["--ranks", "4", "--ranks-per-host", "2", "--channels", "1", "--limit", "20", "--sizes", "8,2K",
+                  "--types", "float,int8", "--redops", "sum,max", "--only", "all_reduce.ring.LL", "--oob",
+                  "--gdr", "on"]
         done = run([KIT, "nccl", SOCKET, "--nccl", nccl, *chosen, "--json", "-"])
         if "without libelf" in done.stderr:
             raise Skip("this rail-kit was built without libelf")
         assert done.returncode == 1, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         first = json.loads(done.stdout)["results"]
         words = shlex.split(first[0]["again"])
-        for option in ("--ranks 3", "--channels 1", "--limit 20", "--sizes 8,2048", "--types float,int8",
-                       "--redops sum,max", "--only all_reduce.ring.LL", "--oob", "--gdr on"):
+        for option in ("--ranks 4", "--ranks-per-host 2", "--channels 1", "--limit 20", "--sizes 8,2048",
+                       "--types float,int8", "--redops sum,max", "--only all_reduce.ring.LL", "--oob", "--gdr on"):
             assert option in " ".join(words), (option, words)
         done = run([KIT, *words[1:], "--json", "-"])
         again = json.loads(done.stdout)["results"]
@@ -78,7 +82,9 @@ def arguments_are_checked():
     for args, word in ((("nccl",), "a plugin is missing"), (("nccl", SOCKET), "--nccl is missing"),
                        (("nccl", SOCKET, "--nccl", "x", "--types", "flot"), "flot"),
                        (("nccl", SOCKET, "--nccl", "x", "--sizes", "8,x"), "8,x"),
-                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "1"), "--ranks")):
+                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "1"), "--ranks"),
+                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--ranks-per-host", "3"), "divisor"),
+                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--ranks-per-host", "4"), "divisor")):
         done = run([KIT, *args])
         assert done.returncode == 2 and word in done.stderr, (args, done)
     listed = run([KIT, "nccl", "--list", "--only", "all_reduce,*.LL128"]).stdout.split()
@@ -96,6 +102,10 @@ def kit(plugin, *args, status=0, **changes):
     return json.loads(done.stdout)
 
 
+def figure(result, name):
+    return next(f["value"] for f in result["figures"] if f["name"] == name)
+
+
 def our_plugin_carries_every_collective():
     need_nccl()
     report = kit(SOCKET, "--skip", "comm.*,fault.*", "--sizes", "8,1000,256K")
@@ -103,7 +113,7 @@ def our_plugin_carries_every_collective():
     assert report["summary"]["skipped"] < 10, report["summary"]
     for r in report["results"]:
         if r["status"] == "pass":
-            assert any(f["name"] == "connections_by_the_plugin" and f["value"] >= 4 for f in r["figures"]), r
+            assert figure(r, "connections_by_the_plugin") >= 4, r
 
 
 def communicators_are_made_and_lost():
@@ -118,14 +128,49 @@ def four_ranks_and_the_bootstrap():
         "--types", "float", "--redops", "sum")
 
 
-def writes_to_gpu_memory_need_a_flush():
-    """Over an emulated verbs device: all is well, and it is not when the plugin flushes nothing."""
-    need_nccl()
+def emulated_verbs():
+    """The ib plugin, and the environment in which it finds an emulated device."""
     verbs, plugin = BUILD / "lib/emu/libibverbs.so.1", BUILD / "lib/libnccl-net-ib.so"
     if not (verbs.exists() and plugin.exists()):
         raise Skip("built without libibverbs")
+    return plugin, {"NCCL_IBVERBS_LIB": str(verbs), "RAIL_EMU": "device emu0"}
+
+
+def several_ranks_are_a_host():
+    """What lies between them leaves out the plugin, and all is right."""
+    need_nccl()
+    options = ["--ranks", "4", "--types", "float", "--redops", "sum", "--sizes", "8,1000,256K"]
+    shared = kit(SOCKET, *options, "--ranks-per-host", "2", "--only", "all_reduce.ring.*,*.tree.LL,alltoall,comm.split")
+    alone = kit(SOCKET, *options, "--only", "all_reduce.ring.Simple")
+    through = {r["name"]: figure(r, "connections_by_the_plugin") for r in shared["results"]}
+    assert through["all_reduce.ring.Simple"] < figure(alone["results"][0], "connections_by_the_plugin"), through
+
+
+def groups_of_receives(folder):
+    """How many buffers each irecv of an all-to-all of 4 ranks, 2 a host, had: of all processes."""
+    for file in pathlib.Path(folder).glob("*.railtrace"):
+        events = json.loads(run([KIT, "trace", "--json", "-", file]).stdout)[0]["events"]
+        assert not [e for e in events if e["call"] == "finding"], events
+        yield from (len(e["buffers"]) for e in events if e["call"] == "irecv" and e.get("made"))
+
+
+def ranks_of_a_host_receive_in_groups():
+    need_nccl()
+    plugin, emulated = emulated_verbs()
+    with tempfile.TemporaryDirectory() as folder:
+        report = kit(TRACE, "--gdr", "on", "--ranks", "4", "--ranks-per-host", "2", "--only", "alltoall",
+                     "--types", "float", RAIL_TRACE_PLUGIN=plugin, RAIL_TRACE_SLOW="60s",
+                     RAIL_TRACE_FILE=f"{folder}/%p.railtrace", **emulated)
+        assert figure(report["results"][0], "connections_through_another_rank") >= 2, report
+        sizes = list(groups_of_receives(folder))
+        assert max(sizes) == 2 and sizes.count(2) > 10, sizes
+
+
+def writes_to_gpu_memory_need_a_flush():
+    """Over an emulated verbs device: all is well, and it is not when the plugin flushes nothing."""
+    need_nccl()
+    plugin, emulated = emulated_verbs()
     options = ["--gdr", "on", "--types", "float", "--redops", "sum"]
-    emulated = {"NCCL_IBVERBS_LIB": str(verbs), "RAIL_EMU": "device emu0"}
     kit(str(plugin), *options, "--only", "all_reduce.*,sendrecv,alltoall", **emulated)
     report = kit(str(plugin), *options, "--only", "all_reduce.ring.*", status=1, NCCL_GDR_FLUSH_DISABLE="1", **emulated)
     seen = {r["name"].split(".")[2]: r for r in report["results"]}
@@ -147,4 +192,5 @@ if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
         arguments_are_checked, our_plugin_carries_every_collective, communicators_are_made_and_lost,
-        four_ranks_and_the_bootstrap, writes_to_gpu_memory_need_a_flush, another_network_is_noticed)])
+        four_ranks_and_the_bootstrap, several_ranks_are_a_host, ranks_of_a_host_receive_in_groups,
+        writes_to_gpu_memory_need_a_flush, another_network_is_noticed)])
