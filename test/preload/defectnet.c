@@ -26,7 +26,7 @@ struct mr {
 struct request {
   bool used, is_recv, gpu;
   void *inner;  /* NULL: there is nothing to wait for */
-  bool reported; /* done_early: as done */
+  bool reported; /* as done, and is not */
   int n;
   int handed_out; /* how often: 2 by one_request_for_two; -1: and one of them is done */
   void *comm, *data[MAX_GROUP];
@@ -190,13 +190,20 @@ static struct request *outstanding(void *comm) {
   return r < pool + MOST ? r : NULL;
 }
 
+/* Two pointers exchanged. */
+static void swap(void **a, void **b) {
+  void *was = *a;
+  *a = *b;
+  *b = was;
+}
+
 static int irecv(void *comm, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **phandles,
                  void **request) {
   void *buffers[MAX_GROUP], *mrs[MAX_GROUP];
   size_t room[MAX_GROUP];
   if (has("one_request_for_two") && (*request = outstanding(comm)) != NULL) return RAIL_OK;
   struct request *r = new_request(comm);
-  if (ended) return answer(r, RAIL_SYSTEM_ERROR, request);
+  if (ended || (n > 1 && has("group_refused"))) return answer(r, RAIL_SYSTEM_ERROR, request);
   r->n = n;
   for (int i = 0; i < n; i++) {
     const struct mr *mr = mhandles[i];
@@ -205,15 +212,17 @@ static int irecv(void *comm, int n, void **data, size_t *sizes, int *tags, void 
     r->sizes[i] = room[i] = sizes[i];
     mrs[i] = mr->inner;
   }
+  if (n > 1 && has("group_swapped")) swap(&buffers[0], &buffers[1]), swap(&mrs[0], &mrs[1]);
   int result = inner->irecv(comm, n, buffers, room, tags, mrs, phandles, &r->inner);
   r->is_recv = result == RAIL_OK && r->inner;
   return answer(r, result, request);
 }
 
 static int iflush(void *comm, int n, void **data, int *sizes, void **mhandles, void **request) {
-  (void)n, (void)data, (void)sizes, (void)mhandles;
+  (void)data, (void)sizes, (void)mhandles;
+  bool nothing = has("flush_nothing") || has("flush_untrue") || (n > 1 && has("group_flush_nothing"));
   *request = has("flush_untrue") ? new_request(comm) : NULL;
-  if (!has("flush_nothing") && !has("flush_untrue")) nic_read(has("flush_other_nic") ? &other_nic : &nic);
+  if (!nothing) nic_read(has("flush_other_nic") ? &other_nic : &nic);
   return has("flush_error") ? RAIL_SYSTEM_ERROR : RAIL_OK;
 }
 
@@ -227,7 +236,12 @@ static void finish_receive(struct request *r, int *sizes) {
     if (has("size_zero")) sizes[i] = 0;
 }
 
-/* done_early: the receive that was reported goes on. */
+/* Is the receive reported before its bytes are there? */
+static bool is_early(const struct request *r) {
+  return r->is_recv && (has("done_early") || (r->n > 1 && has("group_done_early")));
+}
+
+/* What was reported so goes on. */
 static void go_on_with_reported(void) {
   for (struct request *r = pool; r < pool + MOST; r++) {
     int done = 0, sizes[MAX_GROUP];
@@ -237,10 +251,10 @@ static void go_on_with_reported(void) {
 
 static int test(void *request, int *done, int *sizes) {
   struct request *r = request;
-  if (has("done_early")) go_on_with_reported();
+  if (has("done_early") || has("group_done_early")) go_on_with_reported();
   *done = 1;
   if (!r->inner) return free_request(r), RAIL_OK;
-  if (r->is_recv && has("done_early")) {
+  if (is_early(r)) {
     for (int i = 0; sizes && i < r->n; i++) sizes[i] = (int)r->sizes[i];
     r->reported = true;
     return RAIL_OK;
