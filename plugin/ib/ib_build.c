@@ -66,7 +66,7 @@ rail_result_t ib_setup_cqs(struct rail_setup *base) {
   struct ib_rail *rail = &s->comm->rails[base->piece];
   const struct ib_port *port = rail->port;
   struct ib_qp_sizes sizes = ib_setup_sizes(s, port);
-  int entries = 2 * IB_MAX_FLUSHES;
+  int entries = base->connector || !ib_flush_is_needed(s->comm) ? 0 : IB_MAX_FLUSHES;
   for (unsigned int i = 0; i < s->plan.nqps; i++)
     if (s->plan.qps[i].local_rail == base->piece) entries += (int)(sizes.send_depth + sizes.recv_depth);
   if (entries > port->hca->attr.max_cqe)

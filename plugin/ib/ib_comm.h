@@ -84,6 +84,7 @@ struct ib_ctrl_buf {
     uint64_t in[IB_MAX_QPS]; /* the peer's token, one per QP */
     uint64_t out;
   } verify;
+  _Alignas(64) uint64_t flushed; /* a receiver's: target of the reads of flushes; its value is never used */
 };
 _Static_assert(offsetof(struct ib_ctrl_buf, refused) == sizeof(struct ib_cts_ring), "docs/protocol-ib.md says where");
 
@@ -212,8 +213,6 @@ struct ib_flush {
   uint8_t waiting[IB_MAX_FLUSHES]; /* one bit per rail whose read has not completed */
   struct ib_qp qps[IB_MAX_RAILS];
   struct ib_qp next[IB_MAX_RAILS]; /* of a rail that comes back: not in use before it is in RTS */
-  struct ibv_mr *mrs[IB_MAX_RAILS];
-  uint64_t *scratch; /* on a page of its own: target of the reads; its value is never used */
 };
 
 /* ---- the two kinds of comm --------------------------------------------------- */
@@ -390,7 +389,9 @@ void ib_comm_destroy(struct ib_comm *comm);
 
 enum ib_flush_mode { IB_FLUSH_AUTO, IB_FLUSH_ALWAYS, IB_FLUSH_NEVER }; /* RAIL_IB_FLUSH */
 
-/* Does a connection need flush QPs at all? */
+/* Does a recv comm need flush QPs at all? */
+bool ib_flush_is_needed(const struct ib_comm *comm);
+/* The same by what is said and by what memory can be registered. Pure. */
 bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf);
 
 /* Makes a recv comm's flush QPs where they are needed, one step per call: RAIL_IN_PROGRESS calls again. */

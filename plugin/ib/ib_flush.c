@@ -7,7 +7,6 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
@@ -51,17 +50,6 @@ static rail_result_t create(struct ib_flush *f, unsigned int i, struct ib_qp *qp
   return set_attr(qp, f->comm, i);
 }
 
-static rail_result_t open_rail(struct ib_flush *f, unsigned int i) {
-  const struct ib_rail *rail = &f->comm->rails[i];
-  f->mrs[i] = ib_verbs.reg_mr(rail->port->hca->pd, f->scratch, sizeof *f->scratch, IBV_ACCESS_LOCAL_WRITE);
-  if (!f->mrs[i]) {
-    RAIL_WARN("RailIB: accept of %s: cannot register memory for flushes with %s: %m; check ulimit -l",
-              f->comm->peer_text, rail->port->name);
-    return RAIL_SYSTEM_ERROR;
-  }
-  return create(f, i, &f->qps[i]);
-}
-
 /* One transition. */
 static rail_result_t step_qp(const struct ib_flush *f, struct ib_qp *qp) {
   const struct ib_port *port = f->comm->rails[qp->rail].port;
@@ -75,7 +63,7 @@ static rail_result_t step_qp(const struct ib_flush *f, struct ib_qp *qp) {
 /* One transition of one QP per call. */
 static rail_result_t step(struct ib_flush *f) {
   struct ib_qp *qp = &f->qps[f->ready];
-  if (qp->state == IB_QP_NONE) return open_rail(f, f->ready);
+  if (qp->state == IB_QP_NONE) return create(f, f->ready, qp);
   if (qp->state != IB_QP_RTS) return step_qp(f, qp);
   f->ready++;
   return RAIL_OK;
@@ -83,18 +71,16 @@ static rail_result_t step(struct ib_flush *f) {
 
 static struct ib_flush *new_flush(struct ib_comm *comm) {
   struct ib_flush *f = calloc(1, sizeof *f);
-  size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  if (f && posix_memalign((void **)(void *)&f->scratch, page, page) == 0) {
-    f->comm = comm;
-    f->rails = (uint8_t)((1u << comm->nrails) - 1);
-    return f;
+  if (!f) {
+    RAIL_WARN("RailIB: accept of %s: out of memory for flushes", comm->peer_text);
+    return NULL;
   }
-  free(f);
-  RAIL_WARN("RailIB: accept of %s: out of memory for flushes", comm->peer_text);
-  return NULL;
+  f->comm = comm;
+  f->rails = (uint8_t)((1u << comm->nrails) - 1);
+  return f;
 }
 
-static bool is_needed_by(const struct ib_comm *comm) {
+bool ib_flush_is_needed(const struct ib_comm *comm) {
   const int support = ib_device_ptr_support(comm->device, comm->plan.two_sided);
   if (comm->rails[0].port->iwarp) return false; /* it connects no queue pair to itself, and offers no GPU memory */
   return ib_flush_wanted((enum ib_flush_mode)ib_params.flush, ib_params.flush_disable != 0,
@@ -104,7 +90,7 @@ static bool is_needed_by(const struct ib_comm *comm) {
 rail_result_t ib_flush_open(struct ib_comm *comm) {
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   if (!rc->flush) {
-    if (!is_needed_by(comm)) return RAIL_OK;
+    if (!ib_flush_is_needed(comm)) return RAIL_OK;
     rc->flush = new_flush(comm);
     if (!rc->flush) return RAIL_SYSTEM_ERROR;
   }
@@ -120,16 +106,14 @@ void ib_flush_close(struct ib_comm *comm) {
   for (unsigned int i = 0; i < IB_MAX_RAILS; i++) {
     ib_qp_destroy(&flush->qps[i]);
     ib_qp_destroy(&flush->next[i]);
-    if (flush->mrs[i]) (void)ib_verbs.dereg_mr(flush->mrs[i]);
   }
-  free(flush->scratch);
   free(flush);
   ib_recv_comm_of(comm)->flush = NULL;
 }
 
 /* ---- iflush ------------------------------------------------------------- */
 
-static bool is_needed(const struct ib_mhandle *mr) {
+static bool is_needed_for(const struct ib_mhandle *mr) {
   return mr->type != RAIL_PTR_HOST || ib_params.flush == IB_FLUSH_ALWAYS;
 }
 
@@ -150,7 +134,8 @@ static rail_result_t post_reads(struct ib_recv_comm *rc, struct ib_request *r, c
   f->waiting[index] = f->rails;
   for (unsigned int i = 0; i < rc->base.nrails; i++) {
     if (!(f->rails & 1u << i)) continue;
-    struct ibv_sge sge = {.addr = (uintptr_t)f->scratch, .length = 1, .lkey = f->mrs[i]->lkey};
+    struct ibv_sge sge = {.addr = (uintptr_t)&rc->base.ctrl_buf->flushed, .length = 1,
+                          .lkey = rc->base.rails[i].ctrl_mr->lkey};
     struct ibv_send_wr wr = {.wr_id = ib_wr_id(IB_WR_FLUSH, i, 1, index),
                              .opcode = IBV_WR_RDMA_READ,
                              .sg_list = &sge,
@@ -190,7 +175,7 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   struct ib_mhandle *mr = mhandles[i];
   if (rail_unlikely(!ib_mr_covers(comm, mr, data[i], (uint64_t)sizes[i])))
     return ib_comm_refuse_buffer(comm, "iflush", mr, data[i], (uint64_t)sizes[i]);
-  if (!is_needed(mr)) return RAIL_OK;
+  if (!is_needed_for(mr)) return RAIL_OK;
   struct ib_request *r = SLIST_FIRST(&rc->free_flushes);
   if (rail_unlikely(!r)) return too_many();
   SLIST_REMOVE_HEAD(&rc->free_flushes, free);

@@ -9,23 +9,25 @@
 #include "plugin/ib/ib_setup.h"
 
 #define SL_MAX 15
-#define SPARE_CQES (2 * IB_MAX_FLUSHES) /* for the flush QP of a port */
+#define SENDER_INLINE 128                         /* bytes of a message */
+#define RECEIVER_INLINE sizeof(struct ib_cts_wire) /* a receive of one buffer */
 
 /* ---- what a device can do ------------------------------------------------ */
 
 struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port *port) {
-  uint32_t most = (uint32_t)RAIL_MAX(port->hca->attr.max_qp_wr, 1);
-  return (struct ib_qp_sizes){
-    .send_depth = RAIL_MIN(IB_SEND_DEPTH, most),
-    .recv_depth = s->base.connector ? 1 : RAIL_MIN(IB_RECV_DEPTH, most),
-    .inline_bytes = ib_params.use_inline || port->iwarp ? 128 : 0, /* iWARP: notices are inline */
-  };
+  const uint32_t most = (uint32_t)RAIL_MAX(port->hca->attr.max_qp_wr, 1);
+  const bool has_inline = ib_params.use_inline || port->iwarp; /* iWARP: notices are inline */
+  if (s->base.connector)
+    return (struct ib_qp_sizes){.send_depth = RAIL_MIN(IB_SEND_DEPTH, most), .recv_depth = 1,
+                                .inline_bytes = has_inline ? SENDER_INLINE : 0};
+  return (struct ib_qp_sizes){.send_depth = RAIL_MIN(IB_CTS_DEPTH, most), .recv_depth = RAIL_MIN(IB_RECV_DEPTH, most),
+                              .inline_bytes = has_inline ? RECEIVER_INLINE : 0};
 }
 
 /* Every WR of each QP may complete with an error, signaled or not: the completion queue has room for all. */
 static unsigned int max_qps_of(const struct ib_setup *s, const struct ib_port *port) {
   struct ib_qp_sizes sizes = ib_setup_sizes(s, port);
-  int64_t room = ((int64_t)port->hca->attr.max_cqe - SPARE_CQES) / (sizes.send_depth + sizes.recv_depth);
+  int64_t room = ((int64_t)port->hca->attr.max_cqe - IB_MAX_FLUSHES) / (sizes.send_depth + sizes.recv_depth);
   return (unsigned int)RAIL_MAX(0, RAIL_MIN(RAIL_MIN(room, port->hca->attr.max_qp), IB_MAX_QPS));
 }
 

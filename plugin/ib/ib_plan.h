@@ -25,9 +25,16 @@
 #define IB_MAX_WRITE_LOG2 30 /* of the bytes of one write, or SEND */
 #define IB_ALIGN 128 /* parts of a message end at multiples of it, so that no LL128 line is split between QPs */
 
+/* Depths of queues, where the device allows them: as many WRs as can be outstanding without a wait. A WR costs 64 bytes
+ * and more of locked memory, and as much in the completion queue. */
 #define IB_RECV_BATCH 32                             /* receive WRs are posted again in batches of this many */
-#define IB_RECV_DEPTH (IB_MAX_SENDS + IB_RECV_BATCH) /* receive queue of each data QP */
-#define IB_SEND_DEPTH 512                            /* send queue of each data QP, where the device allows it */
+#define IB_RECV_DEPTH (IB_MAX_SENDS + IB_RECV_BATCH) /* receive queue of a receiver's data QP */
+#define IB_CTS_SIGNALED 16                           /* of so many CTS writes one is signaled */
+#define IB_CTS_DEPTH (IB_MAX_RECVS + IB_CTS_SIGNALED) /* its send queue: a CTS write for each receive that is not done,
+                                                       * and those before them that no completion stands for yet */
+/* Send queue of a sender's data QP: body and tail of a message for each receive of one buffer. Of grouped receives more
+ * messages can be outstanding; those wait for room (ib_send.c) behind 64 writes that are on their way. */
+#define IB_SEND_DEPTH (2 * IB_MAX_RECVS)
 
 /* RAIL_IB_PROTOCOL */
 enum ib_protocol_kind { IB_PROTOCOL_WRITE, IB_PROTOCOL_SEND };

@@ -21,8 +21,6 @@
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_two_sided.h"
 
-#define CTS_SIGNALED 16 /* of so many CTS writes one is signaled */
-
 _Static_assert(IB_RECV_DEPTH % IB_RECV_BATCH == 0, "preposted in whole batches");
 
 /* ---- the comm ----------------------------------------------------------- */
@@ -111,7 +109,7 @@ RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp
   wr.send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0;
   wr.wr.rdma.remote_addr = rc->remote_ring.addr + slot * IB_MAX_GROUP * sizeof *entries;
   wr.wr.rdma.rkey = rc->remote_ring.rkeys[qp->remote_rail];
-  if (rc->cts_unsignaled == CTS_SIGNALED || qp->sq_avail == 1) {
+  if (rc->cts_unsignaled == IB_CTS_SIGNALED || qp->sq_avail == 1) {
     wr.send_flags |= IBV_SEND_SIGNALED;
     rc->cts_unsignaled = 0;
   }

@@ -90,6 +90,7 @@ static void pair_make_side(struct pair *p, struct ib_comm *comm, const struct pa
     rail->ctrl_mr = ib_verbs.reg_mr(p->hca.pd, comm->ctrl_buf, sizeof *comm->ctrl_buf, PAIR_ACCESS);
     CHECK(rail->cq && rail->ctrl_mr);
   }
+  CHECK(shape->send_depth <= IB_SEND_DEPTH);
   comm->qps = calloc(shape->nqps, sizeof *comm->qps);
   for (unsigned int i = 0; i < shape->nqps; i++) {
     struct ib_qp *qp = &comm->qps[i];

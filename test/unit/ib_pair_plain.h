@@ -5,7 +5,7 @@
 
 #include "test/unit/ib_pair.h"
 
-static const struct pair_shape simple = {1, 1, 1, 30, 512, 128};
+static const struct pair_shape simple = {1, 1, 1, 30, IB_SEND_DEPTH, 128};
 static struct pair p;
 static uint8_t out[1 << 20], in[1 << 20];
 static struct ib_mhandle *mh_out, *mh_in;

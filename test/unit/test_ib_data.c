@@ -61,7 +61,7 @@ TEST(sizes) {
   static const size_t sizes[] = {0,   1,   7,    8,    63,   64,    127,   128,   129,
                                  255, 256, 4095, 4096, 4097, 65535, 65536, 65537, 1 << 18};
   static const struct pair_shape shapes[] = {
-    {1, 1, 1, 30, 512, 128}, {1, 4, 4, 12, 64, 0}, {2, 6, 6, 14, 16, 64}, {2, 4, 2, 30, 8, 256}, {3, 3, 3, 12, 3, 32}};
+    {1, 1, 1, 30, 64, 128}, {1, 4, 4, 12, 64, 0}, {2, 6, 6, 14, 16, 64}, {2, 4, 2, 30, 8, 256}, {3, 3, 3, 12, 3, 32}};
   for (unsigned int k = 0; k < RAIL_COUNT_OF(shapes); k++)
     for (int adaptive = 0; adaptive < 2; adaptive++) {
       ib_params.min_part = 128;

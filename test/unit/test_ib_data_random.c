@@ -151,17 +151,17 @@ static void run(const struct pair_shape *shape, unsigned int messages, const cha
   free(w.in);
 }
 
-TEST(one_qp) { run(&(struct pair_shape){1, 1, 1, 30, 512, 128}, (unsigned int)kit_scaled(10000), "progress poll"); }
+TEST(one_qp) { run(&(struct pair_shape){1, 1, 1, 30, 64, 128}, (unsigned int)kit_scaled(10000), "progress poll"); }
 TEST(data_moves_when_posted) {
-  run(&(struct pair_shape){1, 1, 1, 30, 512, 128}, (unsigned int)kit_scaled(10000), "progress post");
+  run(&(struct pair_shape){1, 1, 1, 30, 64, 128}, (unsigned int)kit_scaled(10000), "progress post");
 }
 TEST(several_qps_each) {
   ib_params.min_part = 256;
-  run(&(struct pair_shape){1, 5, 5, 30, 128, 64}, (unsigned int)kit_scaled(10000), "progress poll burst=2 skip=7");
+  run(&(struct pair_shape){1, 5, 5, 30, 64, 64}, (unsigned int)kit_scaled(10000), "progress poll burst=2 skip=7");
 }
 TEST(rails_in_turn) {
   ib_params.min_part = 1024;
-  run(&(struct pair_shape){3, 6, 3, 30, 128, 0}, (unsigned int)kit_scaled(10000), "progress poll burst=1 skip=3");
+  run(&(struct pair_shape){3, 6, 3, 30, 64, 0}, (unsigned int)kit_scaled(10000), "progress poll burst=1 skip=3");
 }
 TEST(small_queues_and_chains) {
   ib_params.min_part = 4096;
@@ -179,15 +179,15 @@ TEST(adaptive_routing) {
 /* The SEND protocol: messages leave in the order of buffers, whatever the order of isend. */
 TEST(sends_over_one_qp) {
   pair_two_sided = true;
-  run(&(struct pair_shape){1, 1, 1, 30, 512, 128}, (unsigned int)kit_scaled(10000), "progress poll");
-  run(&(struct pair_shape){1, 1, 1, 30, 512, 128}, (unsigned int)kit_scaled(10000), "progress post");
+  run(&(struct pair_shape){1, 1, 1, 30, 64, 128}, (unsigned int)kit_scaled(10000), "progress poll");
+  run(&(struct pair_shape){1, 1, 1, 30, 64, 128}, (unsigned int)kit_scaled(10000), "progress post");
   pair_two_sided = false;
 }
 TEST(sends_over_several) {
   pair_two_sided = true;
   ib_params.min_part = 256;
-  run(&(struct pair_shape){1, 4, 4, 30, 128, 64}, (unsigned int)kit_scaled(10000), "progress poll burst=2 skip=7");
-  run(&(struct pair_shape){3, 6, 3, 30, 128, 0}, (unsigned int)kit_scaled(10000), "progress poll burst=1 skip=3");
+  run(&(struct pair_shape){1, 4, 4, 30, 64, 64}, (unsigned int)kit_scaled(10000), "progress poll burst=2 skip=7");
+  run(&(struct pair_shape){3, 6, 3, 30, 64, 0}, (unsigned int)kit_scaled(10000), "progress poll burst=1 skip=3");
   ib_params_load();
   pair_two_sided = false;
 }

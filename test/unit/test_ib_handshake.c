@@ -22,7 +22,7 @@ static void check_common(const struct hs *h, unsigned int nqps) {
     CHECK(a->attr.sq_psn == b->attr.rq_psn && b->attr.sq_psn == a->attr.rq_psn);
     CHECK(a->attr.mtu == b->attr.mtu && a->attr.port == s->rails[a->rail].port->number);
     CHECK(memcmp(a->attr.dgid, r->rails[b->rail].gid, 16) == 0 && memcmp(b->attr.dgid, s->rails[a->rail].gid, 16) == 0);
-    CHECK(a->sq_avail == IB_SEND_DEPTH && b->sq_avail == IB_SEND_DEPTH);
+    CHECK(a->sq_avail == IB_SEND_DEPTH && b->sq_avail == IB_CTS_DEPTH);
     CHECK(a->qp->qp_context == s && b->qp->qp_context == r && a->max_inline >= 64);
   }
 }
