@@ -224,6 +224,7 @@ struct ib_send_comm {
   uint64_t min_part;
   bool rotates_qps;                      /* parts are equal, over the next QPs: neither `stripe` nor `two_sided` */
   uint64_t separate_above[IB_MAX_RAILS]; /* larger messages end with a write of their own: adaptive routing */
+  uint64_t whole_below[IB_MAX_RAILS];    /* smaller messages are one write, if they have one part */
   unsigned int next_qp;                  /* in live */
   unsigned int nlive, most_parts;        /* of a message */
   struct ib_qp *live[IB_MAX_QPS];        /* QPs that are in use */

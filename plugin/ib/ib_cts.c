@@ -80,21 +80,29 @@ void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring) {
   m->oldest = m->next = 1;
 }
 
-/* Reads receive m->next into the table, if all of it is there. */
-static inline enum ib_cts_entry_state read_next(struct ib_cts_match *m) {
-  const uint32_t seq = m->next;
-  const unsigned int slot = slot_of(seq);
+/* The buffers of a grouped receive but the first. Out of line: most receives have one buffer. */
+static __attribute__((noinline)) enum ib_cts_entry_state read_others(struct ib_cts_match *m, unsigned int slot) {
   const struct ib_cts_wire *wire = m->ring->slots[slot];
   struct ib_cts *row = m->buffers[slot];
-  unsigned int i = 0;
-  do {
-    enum ib_cts_entry_state seen = decode(&wire[i], seq, i, &row[i]);
-    if (seen != IB_CTS_GOOD) return i && seen == IB_CTS_NOT_YET ? IB_CTS_TORN : seen;
+  for (unsigned int i = 1; i < row[0].count; i++) {
+    enum ib_cts_entry_state seen = decode(&wire[i], m->next, i, &row[i]);
+    if (seen != IB_CTS_GOOD) return seen == IB_CTS_NOT_YET ? IB_CTS_TORN : seen;
     if (row[i].count != row[0].count) return IB_CTS_BAD;
     m->tags[slot][i] = row[i].tag;
-  } while (++i < row[0].count);
-  m->left[slot] = (uint8_t)((1u << i) - 1);
-  m->next = seq + 1;
+  }
+  return IB_CTS_GOOD;
+}
+
+/* Reads receive m->next into the table, if all of it is there. */
+static inline enum ib_cts_entry_state read_next(struct ib_cts_match *m) {
+  const unsigned int slot = slot_of(m->next);
+  struct ib_cts *first = m->buffers[slot];
+  enum ib_cts_entry_state seen = decode(m->ring->slots[slot], m->next, 0, first);
+  if (seen == IB_CTS_GOOD && rail_unlikely(first->count > 1)) seen = read_others(m, slot);
+  if (seen != IB_CTS_GOOD) return seen;
+  m->tags[slot][0] = first->tag;
+  m->left[slot] = (uint8_t)((1u << first->count) - 1);
+  m->next++;
   return IB_CTS_GOOD;
 }
 

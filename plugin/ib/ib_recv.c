@@ -195,7 +195,8 @@ RAIL_COLD static rail_result_t bad_recv(const struct ib_comm *comm, int n, void 
   return RAIL_BAD_ARGUMENT;
 }
 
-/* Twice the same but for `two_sided`, a constant (ib_two_sided.h). */
+/* Three times the same: for one buffer, which is what most receives have, for a group, and with `two_sided`, a constant
+ * (ib_two_sided.h). */
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
                                       const int *tags, void **mhandles, void **phandles, void **request,
                                       const bool two_sided) {
@@ -216,7 +217,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, unsigned int n, v
   rail_result_t posted = RAIL_OK;
   ib_request_begin(&recv->base, IB_REQ_RECV, n);
   recv->n = n;
-  for (unsigned int i = 0; i < recv->n; i++) {
+  for (unsigned int i = 0; i < n; i++) {
     struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;
     struct ib_cts cts = {.addr = two_sided ? 0 : (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i],
                          .count = (uint8_t)n, .index = (uint8_t)i};
@@ -233,7 +234,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, unsigned int n, v
   /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again. A
    * receive whose receive WRs are not all there is never announced. */
   if (rail_unlikely(posted != RAIL_OK)) return RAIL_OK;
-  if (rail_unlikely(!rc->cts) || rail_likely(post_cts(rc, rc->cts, recv->n, slot) == RAIL_OK)) rc->next_seq++;
+  if (rail_unlikely(!rc->cts) || rail_likely(post_cts(rc, rc->cts, n, slot) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;
 }
 
@@ -242,6 +243,12 @@ static __attribute__((noinline)) rail_result_t receive_two_sided(struct ib_recv_
                                                                  const size_t *sizes, const int *tags, void **mhandles,
                                                                  void **phandles, void **request) {
   return receive(rc, n, data, sizes, tags, mhandles, phandles, request, true);
+}
+
+static __attribute__((noinline)) rail_result_t receive_group(struct ib_recv_comm *rc, unsigned int n, void **data,
+                                                             const size_t *sizes, const int *tags, void **mhandles,
+                                                             void **phandles, void **request) {
+  return receive(rc, n, data, sizes, tags, mhandles, phandles, request, false);
 }
 
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
@@ -257,7 +264,9 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   if (rail_unlikely(comm->plan.two_sided))
     return receive_two_sided(rc, (unsigned int)n, data, sizes, tags, mhandles, phandles, request);
-  return receive(rc, (unsigned int)n, data, sizes, tags, mhandles, phandles, request, false);
+  if (rail_unlikely(n != 1))
+    return receive_group(rc, (unsigned int)n, data, sizes, tags, mhandles, phandles, request);
+  return receive(rc, 1, data, sizes, tags, mhandles, phandles, request, false);
 }
 
 /* ---- from test ------------------------------------------------------------ */

@@ -64,8 +64,11 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
   ib_stripe_close(sc);
   if (!sc->two_sided && !ib_stripe_open(sc)) return false;
   sc->rotates_qps = !sc->stripe && !sc->two_sided;
-  for (unsigned int i = 0; i < comm->nrails; i++)
+  for (unsigned int i = 0; i < comm->nrails; i++) {
     sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
+    const uint64_t whole = RAIL_MIN(sc->separate_above[i], 1ull << comm->plan.max_write_log2);
+    sc->whole_below[i] = comm->plan.notices ? 0 : whole + 1;
+  }
   ib_comm_limit_inline(comm);
   return true;
 }
@@ -249,6 +252,20 @@ static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc
   return post_chain(sc, send, number, at, qp, wrs, n, posted, tail);
 }
 
+/* Most messages are one part, and that is one write. */
+static inline bool is_one_write(const struct ib_send_comm *sc, const struct ib_send *send, const struct ib_qp *qp) {
+  return send->nparts == 1 && send->length < sc->whole_below[qp->rail];
+}
+
+RAIL_HOT_INLINE rail_result_t post_one_write(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
+  const struct ib_part part = {.size = send->length};
+  struct ibv_send_wr wr;
+  struct ibv_sge sge;
+  struct ib_notice_wire notice;
+  make_tail(sc, send, qp, &part, 0, &wr, &sge, &notice);
+  return post_chain(sc, send, 0, &send->at, qp, &wr, 1, 0, true);
+}
+
 /* Posts what the QP has room for of a part, up to a batch. The part is posted when nothing of it is in `at` any more.
  * Mostly a part is one write, its tail: that has a way without a loop. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, unsigned int number,
@@ -291,7 +308,8 @@ RAIL_HOT_INLINE rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send
   while (send->part < send->nparts) {
     struct ib_qp *qp = usable_qp(sc, &send->at, qp_of_part(sc, send));
     if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
-    RAIL_TRY(post_batch(sc, send, send->part, &send->at, qp));
+    if (rail_likely(is_one_write(sc, send, qp))) RAIL_TRY(post_one_write(sc, send, qp));
+    else RAIL_TRY(post_batch(sc, send, send->part, &send->at, qp));
     if (!send->at.posted) send->part++;
   }
   send->base.pending--; /* its writes remain */
