@@ -129,11 +129,17 @@ static void expire_half_open(struct sk_acceptor *a, uint64_t now) {
   }
 }
 
-/* False if the peer is gone already. */
+/* False: the half-open comm is of no use. After one WELCOME its sender says no HELLO again. With FAILOVER a stream that
+ * cannot be answered is closed, and the sender finds it lost; without, the sender must learn that it has no
+ * connection. */
 static bool welcome_all(const struct sk_acceptor *a, struct sk_half_open_comm *p) {
-  for (unsigned int i = 0; i < p->nstreams; i++)
-    if (welcome(a, p->streams[i].fd, &p->streams[i].session, p->limits.features) != RAIL_OK) return false;
-  return true;
+  bool any = false, failover = p->limits.features & SK_FEATURE_FAILOVER;
+  for (unsigned int i = 0; i < p->nstreams; i++) {
+    if (welcome(a, p->streams[i].fd, &p->streams[i].session, p->limits.features) == RAIL_OK) any = true;
+    else if (failover) shutdown(p->streams[i].fd, SHUT_RDWR);
+    else return false;
+  }
+  return any;
 }
 
 struct sk_half_open_comm *sk_acceptor_take(struct sk_acceptor *a) {

@@ -265,13 +265,23 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
 
 /* ---- streams that the acceptor has not answered ---------------------------------- */
 
+/* The acceptor has handed the connection out, and reads no other HELLO for it. */
+static rail_result_t cut_when_accepted(struct sk_comm *comm, struct sk_stream *s) {
+  if (comm->paths) return lose_stream(comm, s, "it was cut before its answer was here");
+  int err = s->in_errno ? s->in_errno : s->out_errno;
+  return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                      "stream %u was cut (%s) after the peer had accepted the connection, before its answer was here; "
+                      "try to connect again, or look for the first error in the peer's log",
+                      s->index, err ? sk_stream_error_text(s, err) : "the peer closed it");
+}
+
 rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     int fd;
     if (s->welcomed || (s->fd >= 0 && !s->eof && !s->out_errno)) continue;
-    if (comm->paths && is_accepted(comm)) {
-      RAIL_TRY(lose_stream(comm, s, "it was cut before its answer was here"));
+    if (is_accepted(comm)) {
+      RAIL_TRY(cut_when_accepted(comm, s));
       continue;
     }
     if (s->fd >= 0) drop_socket(comm, s);

@@ -28,8 +28,8 @@ rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *s, con
 rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 
 /* Sender: sends HELLO again on streams that ended before the acceptor answered (others took their places, or it was
- * busy); nothing else was written. If the listener is gone so is the peer. With FAILOVER, once it has answered on
- * another stream, they are lost instead: it has their HELLOs. */
+ * busy); nothing else was written. If the listener is gone so is the peer. Once it has answered on another stream it
+ * has their HELLOs, and reads no more of them: then they are lost with FAILOVER, and the connection is without. */
 RAIL_COLD rail_result_t sk_failover_retry_hellos(struct sk_comm *comm);
 
 #endif

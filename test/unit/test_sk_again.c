@@ -5,19 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 
-#include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_dial.h"
-#include "test/unit/sk_data.h"
-
-static uint8_t bytes[4][4096];
-
-static void *isend(const struct data *d, uint32_t seq, size_t size, int tag) {
-  void *request;
-  data_fill(bytes[seq % 4], seq, 0, size);
-  ENSURE_INT(sk_isend(d->comm, bytes[seq % 4], size, tag, NULL, NULL, &request), RAIL_OK);
-  ENSURE(request, "no request");
-  return request;
-}
+#include "test/unit/sk_at_acceptor.h"
 
 static int listen_here(union rail_addr *addr) {
   socklen_t size = sizeof *addr;
@@ -29,12 +17,12 @@ static int listen_here(union rail_addr *addr) {
 }
 
 /* A sender of two streams that are connected again at `listener`; before data_create. */
-static void data_begin_returning(struct data *d, int *listener) {
+static void data_begin_again(struct data *d, int *listener, uint32_t features) {
   union rail_addr addr;
   struct sk_dial dials[2];
-  const struct sk_limits limits = {.features = SK_FEATURE_FAILOVER};
+  const struct sk_limits limits = {.features = features};
   *listener = listen_here(&addr);
-  data_begin(d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
+  data_begin(d, SK_SENDER, 2, features);
   const struct rail_handle handle = {.param = 1, .naddrs = 1, .addrs = {addr}};
   data_device.addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
   for (unsigned int i = 0; i < 2; i++) {
@@ -43,6 +31,8 @@ static void data_begin_returning(struct data *d, int *listener) {
   }
   d->args.reconnect = sk_reconnect_new(&handle, &limits, dials, 2);
 }
+
+static void data_begin_returning(struct data *d, int *listener) { data_begin_again(d, listener, SK_FEATURE_FAILOVER); }
 
 /* The acceptor's part: the next connection's HELLO, which is of this stream and has these flags, is read and answered.
  * False: there is none, or it was given up before it had said all of it. */
@@ -237,6 +227,25 @@ TEST(a_hello_that_goes_again_for_nothing) {
   rail_sock_close(&listener);
 }
 
+/* Without FAILOVER the acceptor reads no HELLO of a connection any more that it has accepted: to say it again would be
+ * in vain. */
+TEST(a_stream_cut_after_another_was_answered) {
+  struct data d;
+  int listener;
+  data_begin_again(&d, &listener, 0);
+  data_create(&d);
+  data_welcome(&d, 0);
+  void *request = isend(&d, 0, 8, 0);
+  data_settle(&d);
+  data_end(&d, 1);
+  CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+  CHECK_MSG(log_said("stream 1 was cut (the peer closed it) after the peer had accepted"), "it said: %s", log_lines);
+  int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+  CHECK_MSG(fd < 0, "HELLO goes again");
+  data_close(&d);
+  rail_sock_close(&listener);
+}
+
 /* Nor does a loss make the sender write before all others are ready. */
 TEST(a_stream_lost_before_the_last_answer) {
   struct data d;
@@ -280,44 +289,6 @@ TEST(a_loss_and_a_close_before_the_last_answer) {
 
 /* ---- a real acceptor at the other end -------------------------------------- */
 
-/* A sender whose two streams have said HELLO to an acceptor; before data_create. Its ends are the acceptor's. */
-static struct sk_acceptor *data_begin_at_acceptor(struct data *d) {
-  struct sk_acceptor *acceptor;
-  struct sk_dial dials[2];
-  data_begin(d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
-  sk_params.streams = 2;
-  data_device.addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
-  ENSURE_INT(sk_acceptor_open(&data_device, -1, &acceptor), RAIL_OK);
-  const struct rail_handle *handle = &acceptor->listener.handle;
-  const struct sk_limits limits = {.eager_size = d->args.eager_size, .eager_count = d->args.eager_count,
-                                   .eager_bytes = d->args.eager_bytes, .features = SK_FEATURE_FAILOVER};
-  for (unsigned int i = 0; i < 2; i++) {
-    const struct rail_hello hello = {.stream = i, .streams = 2};
-    const struct sk_hello_bytes hello_bytes = sk_make_hello(handle, hello, limits, 0);
-    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-    size_t done = 0;
-    data_end(d, i);
-    rail_sock_close(&d->args.fds[i]);
-    ENSURE_INT(rail_sock_connect_all(&handle->addrs[0], NULL, deadline, NULL, &d->args.fds[i]), RAIL_OK);
-    ENSURE_INT(rail_sock_send_some(d->args.fds[i], &hello_bytes, sizeof hello_bytes, &done), RAIL_OK);
-    sk_dial_init(&dials[i], &data_device, &handle->addrs[0], i, -1, RAIL_BIND_ADDR);
-    dials[i].hello = hello;
-  }
-  d->args.reconnect = sk_reconnect_new(handle, &limits, dials, 2);
-  return acceptor;
-}
-
-/* The acceptor reads until its one connection has all of its streams. */
-static struct sk_half_open_comm *have_all(struct sk_acceptor *acceptor) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  struct sk_half_open_comm *p;
-  while (!(p = TAILQ_FIRST(&acceptor->half_open)) || p->have < 2) {
-    ENSURE_INT(sk_acceptor_poll(acceptor), RAIL_OK);
-    ENSURE(!rail_deadline_passed(deadline), "the acceptor has not all HELLOs");
-  }
-  return p;
-}
-
 /* The connection breaks in the network: the sender says HELLO again on another, before it has read any answer. */
 static void break_before_any_answer(const struct data *d) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
@@ -328,24 +299,10 @@ static void break_before_any_answer(const struct data *d) {
   } while (d->comm->streams[1].fd < 0 || d->comm->streams[1].out_errno);
 }
 
-/* What accept does with a half-open comm that is complete: its sockets are the test's ends from here on. */
-static struct sk_accepted_comm *accept_at(struct data *d, struct sk_acceptor *acceptor) {
-  struct sk_half_open_comm *p = sk_acceptor_take(acceptor);
-  ENSURE(p, "accept finds no connection: %s", log_lines);
-  struct sk_accepted_comm *accepted = sk_accepted_new(acceptor, p);
-  ENSURE(accepted, "no memory");
-  for (unsigned int i = 0; i < 2; i++) {
-    d->ends[i] = p->streams[i].fd;
-    p->streams[i].fd = -1;
-  }
-  sk_half_open_free(p);
-  return accepted;
-}
-
 /* The acceptor has the HELLO that was cut: the one that goes again takes its place, and no stream is lost. */
 TEST(a_hello_that_goes_again_before_accept) {
   struct data d;
-  struct sk_acceptor *acceptor = data_begin_at_acceptor(&d);
+  struct sk_acceptor *acceptor = data_begin_at_acceptor(&d, SK_FEATURE_FAILOVER);
   data_create(&d);
   const struct sk_half_open_comm *p = have_all(acceptor);
   in_port_t cut = p->streams[1].peer.in.sin_port;
@@ -374,7 +331,7 @@ TEST(a_hello_that_goes_again_after_accept) {
     int fd;
     struct sk_tls *tls;
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-    struct sk_acceptor *acceptor = data_begin_at_acceptor(&d);
+    struct sk_acceptor *acceptor = data_begin_at_acceptor(&d, SK_FEATURE_FAILOVER);
     data_create(&d);
     (void)have_all(acceptor);
     (void)isend(&d, 0, 8, 0);
@@ -410,4 +367,5 @@ TEST_MAIN(TEST_CASE(a_stream_that_comes_back_announces_what_is_under_way), TEST_
           TEST_CASE(a_stream_given_up_before_its_answer), TEST_CASE(a_stream_that_breaks_before_any_answer),
           TEST_CASE(an_interface_that_is_down_before_the_first_answer), TEST_CASE(a_hello_that_goes_again_for_nothing),
           TEST_CASE(a_stream_lost_before_the_last_answer), TEST_CASE(a_loss_and_a_close_before_the_last_answer),
-          TEST_CASE(a_hello_that_goes_again_before_accept), TEST_CASE(a_hello_that_goes_again_after_accept))
+          TEST_CASE(a_hello_that_goes_again_before_accept), TEST_CASE(a_hello_that_goes_again_after_accept),
+          TEST_CASE(a_stream_cut_after_another_was_answered))
