@@ -52,7 +52,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   if (sk_profile_init(comm, args) != RAIL_OK) result = RAIL_SYSTEM_ERROR;
   for (uint32_t i = 0; i < args->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || comm->paths ? buffer : PIECES_BUFFER,
+    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || sk_has_failover(comm) ? buffer : PIECES_BUFFER,
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
     bool tls = comm->features & SK_FEATURE_TLS;
@@ -61,7 +61,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     sk_stream_set_options(s, args->nstreams);
     if (sends && tls) s->tls = sk_tls_new(true); /* begins after the answer, which comes in clear */
     if (sends && tls && !s->tls) result = RAIL_SYSTEM_ERROR;
-    if (sends && !comm->paths && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
+    if (sends && !sk_has_failover(comm) && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
   }
   sk_stats_attach(comm, args);
   return result;

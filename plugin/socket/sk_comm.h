@@ -116,7 +116,7 @@ struct sk_comm {
   struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO and answer; the stream's key is made of it */
   struct sk_reconnect *reconnect;    /* sender: until all streams were ready, with FAILOVER to the end */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
-  struct sk_path *paths;    /* one per stream with the feature FAILOVER, else NULL */
+  struct sk_path *paths;    /* one per stream with the feature FAILOVER, else NULL: sk_has_failover */
   uint32_t main_stream;     /* index; see sk_main_stream */
 };
 
@@ -183,6 +183,9 @@ static inline struct sk_comm *sk_comm_of(void *arg, uint32_t magic, const char *
   sk_error_comm(arg, magic, call);
   return NULL;
 }
+
+/* May streams be lost while others go on? */
+static inline bool sk_has_failover(const struct sk_comm *comm) { return comm->paths != NULL; }
 
 /* ---- ownership ------------------------------------------------------------ */
 

@@ -160,7 +160,7 @@ static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, c
 
 rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *on, const struct sk_frame *frame) {
   on->head += SK_HEAD;
-  if (frame->len || !comm->paths || frame->tag >= comm->nstreams)
+  if (frame->len || !sk_has_failover(comm) || frame->tag >= comm->nstreams)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: loss of stream %u", frame->tag);
   struct sk_stream *s = &comm->streams[frame->tag];
   struct sk_path *path = &comm->paths[frame->tag];
@@ -176,7 +176,7 @@ rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *on, co
 }
 
 rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
-  struct sk_path *path = comm->paths ? &comm->paths[s->index] : NULL;
+  struct sk_path *path = sk_has_failover(comm) ? &comm->paths[s->index] : NULL;
   s->head += SK_HEAD;
   if (frame->len || !path || !path->joining || frame->size <= path->generation || frame->tag != s->index)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: stream %u joins as stream %u", s->index, frame->tag);
@@ -249,7 +249,7 @@ static const char *link_error(const struct sk_comm *comm, struct sk_stream *s, u
 }
 
 void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
-  if (!comm->paths || sk_comm_error(comm) != RAIL_OK) return;
+  if (!sk_has_failover(comm) || sk_comm_error(comm) != RAIL_OK) return;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     if (comm->paths[i].state == SK_PATH_UP) {
@@ -267,7 +267,7 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
 
 /* The acceptor has handed the connection out, and reads no other HELLO for it. */
 static rail_result_t cut_when_accepted(struct sk_comm *comm, struct sk_stream *s) {
-  if (comm->paths) return lose_stream(comm, s, "it was cut before its answer was here");
+  if (sk_has_failover(comm)) return lose_stream(comm, s, "it was cut before its answer was here");
   int err = s->in_errno ? s->in_errno : s->out_errno;
   return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                       "stream %u was cut (%s) after the peer had accepted the connection, before its answer was here; "

@@ -79,7 +79,7 @@ static void make_control(struct sk_recv_comm *rc) {
   if (atomic_load_explicit(&rc->control_unsent, memory_order_relaxed) || !sk_stream_can_queue(s)) return;
   bool all = rc->idle_calls >= STUCK_CALLS || sk_unexpected_is_low(u);
   uint32_t n = rail_unlikely(rc->report_all) ? collect_posted(rc) : collect_grants(rc, all);
-  if (rail_unlikely(rc->base.paths != NULL)) n += sk_path_entries(&rc->base, rc->wire_entries + n);
+  if (rail_unlikely(sk_has_failover(&rc->base))) n += sk_path_entries(&rc->base, rc->wire_entries + n);
   uint32_t len = n * (uint32_t)sizeof rc->wire_entries[0];
   sk_unfinished_add(&rc->control_unsent);
   uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->wire_entries, len, &rc->control_unsent);
@@ -144,7 +144,7 @@ void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes) {
   }
   bool unsent = sk_main_stream(&rc->base)->out_count != 0; /* of an earlier report */
   if (unsent || is_due(rc) || large_grants_are_due(rc, bytes) ||
-      (rail_unlikely(rc->base.paths != NULL) && counts_are_due(rc)))
+      (rail_unlikely(sk_has_failover(&rc->base)) && counts_are_due(rc)))
     send_report(rc);
 }
 
@@ -182,7 +182,7 @@ static void report_on_all_streams(struct sk_recv_comm *rc) {
 }
 
 void sk_grant_report_last(struct sk_recv_comm *rc) {
-  if (rc->base.paths) report_on_all_streams(rc);
+  if (sk_has_failover(&rc->base)) report_on_all_streams(rc);
   if (rc->unexpected.count_reported != rc->unexpected.count_freed || rc->ungranted_large ||
       sk_path_unreported(&rc->base))
     send_report(rc);

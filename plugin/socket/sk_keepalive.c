@@ -146,7 +146,7 @@ enum sk_keepalive_need sk_keepalive_check(struct sk_comm *comm, uint64_t now, st
     sk_stats_update(comm);
   }
   /* With FAILOVER the kernel is asked for more than poll tells. */
-  bool must = due || comm->paths || k->was_silent || (!failed && host_is_due(comm, now));
+  bool must = due || sk_has_failover(comm) || k->was_silent || (!failed && host_is_due(comm, now));
   if (!sk_comm_try_own(comm)) return must ? SK_KEEPALIVE_RUN : SK_KEEPALIVE_NONE;
   if (fresh) rail_stats_set(&values[SK_COMM_CREDIT_BYTES], credit_left(comm));
   bool pending = has_pending_work(comm);
@@ -291,7 +291,7 @@ static void check_host(struct sk_comm *comm, uint64_t now) {
     unacked |= s->host.has_unacked;
   }
   k->unacked = unacked;
-  k->host_silence = comm->paths ? (most ? least : 0) : most;
+  k->host_silence = sk_has_failover(comm) ? (most ? least : 0) : most;
   if (k->host_silence + RAIL_MIN(TICK, deadline / 4) > deadline) give_up_host(comm, k->host_silence);
 }
 

@@ -95,7 +95,7 @@ rail_result_t sk_path_arrived(struct sk_send_comm *sc, struct sk_path *path, uin
 
 rail_result_t sk_path_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t frames) {
   uint32_t stream = key & 0xff;
-  if (!sc->base.paths || stream >= sc->base.nstreams)
+  if (!sk_has_failover(&sc->base) || stream >= sc->base.nstreams)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR, "protocol error: a count of frames of stream %u", stream);
   struct sk_path *path = &sc->base.paths[stream];
   if (path->state == SK_PATH_DOWN || key >> 8 != (path->generation & 0xffffff)) return RAIL_OK; /* out of date */
@@ -119,7 +119,7 @@ bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_piece *piece) {
 
 uint32_t sk_path_unreported(const struct sk_comm *comm) {
   uint32_t n = 0;
-  for (uint32_t i = 0; comm->paths && i < comm->nstreams; i++)
+  for (uint32_t i = 0; sk_has_failover(comm) && i < comm->nstreams; i++)
     if (comm->paths[i].state == SK_PATH_UP) n += comm->paths[i].frames - comm->paths[i].reported;
   return n;
 }
@@ -130,7 +130,7 @@ void sk_path_report_again(struct sk_comm *comm) {
 
 uint32_t sk_path_entries(struct sk_comm *comm, struct sk_entry *entries) {
   uint32_t n = 0;
-  for (uint32_t i = 0; comm->paths && i < comm->nstreams; i++) {
+  for (uint32_t i = 0; sk_has_failover(comm) && i < comm->nstreams; i++) {
     struct sk_path *path = &comm->paths[i];
     if (path->state != SK_PATH_UP || path->frames == path->reported) continue;
     entries[n++] = (struct sk_entry){.value = htole64(path->frames),

@@ -66,7 +66,7 @@ static inline struct sk_stream *sk_main_stream(const struct sk_comm *comm) {
 /* ---- sender -------------------------------------------------------------- */
 
 static inline bool sk_path_has_room(const struct sk_comm *comm, const struct sk_stream *s) {
-  return !comm->paths || comm->paths[s->index].count < SK_PATH_PIECES;
+  return !sk_has_failover(comm) || comm->paths[s->index].count < SK_PATH_PIECES;
 }
 void sk_path_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
                       uint32_t len);

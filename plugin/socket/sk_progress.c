@@ -154,7 +154,7 @@ RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
 /* Has the peer gone with something outstanding? */
 static rail_result_t check_peer(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
-  if (rail_unlikely(comm->paths != NULL)) {
+  if (rail_unlikely(sk_has_failover(comm))) {
     bool ended;
     RAIL_TRY(sk_failover_check(comm, &ended));
     return ended && !sk_send_is_idle(sc) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
@@ -174,10 +174,10 @@ static rail_result_t progress_send(struct sk_send_comm *sc) {
   sc->unread_posts = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    if (i == 0 || !s->ready || comm->paths) RAIL_TRY(read_stream(comm, s, &bytes));
+    if (i == 0 || !s->ready || sk_has_failover(comm)) RAIL_TRY(read_stream(comm, s, &bytes));
   }
   if (rail_unlikely(comm->not_ready && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
-  bool more = bytes >= SK_CALL_BYTES || (bytes && comm->paths); /* there may be something to send again */
+  bool more = bytes >= SK_CALL_BYTES || (bytes && sk_has_failover(comm)); /* there may be something to send again */
   bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(!was_ready && !comm->not_ready);
   if (post && sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   comm->more |= more;
@@ -191,7 +191,7 @@ RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
   struct sk_comm *comm = &rc->base;
   const struct sk_stream *first = &comm->streams[0];
   bool all_ended = true;
-  if (comm->paths) {
+  if (sk_has_failover(comm)) {
     RAIL_TRY(sk_failover_check(comm, &all_ended));
     return all_ended && (rc->partial || rc->posted.count) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
   }
@@ -229,7 +229,7 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
   ended = comm->streams[0].eof;
   if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
-  comm->more = bytes >= SK_CALL_BYTES || (bytes && comm->paths); /* one that waited for another may go on */
+  comm->more = bytes >= SK_CALL_BYTES || (bytes && sk_has_failover(comm)); /* one that waited for another may go on */
   comm->ended = ended;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
   sk_grant_report(rc, bytes);

@@ -234,11 +234,11 @@ static rail_result_t on_repeated_msg(struct sk_recv_comm *rc, struct sk_stream *
 
 rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
-  if (rail_unlikely(comm->paths != NULL)) {
+  if (rail_unlikely(sk_has_failover(comm))) {
     if (comm->paths[s->index].joining) return bad_frame(rc, frame, "a stream that has come back begins without JOIN");
     if (frame->seq != rc->next_seq) return on_repeated_msg(rc, s, frame);
   }
-  if ((s->index != 0 && !comm->paths) || frame->seq != rc->next_seq || frame->len > frame->size ||
+  if ((s->index != 0 && !sk_has_failover(comm)) || frame->seq != rc->next_seq || frame->len > frame->size ||
       frame->size > RAIL_NET_MAX_BYTES)
     return bad_frame(rc, frame, "an announcement out of order or of a wrong size");
   struct sk_target *target = match_msg(rc, frame);
@@ -254,10 +254,10 @@ rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const st
 
 rail_result_t sk_recv_on_data(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
-  if (rail_unlikely(comm->paths != NULL) && comm->paths[s->index].joining)
+  if (rail_unlikely(sk_has_failover(comm)) && comm->paths[s->index].joining)
     return bad_frame(rc, frame, "a stream that has come back begins without JOIN");
   if ((int32_t)(frame->seq - rc->next_seq) >= 0) {
-    if (s->index == 0 || comm->paths) return bad_frame(rc, frame, "data of a message that was not announced");
+    if (s->index == 0 || sk_has_failover(comm)) return bad_frame(rc, frame, "data of a message that was not announced");
     return RAIL_IN_PROGRESS;
   }
   return begin_piece(rc, s, frame, frame->size);
@@ -270,7 +270,7 @@ rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
   s->len = 0;
   rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], len);
   rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], 1);
-  if (rail_unlikely(rc->base.paths != NULL)) rc->base.paths[s->index].frames++;
+  if (rail_unlikely(sk_has_failover(&rc->base))) rc->base.paths[s->index].frames++;
   if (rail_unlikely(!target)) return RAIL_OK;
   if (rail_unlikely(target->in_pieces)) {
     if (!add_piece(rc, target, (uint64_t)(s->to - target->data) - len, len)) return sk_comm_error(&rc->base);

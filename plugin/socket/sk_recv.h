@@ -138,7 +138,7 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
  * FAILOVER nothing comes over them but pieces of messages, which stream 0 announces; their end is looked for now and
  * then. */
 static inline bool sk_recv_should_read_all(struct sk_recv_comm *rc) {
-  if (!rc->in_pieces && !rc->base.paths && ++rc->unread_calls < SK_UNREAD_CALLS) return false;
+  if (!rc->in_pieces && !sk_has_failover(&rc->base) && ++rc->unread_calls < SK_UNREAD_CALLS) return false;
   rc->unread_calls = 0;
   return true;
 }

@@ -81,7 +81,7 @@ static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send,
   send->granted = true;
   rail_stats_add(&sc->base.counts.comm[SK_COMM_GRANTED_MESSAGES], 1);
   make_ready(sc, send);
-  if (rail_unlikely(sc->base.paths != NULL)) remember_in_flight(sc, send, true);
+  if (rail_unlikely(sk_has_failover(&sc->base))) remember_in_flight(sc, send, true);
   return RAIL_OK;
 }
 
@@ -136,7 +136,7 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
 }
 
 void sk_send_on_ready(struct sk_send_comm *sc) {
-  if (--sc->base.not_ready || sc->base.paths) return;
+  if (--sc->base.not_ready || sk_has_failover(&sc->base)) return;
   sk_reconnect_free(sc->base.reconnect);
   sc->base.reconnect = NULL;
 }
@@ -178,7 +178,7 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
                         uint64_t offset, uint32_t len) {
   const uint8_t *data = send->data + offset;
   uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
-  bool failover = sc->base.paths != NULL;
+  bool failover = sk_has_failover(&sc->base);
   sk_unfinished *unfinished = rail_unlikely(failover) ? &sc->base.paths[s->index].queued : &send->base.unfinished;
   uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, unfinished);
   if (type == SK_FRAME_MSG)
@@ -205,7 +205,7 @@ static void queue_chunk(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
 }
 
 static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream) {
-  if (rail_likely(!sc->base.paths)) return sk_stream_has_room(main_stream);
+  if (rail_likely(!sk_has_failover(&sc->base))) return sk_stream_has_room(main_stream);
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     const struct sk_stream *s = &sc->base.streams[i];
     bool up = sc->base.paths[i].state == SK_PATH_UP;
@@ -218,14 +218,16 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
  * worth a call of its own goes to the first stream that is free, as its later chunks do. With FAILOVER it always does:
  * on the main stream, messages of one chunk would leave all other devices idle. */
 static void announce_ready(struct sk_send_comm *sc) {
-  struct sk_stream *s = sk_main_stream(&sc->base);
+  const struct sk_comm *comm = &sc->base;
+  struct sk_stream *s = sk_main_stream(comm);
   struct sk_send *send;
   while ((send = STAILQ_FIRST(&sc->ready)) && can_announce(sc, s)) {
     STAILQ_REMOVE_HEAD(&sc->ready, next);
     if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_look(&sc->shares, sc->base.streams, send->size);
-    bool anywhere = send->size >= sc->spread_from && (s->out_count || sc->base.paths);
-    if (!anywhere || !sc->base.paths) queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
-    if (rail_unlikely(sc->base.paths != NULL)) sk_path_announce(sc, anywhere ? NULL : s, send);
+    bool anywhere = send->size >= sc->spread_from && (s->out_count || sk_has_failover(comm));
+    if (!anywhere || !sk_has_failover(comm))
+      queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
+    if (rail_unlikely(sk_has_failover(comm))) sk_path_announce(sc, anywhere ? NULL : s, send);
     if (send->framed == send->size) all_framed(sc, send);
     else STAILQ_INSERT_TAIL(&sc->bulk, send, next);
   }
@@ -261,7 +263,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
     announce_ready(sc);
     for (uint32_t k = 0; k < comm->nstreams; k++) {
       struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
-      if (rail_unlikely(comm->paths != NULL)) {
+      if (rail_unlikely(sk_has_failover(comm))) {
         if (s->fd < 0 || s->out_errno) continue; /* lost, or about to be: first what has come over it is read */
         queue_resends(sc, s);
       }
@@ -269,7 +271,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
       if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
       if (!s->out_count || rail_unlikely(comm->not_ready)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
-      if (rail_unlikely(result == RAIL_REMOTE_ERROR && !comm->paths)) return result;
+      if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(comm))) return result;
       /* A frame that is only half out means that the socket is full, or nearly. */
       if (result == RAIL_OK && (s->out_count || !STAILQ_EMPTY(&sc->ready) || !STAILQ_EMPTY(&sc->bulk))) moved = true;
     }
@@ -381,7 +383,7 @@ static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_fram
   struct sk_credit *c = &sc->credit;
   uint32_t count = frame->tag;
   /* With FAILOVER the last report comes over all streams, and may overtake others. */
-  if (rail_unlikely(sc->base.paths != NULL) && (int32_t)(frame->seq - sc->seen) < 0) return RAIL_OK;
+  if (rail_unlikely(sk_has_failover(&sc->base)) && (int32_t)(frame->seq - sc->seen) < 0) return RAIL_OK;
   if (frame->seq - sc->seen > sc->next_seq - sc->seen ||
       frame->size - c->bytes_freed > c->bytes_used - c->bytes_freed ||
       count - c->count_freed > c->count_used - c->count_freed)
@@ -393,9 +395,9 @@ static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_fram
   c->bytes_freed = frame->size;
   c->count_freed = count;
   forget_seen(sc, sc->seen);
-  if (rail_unlikely(sc->base.paths != NULL)) sk_path_on_seen(sc);
+  if (rail_unlikely(sk_has_failover(&sc->base))) sk_path_on_seen(sc);
   /* Each of them is still on credit, or, with FAILOVER, granted to a send that is not done. */
-  if (sc->in_flight_count > c->count_used - c->count_freed + (sc->base.paths ? SK_MAX_SENDS : 0))
+  if (sc->in_flight_count > c->count_used - c->count_freed + (sk_has_failover(&sc->base) ? SK_MAX_SENDS : 0))
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
                         "protocol error: the peer returns the credit of messages that it has not seen");
   return RAIL_OK;
@@ -452,7 +454,7 @@ static void release_waiting(struct sk_send_comm *sc) {
 rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
   struct sk_entry entry;
-  if (rail_unlikely(s->index != 0 && !comm->paths))
+  if (rail_unlikely(s->index != 0 && !sk_has_failover(comm)))
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control frame on stream %u", s->index);
   if (frame->len % sizeof entry || frame->len > SK_MAX_ENTRIES * sizeof entry)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control frame of %u bytes", frame->len);
