@@ -40,7 +40,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   comm->reconnect = args->reconnect;
   comm->accepted = args->accepted;
   memcpy(comm->sessions, args->sessions, sizeof comm->sessions);
-  comm->not_ready = sends ? args->nstreams : 0;
+  comm->not_established = sends ? args->nstreams : 0;
   pthread_mutex_init(&comm->mrs_lock, NULL);
   comm->streams = calloc(args->nstreams, sizeof *comm->streams);
   if (!comm->streams) {
@@ -57,7 +57,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     if (r != RAIL_OK) result = r;
     bool tls = comm->features & SK_FEATURE_TLS;
     s->welcomed = !sends;
-    s->ready = !sends && !tls;
+    s->established = !sends && !tls;
     sk_stream_set_options(s, args->nstreams);
     if (sends && tls) s->tls = sk_tls_new(true); /* begins after the answer, which comes in clear */
     if (sends && tls && !s->tls) result = RAIL_SYSTEM_ERROR;
@@ -180,13 +180,13 @@ void sk_comm_stop(struct sk_comm *comm) {
 /* ---- close ------------------------------------------------------------------- */
 
 /* The caller may have freed its memory: frames with payload are dropped. What does not lie in it (grants, an error)
- * still goes out, if no frame was cut in half and none must wait for streams to be ready. False: one was cut. */
+ * still goes out, if no frame was cut in half and none must wait for streams to be established. False: one was cut. */
 static bool drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   uint32_t kept = 0, at = 0, kept_at = 0;
   bool cut = false;
   for (uint32_t i = 0; i < s->out_count; i++) {
     struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    bool ours = !comm->not_ready && (comm->side == SK_RECEIVER || !out.unfinished);
+    bool ours = !comm->not_established && (comm->side == SK_RECEIVER || !out.unfinished);
     if (i == 0 && s->out_done && !ours) cut = true;
     if (ours && !cut) {
       memmove(s->stage + s->stage_head + kept_at, s->stage + s->stage_head + at, out.staged);

@@ -105,7 +105,7 @@ struct sk_comm {
   rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend, which is below it */
 
   /* The owner's. */
-  uint32_t not_ready; /* sender: streams that have never been ready; nothing is written before it is 0 */
+  uint32_t not_established; /* sender: streams that never were; nothing is written before it is 0 */
   uint32_t pongs;     /* sent in this call of sk_progress */
   bool more;          /* the latest sk_progress ended because it had done enough */
   bool ended;         /* a stream that is read has ended */
@@ -114,7 +114,7 @@ struct sk_comm {
   struct sk_error error_payload;
   uint32_t features;  /* agreed: SK_FEATURE_FAILOVER, SK_FEATURE_TLS */
   struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO and answer; the stream's key is made of it */
-  struct sk_reconnect *reconnect;    /* sender: until all streams were ready, with FAILOVER to the end */
+  struct sk_reconnect *reconnect;    /* sender: until all streams are established, with FAILOVER to the end */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
   struct sk_path *paths;    /* one per stream with the feature FAILOVER, else NULL: sk_has_failover */
   uint32_t main_stream;     /* index; see sk_main_stream */
@@ -162,7 +162,7 @@ RAIL_COLD rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_
 /* Size over capacity, on either side: tells the peer over `s`, best effort, and fails. */
 RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, struct sk_stream *s, uint32_t seq, uint32_t tag,
                                           uint64_t size, uint64_t capacity);
-/* After a failure: writes what is queued, ERROR last; nothing if that must wait for streams to be ready. */
+/* After a failure: writes what is queued, ERROR last; nothing if that must wait for streams to be established. */
 void sk_comm_send_error(struct sk_comm *comm);
 /* Frame ERROR: the peer's last message before its side failed. */
 RAIL_COLD rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);

@@ -43,7 +43,7 @@ struct sk_reconnect *sk_reconnect_new(const struct rail_handle *listener, const 
                                       const struct sk_dial *dials, unsigned int streams);
 void sk_reconnect_free(struct sk_reconnect *r); /* NULL is fine */
 
-/* One step of reconnecting a lost `stream`. RAIL_OK: *fd is a stream ready for frames, with *tls over it where the
+/* One step of reconnecting a lost `stream`. RAIL_OK: *fd is a stream that may carry frames, with *tls over it where the
  * connection is encrypted, both the caller's. RAIL_IN_PROGRESS: later; it keeps trying for as long as it is called.
  * RAIL_REMOTE_ERROR, after one line: the peer will never take it back. */
 rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd, struct sk_tls **tls);

@@ -33,7 +33,7 @@ rail_result_t sk_comm_fail_lost(struct sk_comm *comm, const struct sk_stream *s)
   if (err == 0)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "the peer closed the connection with requests outstanding; see the first error in its log");
-  const char *when = s->welcomed && !s->ready ? " in TLS' handshake" : "";
+  const char *when = s->welcomed && !s->established ? " in TLS' handshake" : "";
   return sk_comm_fail(comm, rail_result_of_errno(err),
                       "stream %u broke%s: %s; look for the first error in the peer's log", s->index, when,
                       sk_stream_error_text(s, err));
@@ -56,7 +56,7 @@ rail_result_t sk_comm_fail_size(struct sk_comm *comm, struct sk_stream *s, uint3
 }
 
 void sk_comm_send_error(struct sk_comm *comm) {
-  if (!comm->not_ready) sk_streams_flush(comm->streams, comm->nstreams);
+  if (!comm->not_established) sk_streams_flush(comm->streams, comm->nstreams);
 }
 
 rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {

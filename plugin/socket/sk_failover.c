@@ -61,13 +61,13 @@ static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
 /* ---- counts ------------------------------------------------------------------ */
 
 /* The sender asks for the count of every stream that it gave up: an earlier LOST may have been lost with its stream.
- * Like all that a sender writes, LOST waits in the queue until all streams are ready. */
+ * Like all that a sender writes, LOST waits in the queue until all streams are established. */
 static void request_counts(struct sk_comm *comm) {
   struct sk_stream *s = sk_main_stream(comm);
   for (uint32_t i = 0; i < comm->nstreams; i++)
     if (comm->paths[i].state == SK_PATH_AWAITING_COUNT)
       sk_stream_queue_frame(s, SK_FRAME_LOST, 0, comm->paths[i].generation, i);
-  if (!comm->not_ready) (void)sk_stream_flush(s, &(uint64_t){0});
+  if (!comm->not_established) (void)sk_stream_flush(s, &(uint64_t){0});
 }
 
 /* Where there is no room: it is sent again after the next loss, or when it is asked for. */
@@ -90,7 +90,7 @@ static void choose_main_stream(struct sk_comm *comm) {
 /* No byte goes out or comes in over it any more. `state`: what its path is from here on. */
 static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_state state) {
   s->welcomed = true; /* nothing waits for its WELCOME or TLS handshake any more: it comes back with both done */
-  sk_stream_ready(comm, s);
+  sk_stream_established(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);
@@ -205,7 +205,7 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_send_comm *sc = sender_of(comm);
   struct sk_tls *tls;
   int fd;
-  if (comm->not_ready || sc->undelivered_count > JOIN_ROOM) return;
+  if (comm->not_established || sc->undelivered_count > JOIN_ROOM) return;
   if (path->count) return; /* pieces of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
@@ -260,7 +260,7 @@ void sk_failover_tick(struct sk_comm *comm, uint64_t now) {
     }
   }
   if (comm->side == SK_RECEIVER) join_receiving(comm);
-  else if (!comm->not_ready) request_counts(comm);
+  else if (!comm->not_established) request_counts(comm);
 }
 
 /* ---- streams that the acceptor has not answered ---------------------------------- */

@@ -107,12 +107,12 @@ static bool has_pending_work(const struct sk_comm *comm) {
     return true;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
-    if (s->out_count && !s->out_errno && !comm->not_ready) return true;
-    if (s->fd < 0 && !s->ready) return true; /* to be connected again */
-    if (s->tls && !s->eof && s->welcomed && (!s->ready || sk_tls_is_pending(s->tls))) return true;
+    if (s->out_count && !s->out_errno && !comm->not_established) return true;
+    if (s->fd < 0 && !s->established) return true; /* to be connected again */
+    if (s->tls && !s->eof && s->welcomed && (!s->established || sk_tls_is_pending(s->tls))) return true;
   }
   if (sk_comm_error(comm) != RAIL_OK) return false;
-  if (comm->side == SK_SENDER) return !STAILQ_EMPTY(&sender(comm)->ready) || !STAILQ_EMPTY(&sender(comm)->bulk);
+  if (comm->side == SK_SENDER) return sk_send_has_unframed(sender(comm));
   return receiver(comm)->ungranted_count != 0;
 }
 
@@ -184,7 +184,7 @@ static void collect_sends(const struct sk_send_comm *sc, struct outstanding *o) 
       add_waiting(o, rail_container_of(node, const struct sk_send, node)->size);
   for (uint32_t i = 0; i < SK_MAX_SENDS; i++) all += !sk_request_is_done(&sc->sends[i].base);
   o->moving = all > o->waiting ? all - o->waiting : 0;
-  STAILQ_FOREACH(send, &sc->ready, next) o->missing += send->size;
+  STAILQ_FOREACH(send, &sc->to_announce, next) o->missing += send->size;
   STAILQ_FOREACH(send, &sc->bulk, next) o->missing += send->size - send->framed;
   for (uint32_t i = 0; i < sc->base.nstreams; i++) o->missing += sc->base.streams[i].out_bytes;
 }
@@ -211,7 +211,7 @@ static struct outstanding collect(const struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     o.unwelcomed |= !s->welcomed;
-    o.in_handshake |= s->welcomed && !s->ready;
+    o.in_handshake |= s->welcomed && !s->established;
   }
   return o;
 }

@@ -16,10 +16,10 @@
 
 /* ---- PING and PONG ------------------------------------------------------- */
 
-/* Where there is no room, or streams are not ready, the peer asks again, or is asked again. Counted before its bytes
- * are: the watch thread, which compares the two without owning the comm, must not take a PING for progress. */
+/* Where there is no room, or streams are not established, the peer asks again, or is asked again. Counted before its
+ * bytes are: the watch thread, which compares the two without owning the comm, must not take a PING for progress. */
 static void send_keepalive(struct sk_comm *comm, struct sk_stream *s, enum sk_frame_type type) {
-  if (comm->not_ready || !sk_stream_can_queue(s)) return;
+  if (comm->not_established || !sk_stream_can_queue(s)) return;
   rail_stats_add(&comm->traffic.keepalives_out, 1);
   sk_stream_send_frame(s, type, 0, 0, 0);
 }
@@ -99,7 +99,7 @@ RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum par
     s->in_errno = errno;
   }
   if (result != RAIL_OK) return false;
-  sk_stream_ready(comm, s);
+  sk_stream_established(comm, s);
   return true;
 }
 
@@ -108,7 +108,7 @@ static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
   rail_result_t result;
   enum parse_result parsed;
-  if (rail_unlikely(!s->ready) && !set_up(comm, s, &parsed)) return parsed;
+  if (rail_unlikely(!s->established) && !set_up(comm, s, &parsed)) return parsed;
   for (;;) {
     if (s->len) {
       if (!sk_stream_take_payload(s)) return PARSE_NEEDS_BYTES;
@@ -167,18 +167,18 @@ static rail_result_t check_peer(struct sk_send_comm *sc) {
 static rail_result_t progress_send(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
-  bool was_ready = !comm->not_ready;
+  bool was_established = !comm->not_established;
   sk_send_start_submitted(sc);
   if (sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   if (!sk_send_should_read(sc)) return sk_comm_error(comm);
   sc->unread_posts = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    if (i == 0 || !s->ready || sk_has_failover(comm)) RAIL_TRY(read_stream(comm, s, &bytes));
+    if (i == 0 || !s->established || sk_has_failover(comm)) RAIL_TRY(read_stream(comm, s, &bytes));
   }
-  if (rail_unlikely(comm->not_ready && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
+  if (rail_unlikely(comm->not_established && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
   bool more = bytes >= SK_CALL_BYTES || (bytes && sk_has_failover(comm)); /* there may be something to send again */
-  bool post = !STAILQ_EMPTY(&sc->ready) || rail_unlikely(!was_ready && !comm->not_ready);
+  bool post = !STAILQ_EMPTY(&sc->to_announce) || rail_unlikely(!was_established && !comm->not_established);
   if (post && sk_send_post(sc) != RAIL_OK) return write_failed(comm);
   comm->more |= more;
   return check_peer(sc);
@@ -215,7 +215,7 @@ static rail_result_t read_others(struct sk_recv_comm *rc, uint64_t *bytes, bool 
   bool all = sk_recv_should_read_all(rc);
   for (uint32_t i = 1; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    if (all || !s->ready) RAIL_TRY(read_stream(comm, s, bytes));
+    if (all || !s->established) RAIL_TRY(read_stream(comm, s, bytes));
     *ended |= s->eof;
   }
   return RAIL_OK;

@@ -3,7 +3,7 @@
  * A send from isend to its completion.
  *
  * isend looks for the grant of its buffer. With a grant, or small enough to be sent before it (eager), the send is
- * ready: sk_send_post announces it on the main stream and cuts it into chunks for whichever stream is free. It is
+ * matched: sk_send_post announces it on the main stream and cuts it into chunks for whichever stream is free. It is
  * done when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_finish.
  *
  * Small sends behind others that are outstanding are not written one by one: they stay in the stream's queue until the
@@ -39,7 +39,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   sk_match_init(&sc->in_flight);
   TAILQ_INIT(&sc->free_grants);
   for (int i = 0; i < SK_MAX_BUFFERS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
-  STAILQ_INIT(&sc->ready);
+  STAILQ_INIT(&sc->to_announce);
   STAILQ_INIT(&sc->bulk);
   STAILQ_INIT(&sc->zero_length);
   TAILQ_INIT(&sc->undelivered);
@@ -60,9 +60,9 @@ void sk_send_release(struct sk_send_comm *sc) {
 
 /* ---- matching: a send and the receiver's grant, or credit ---------------- */
 
-static void make_ready(struct sk_send_comm *sc, struct sk_send *send) {
+static void queue_announcement(struct sk_send_comm *sc, struct sk_send *send) {
   send->seq = sc->next_seq++;
-  STAILQ_INSERT_TAIL(&sc->ready, send, next);
+  STAILQ_INSERT_TAIL(&sc->to_announce, send, next);
 }
 
 /* The table has room: there are never more of them than credit counts plus sends, which update_credit checks. */
@@ -80,7 +80,7 @@ static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send,
     return sk_comm_fail_size(&sc->base, sk_main_stream(&sc->base), sc->next_seq, send->node.tag, send->size, capacity);
   send->granted = true;
   rail_stats_add(&sc->base.counts.comm[SK_COMM_GRANTED_MESSAGES], 1);
-  make_ready(sc, send);
+  queue_announcement(sc, send);
   if (rail_unlikely(sk_has_failover(&sc->base))) remember_in_flight(sc, send, true);
   return RAIL_OK;
 }
@@ -95,7 +95,7 @@ static void send_eager(struct sk_send_comm *sc, struct sk_send *send) {
   sc->credit.bytes_used += sk_credit_of(send->size);
   sc->credit.count_used++;
   rail_stats_add(&sc->base.counts.comm[SK_COMM_EAGER_MESSAGES], 1);
-  make_ready(sc, send);
+  queue_announcement(sc, send);
   remember_in_flight(sc, send, false);
 }
 
@@ -127,16 +127,16 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
 /* ---- frames ---------------------------------------------------------------- */
 
 /* The last of its frames is made: the request is done when they are written (with FAILOVER: have arrived), so not
- * before all streams are ready. Until then the peer may refuse the connection, and a caller that has no request left
- * would never learn that. */
+ * before all streams are established. Until then the peer may refuse the connection, and a caller that has no request
+ * left would never learn that. */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
   sk_unfinished_drop(&send->base.unfinished);
 }
 
-void sk_send_on_ready(struct sk_send_comm *sc) {
-  if (--sc->base.not_ready || sk_has_failover(&sc->base)) return;
+void sk_send_on_established(struct sk_send_comm *sc) {
+  if (--sc->base.not_established || sk_has_failover(&sc->base)) return;
   sk_reconnect_free(sc->base.reconnect);
   sc->base.reconnect = NULL;
 }
@@ -217,12 +217,12 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
 /* The announcement carries the first chunk, if the main stream is free: one call does for both. Else a payload that is
  * worth a call of its own goes to the first stream that is free, as its later chunks do. With FAILOVER it always does:
  * on the main stream, messages of one chunk would leave all other devices idle. */
-static void announce_ready(struct sk_send_comm *sc) {
+static void announce_all(struct sk_send_comm *sc) {
   const struct sk_comm *comm = &sc->base;
   struct sk_stream *s = sk_main_stream(comm);
   struct sk_send *send;
-  while ((send = STAILQ_FIRST(&sc->ready)) && can_announce(sc, s)) {
-    STAILQ_REMOVE_HEAD(&sc->ready, next);
+  while ((send = STAILQ_FIRST(&sc->to_announce)) && can_announce(sc, s)) {
+    STAILQ_REMOVE_HEAD(&sc->to_announce, next);
     if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_look(&sc->shares, sc->base.streams, send->size);
     bool anywhere = send->size >= sc->spread_from && (s->out_count || sk_has_failover(comm));
     if (!anywhere || !sk_has_failover(comm))
@@ -260,7 +260,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   sc->unread_posts++;
   while (moved && written < SK_CALL_BYTES) {
     moved = false;
-    announce_ready(sc);
+    announce_all(sc);
     for (uint32_t k = 0; k < comm->nstreams; k++) {
       struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
       if (rail_unlikely(sk_has_failover(comm))) {
@@ -269,11 +269,11 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
       if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
-      if (!s->out_count || rail_unlikely(comm->not_ready)) continue;
+      if (!s->out_count || rail_unlikely(comm->not_established)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(comm))) return result;
       /* A frame that is only half out means that the socket is full, or nearly. */
-      if (result == RAIL_OK && (s->out_count || !STAILQ_EMPTY(&sc->ready) || !STAILQ_EMPTY(&sc->bulk))) moved = true;
+      if (result == RAIL_OK && (s->out_count || sk_send_has_unframed(sc))) moved = true;
     }
     if (comm->nstreams > 1) sc->next_stream = (sc->next_stream + 1) % comm->nstreams;
   }
@@ -282,8 +282,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
 }
 
 bool sk_send_is_idle(const struct sk_send_comm *sc) {
-  if (sc->waiting.count || !STAILQ_EMPTY(&sc->ready) || !STAILQ_EMPTY(&sc->bulk) || sc->undelivered_count)
-    return false;
+  if (sc->waiting.count || sk_send_has_unframed(sc) || sc->undelivered_count) return false;
   for (uint32_t i = 0; i < sc->base.nstreams; i++)
     if (sc->base.streams[i].out_count) return false;
   return true;
@@ -346,9 +345,9 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   /* A failure from here on is for test to report: the request exists. */
   if (match_send(sc, send) == RAIL_OK) {
     if (can_batch(sc, size)) {
-      announce_ready(sc);
+      announce_all(sc);
       atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
-    } else if (sc->waiting.count || rail_unlikely(comm->not_ready)) {
+    } else if (sc->waiting.count || rail_unlikely(comm->not_established)) {
       (void)comm->progress(comm); /* its grant may be in the socket already, or the peer's answer */
     } else {
       (void)sk_send_post(sc);

@@ -7,11 +7,11 @@
 #include "plugin/socket/sk_match.h"
 #include "plugin/socket/sk_share.h"
 
-/* A send. Life: waiting (for a grant, or for credit) → ready (to be announced) → announced → done. */
+/* A send. Life: waiting (for a grant, or for credit) → matched (to be announced) → announced → done. */
 struct sk_send {
   struct sk_request base;
   struct sk_match_node node;          /* in `waiting` */
-  STAILQ_ENTRY(sk_send) next;         /* in `ready`, then in `bulk`, or in `zero_length` */
+  STAILQ_ENTRY(sk_send) next;         /* in `to_announce`, then in `bulk`, or in `zero_length` */
   TAILQ_ENTRY(sk_send) undelivered;
   const uint8_t *data;
   uint64_t size;
@@ -56,8 +56,8 @@ struct sk_send_comm {
   struct sk_credit credit;
   uint32_t eager_size, eager_count, eager_bytes;
 
-  struct sk_send_list ready;      /* to be announced, in this order */
-  struct sk_send_list bulk;       /* announced, with bytes that are in no frame yet */
+  struct sk_send_list to_announce; /* matched, in this order */
+  struct sk_send_list bulk;        /* announced, with bytes that are in no frame yet */
   uint32_t next_seq;
   uint32_t seen;  /* messages that the peer had seen when it wrote its latest report */
   uint32_t whole;         /* messages of up to so many bytes are not cut */
@@ -78,8 +78,8 @@ void sk_send_release(struct sk_send_comm *sc);
 
 /* Starts what was submitted while another thread owned the comm. */
 void sk_send_start_submitted(struct sk_send_comm *sc);
-/* Makes frames of what is ready and writes what the sockets take, within a bound. RAIL_REMOTE_ERROR: a stream is
- * dead. */
+/* Announces what is matched, makes frames of it and writes what the sockets take, within a bound. RAIL_REMOTE_ERROR: a
+ * stream is dead. */
 rail_result_t sk_send_post(struct sk_send_comm *sc);
 
 /* Frame CONTROL: what the peer has seen, its credit, its new buffers. */
@@ -87,15 +87,19 @@ rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, cons
 /* The acceptor's answer to this stream's HELLO is here whole. RAIL_IN_PROGRESS: the acceptor was busy, and the stream
  * is connected again (sk_failover_retry_hellos). */
 rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s);
-/* One more stream is ready for the first time. After the last one frames are written. */
-void sk_send_on_ready(struct sk_send_comm *sc);
-/* Both sides: frames may follow on this stream, or it was lost before that. Once; a stream stays ready. */
-static inline void sk_stream_ready(struct sk_comm *comm, struct sk_stream *s) {
-  if (s->ready) return;
-  s->ready = true;
-  if (comm->side == SK_SENDER) sk_send_on_ready(rail_container_of(comm, struct sk_send_comm, base));
+/* One more stream is established for the first time. After the last one frames are written. */
+void sk_send_on_established(struct sk_send_comm *sc);
+/* Both sides: frames may follow on this stream, or it was lost before that. Once; a stream stays established. */
+static inline void sk_stream_established(struct sk_comm *comm, struct sk_stream *s) {
+  if (s->established) return;
+  s->established = true;
+  if (comm->side == SK_SENDER) sk_send_on_established(rail_container_of(comm, struct sk_send_comm, base));
 }
 
+/* Are there messages that may go, and are not announced or not all in frames? */
+static inline bool sk_send_has_unframed(const struct sk_send_comm *sc) {
+  return !STAILQ_EMPTY(&sc->to_announce) || !STAILQ_EMPTY(&sc->bulk);
+}
 /* Is there nothing that test might wait for? */
 bool sk_send_is_idle(const struct sk_send_comm *sc);
 /* Is it time to read what the peer has sent? */

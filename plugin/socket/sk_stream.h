@@ -94,22 +94,22 @@ struct sk_host {       /* what this side knows of the kernel at the other end */
   bool has_unacked;    /* bytes that the peer's host does not have, as of the latest call */
 };
 
-/* `welcomed` and `ready`, with the state of the path (sk_path.h), which without FAILOVER is always UP:
+/* `welcomed` and `established`, with the state of the path (sk_path.h), which without FAILOVER is always UP:
  *
- *   -         -      UP     sender: waits for the answer; without a socket, until HELLO goes again
- *   welcomed  -      UP     in TLS' handshake
- *   welcomed  ready  UP     carries frames
- *   welcomed  ready  else   lost, without a socket, maybe before its answer or in its handshake
+ *   -         -            UP     sender: waits for the answer; without a socket, until HELLO goes again
+ *   welcomed  -            UP     in TLS' handshake
+ *   welcomed  established  UP     carries frames
+ *   welcomed  established  else   lost, without a socket, maybe before its answer or in its handshake
  *
- * A receiver's streams begin as welcomed, and without TLS as ready. */
+ * A receiver's streams begin as welcomed, and without TLS as established. */
 struct sk_stream {
   int fd;
   uint16_t index;
-  bool welcomed; /* the acceptor's WELCOME was read (always true on the receiving side) */
-  bool ready;    /* and with TLS its handshake is over: frames may follow */
-  bool eof;      /* nothing more comes in */
-  int in_errno;  /* why, if not by a proper end */
-  int out_errno; /* nothing more goes out, because of this */
+  bool welcomed;    /* the acceptor's WELCOME was read (always true on the receiving side) */
+  bool established; /* and with TLS its handshake is over: frames may follow */
+  bool eof;         /* nothing more comes in */
+  int in_errno;     /* why, if not by a proper end */
+  int out_errno;    /* nothing more goes out, because of this */
 
   struct sk_out out[SK_OUT_FRAMES];
   uint32_t out_first, out_count;

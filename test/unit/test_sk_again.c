@@ -119,7 +119,7 @@ TEST(a_stream_lost_before_its_answer) {
   void *request = isend(&d, 0, 8, 0);
   data_send(&d, 0, SK_FRAME_LOST, 0, 0, 0, 0, 1);
   data_settle(&d);
-  CHECK(!d.comm->not_ready && d.comm->streams[1].fd < 0);
+  CHECK(!d.comm->not_established && d.comm->streams[1].fd < 0);
   data_expect(&d, 0, SK_FRAME_MSG, 0, 8);
   data_send_control(&d, 0, 1, sk_credit_of(8), 1, &count, 1);
   data_wait(request, NULL);
@@ -142,7 +142,7 @@ TEST(a_stream_given_up_before_its_answer) {
     data_expect(&d, other, SK_FRAME_MSG, 0, 8);
     struct sk_frame f = data_recv(&d, other);
     CHECK(f.type == SK_FRAME_LOST && f.tag == lost && f.size == 0);
-    CHECK(!d.comm->not_ready && d.comm->streams[lost].fd < 0);
+    CHECK(!d.comm->not_established && d.comm->streams[lost].fd < 0);
     CHECK_INT(d.comm->paths[lost].state, SK_PATH_AWAITING_COUNT);
     data_send(&d, other, SK_FRAME_LOST, 0, 0, 0, 0, lost);
     if (!lost) data_expect(&d, other, SK_FRAME_DATA, 0, 0); /* its bytes went with the announcement on stream 0 */
@@ -246,7 +246,7 @@ TEST(a_stream_cut_after_another_was_answered) {
   rail_sock_close(&listener);
 }
 
-/* Nor does a loss make the sender write before all others are ready. */
+/* Nor does a loss make the sender write before all others are established. */
 TEST(a_stream_lost_before_the_last_answer) {
   struct data d;
   data_begin(&d, SK_SENDER, 3, SK_FEATURE_FAILOVER);

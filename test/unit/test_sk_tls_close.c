@@ -14,7 +14,7 @@ static struct sk_tls *open_peer(struct data *d) {
   data_open(d);
   data_settle(d);
   ENSURE_INT(sk_tls_begin_stream(peer, d->ends[0], &d->comm->sessions[0]), RAIL_OK);
-  while (sk_tls_handshake(peer) != RAIL_OK || !d->comm->streams[0].ready) {
+  while (sk_tls_handshake(peer) != RAIL_OK || !d->comm->streams[0].established) {
     ENSURE_INT(data_turn(d), RAIL_OK);
     ENSURE(!rail_deadline_passed(deadline), "the handshake does not end");
   }

@@ -296,7 +296,7 @@ enum loss { LOSS_RESET, LOSS_END, LOSS_GARBAGE };
 static void lose(struct data *d, unsigned int k, enum loss loss) {
   static const uint8_t garbage[16] = "no TLS record";
   uint8_t unread[4096];
-  ENSURE(d->comm->streams[k].welcomed && !d->comm->streams[k].ready, "not in its handshake");
+  ENSURE(d->comm->streams[k].welcomed && !d->comm->streams[k].established, "not in its handshake");
   ENSURE(data_is_readable(d, k), "it has written nothing");
   if (loss == LOSS_GARBAGE) data_write(d, k, garbage, sizeof garbage);
   while (loss == LOSS_END && recv(d->ends[k], unread, sizeof unread, MSG_DONTWAIT) > 0) continue;
@@ -318,7 +318,7 @@ TEST(a_stream_lost_in_its_handshake) {
         for (size_t size = 0; size < MESSAGE; size = 10 * size + 1) pass(size);
         CHECK_MSG(log_said("lost stream"), "side %d, stream %u, loss %d: %s", side, k, loss, log_lines);
         CHECK(sender.comm->streams[k].fd < 0 && receiver.comm->streams[k].fd < 0);
-        CHECK(sender.comm->not_ready == 0);
+        CHECK(sender.comm->not_established == 0);
         close_both();
       }
 }
