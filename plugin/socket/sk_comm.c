@@ -18,12 +18,12 @@
 #include "plugin/socket/sk_watch.h"
 
 /* Sizes of a stream's receive buffer. CONTROL frames are parsed only when they are whole: a sender's buffer holds the
- * largest one more than twice. On a receiver, streams other than the first carry pieces of large messages, which are
+ * largest one more than twice. On a receiver, streams other than the first carry chunks of large messages, which are
  * received in place, so a small buffer is enough for them; except with FAILOVER, where each may have to replace the
  * first. */
 #define SEND_BUFFER (32 * 1024)
 #define RECV_BUFFER (64 * 1024)
-#define PIECES_BUFFER 4096
+#define CHUNKS_BUFFER 4096
 
 /* ---- open ------------------------------------------------------------------- */
 
@@ -52,7 +52,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   if (sk_profile_init(comm, args) != RAIL_OK) result = RAIL_SYSTEM_ERROR;
   for (uint32_t i = 0; i < args->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
-    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || sk_has_failover(comm) ? buffer : PIECES_BUFFER,
+    rail_result_t r = sk_stream_init(s, args->fds[i], i, i == 0 || sk_has_failover(comm) ? buffer : CHUNKS_BUFFER,
                                      &comm->traffic);
     if (r != RAIL_OK) result = r;
     bool tls = comm->features & SK_FEATURE_TLS;

@@ -144,7 +144,7 @@ rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended) {
 
 /* ---- frames --------------------------------------------------------------------- */
 
-/* Sender: the receiver's count of a stream that either side has lost. What is left of its pieces goes again. */
+/* Sender: the receiver's count of a stream that either side has lost. What is left of its chunks goes again. */
 static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_path *path = &comm->paths[s->index];
   if (path->state == SK_PATH_DOWN || frame->size != path->generation) return RAIL_OK; /* known, or out of date */
@@ -206,7 +206,7 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_tls *tls;
   int fd;
   if (comm->not_established || sc->undelivered_count > JOIN_ROOM) return;
-  if (path->count) return; /* pieces of its last generation go first */
+  if (path->count) return; /* chunks of its last generation go first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
   sk_shares_renew(&sc->shares, s->index);

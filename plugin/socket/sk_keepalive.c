@@ -200,7 +200,7 @@ static void collect_recvs(const struct sk_recv_comm *rc, struct outstanding *o) 
     LIST_FOREACH(target, &rc->by_seq[b], by_seq) o->missing += target->size - target->received;
   for (uint32_t i = 0; i < rc->base.nstreams; i++) {
     const struct sk_stream *s = &rc->base.streams[i];
-    if (s->left && !((const struct sk_target *)s->target)->in_pieces) o->missing += s->left;
+    if (s->left && !((const struct sk_target *)s->target)->in_chunks) o->missing += s->left;
   }
 }
 

@@ -13,14 +13,14 @@ rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *arg
   for (uint32_t i = 0; i < args->nstreams; i++) {
     comm->paths[i].nic = args->nics[i];
     if (args->side == SK_RECEIVER) continue;
-    comm->paths[i].pieces = calloc(SK_PATH_PIECES, sizeof *comm->paths[i].pieces);
-    if (!comm->paths[i].pieces) return RAIL_SYSTEM_ERROR;
+    comm->paths[i].chunks = calloc(SK_PATH_CHUNKS, sizeof *comm->paths[i].chunks);
+    if (!comm->paths[i].chunks) return RAIL_SYSTEM_ERROR;
   }
   return RAIL_OK;
 }
 
 void sk_paths_release(struct sk_comm *comm) {
-  for (uint32_t i = 0; comm->paths && i < comm->nstreams; i++) free(comm->paths[i].pieces);
+  for (uint32_t i = 0; comm->paths && i < comm->nstreams; i++) free(comm->paths[i].chunks);
   free(comm->paths);
   comm->paths = NULL;
 }
@@ -30,8 +30,8 @@ void sk_paths_release(struct sk_comm *comm) {
 void sk_path_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
                       uint32_t len) {
   struct sk_path *path = &comm->paths[s->index];
-  path->pieces[(path->first + path->count++) % SK_PATH_PIECES] =
-    (struct sk_piece){.send = send, .offset = offset, .len = len};
+  path->chunks[(path->first + path->count++) % SK_PATH_CHUNKS] =
+    (struct sk_chunk){.send = send, .offset = offset, .len = len};
   sk_unfinished_add(&path->queued); /* the stream drops it */
 }
 
@@ -60,7 +60,7 @@ void sk_path_announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
 
 /* ---- sender: what has arrived ------------------------------------------------ */
 
-static void piece_arrived(struct sk_send_comm *sc, struct sk_send *send) {
+static void chunk_arrived(struct sk_send_comm *sc, struct sk_send *send) {
   if (atomic_load_explicit(&send->base.unfinished, memory_order_relaxed) == 1) {
     TAILQ_REMOVE(&sc->undelivered, send, undelivered);
     sc->undelivered_count--;
@@ -72,7 +72,7 @@ void sk_path_on_seen(struct sk_send_comm *sc) {
   struct sk_send *send;
   while ((send = STAILQ_FIRST(&sc->zero_length)) && (int32_t)(send->seq - sc->seen) < 0) {
     STAILQ_REMOVE_HEAD(&sc->zero_length, next);
-    piece_arrived(sc, send);
+    chunk_arrived(sc, send);
   }
 }
 
@@ -85,10 +85,10 @@ rail_result_t sk_path_arrived(struct sk_send_comm *sc, struct sk_path *path, uin
                         arrived - written);
   path->frames = frames;
   for (; arrived > 0; arrived--) {
-    struct sk_send *send = path->pieces[path->first].send;
-    path->first = (path->first + 1) % SK_PATH_PIECES;
+    struct sk_send *send = path->chunks[path->first].send;
+    path->first = (path->first + 1) % SK_PATH_CHUNKS;
     path->count--;
-    if (send) piece_arrived(sc, send);
+    if (send) chunk_arrived(sc, send);
   }
   return RAIL_OK;
 }
@@ -102,14 +102,14 @@ rail_result_t sk_path_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t 
   return sk_path_arrived(sc, path, (uint32_t)frames);
 }
 
-bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_piece *piece) {
+bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_chunk *chunk) {
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     struct sk_path *path = &sc->base.paths[i];
     while (path->state == SK_PATH_DOWN && path->count) {
-      *piece = path->pieces[path->first];
-      path->first = (path->first + 1) % SK_PATH_PIECES;
+      *chunk = path->chunks[path->first];
+      path->first = (path->first + 1) % SK_PATH_CHUNKS;
       path->count--;
-      if (piece->send) return true;
+      if (chunk->send) return true;
     }
   }
   return false;

@@ -19,14 +19,14 @@
 
 #include "plugin/socket/sk_comm.h"
 
-#define SK_PATH_PIECES 1024 /* frames of one stream that are not counted yet */
+#define SK_PATH_CHUNKS 1024 /* frames of one stream that are not counted yet */
 
 struct sk_send;
 struct sk_send_comm;
 struct sk_recv_comm;
 
 /* A frame that may have to be sent again. */
-struct sk_piece {
+struct sk_chunk {
   struct sk_send *send; /* NULL: only an announcement, of which others exist */
   uint64_t offset;
   uint32_t len;
@@ -46,7 +46,7 @@ struct sk_path {
   uint64_t generation; /* times it has come back */
   uint32_t frames;     /* of this generation that have arrived whole; the sender's: as far as was reported */
   uint32_t reported;   /* receiver: what the sender knows of it */
-  struct sk_piece *pieces; /* sender: a ring */
+  struct sk_chunk *chunks; /* sender: a ring */
   uint32_t first, count;
   sk_unfinished queued;       /* those of them that are not in the kernel: they cannot have arrived */
 };
@@ -66,11 +66,11 @@ static inline struct sk_stream *sk_main_stream(const struct sk_comm *comm) {
 /* ---- sender -------------------------------------------------------------- */
 
 static inline bool sk_path_has_room(const struct sk_comm *comm, const struct sk_stream *s) {
-  return !sk_has_failover(comm) || comm->paths[s->index].count < SK_PATH_PIECES;
+  return !sk_has_failover(comm) || comm->paths[s->index].count < SK_PATH_CHUNKS;
 }
 void sk_path_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
                       uint32_t len);
-/* A message was announced with its first piece on stream `except`, or on none (NULL): also on all others. */
+/* A message was announced with its first chunk on stream `except`, or on none (NULL): also on all others. */
 void sk_path_announce(struct sk_send_comm *sc, const struct sk_stream *except, struct sk_send *send);
 /* A stream that came back: every message that the receiver may not have seen. */
 void sk_path_announce_all(struct sk_send_comm *sc, struct sk_stream *s);
@@ -81,7 +81,7 @@ rail_result_t sk_path_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t 
 /* The receiver has `frames` frames of this generation: their sends come nearer to being done. */
 rail_result_t sk_path_arrived(struct sk_send_comm *sc, struct sk_path *path, uint32_t frames);
 /* The oldest frame that must be sent again; false: none. */
-bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_piece *piece);
+bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_chunk *chunk);
 
 /* ---- receiver ------------------------------------------------------------ */
 

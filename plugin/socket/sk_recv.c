@@ -101,13 +101,13 @@ void sk_unexpected_free(struct sk_unexpected *u, struct sk_bounce *bounce) {
 
 /* ---- targets: announced messages with bytes to come ----------------------------- */
 
-static void expect_pieces(struct sk_recv_comm *rc, struct sk_target *target) {
+static void expect_chunks(struct sk_recv_comm *rc, struct sk_target *target) {
   LIST_INSERT_HEAD(&rc->by_seq[target->seq % SK_SEQ_BUCKETS], target, by_seq);
-  target->in_pieces = true;
-  rc->in_pieces++;
+  target->in_chunks = true;
+  rc->in_chunks++;
 }
 
-static struct sk_target *find_in_pieces(struct sk_recv_comm *rc, uint32_t seq) {
+static struct sk_target *find_in_chunks(struct sk_recv_comm *rc, uint32_t seq) {
   struct sk_target *target;
   LIST_FOREACH(target, &rc->by_seq[seq % SK_SEQ_BUCKETS], by_seq)
     if (target->seq == seq) break;
@@ -158,20 +158,20 @@ static uint64_t edge_hash(const struct sk_recv_comm *rc, uint64_t offset) {
   return x ^ x >> 33;
 }
 
-/* One of several pieces. Their lengths must add up to the size of the message, and they must tile it. coverage_sum is
- * the sum over pieces of h(end) - h(begin). It telescopes to h(size) - h(0) exactly when the pieces tile the message. h
+/* One of several chunks. Their lengths must add up to the size of the message, and they must tile it. coverage_sum is
+ * the sum over chunks of h(end) - h(begin). It telescopes to h(size) - h(0) exactly when the chunks tile the message. h
  * is keyed, so the peer cannot forge a cancellation. True: all of them are here. False: some are not, or the comm has
  * failed. */
-static bool add_piece(struct sk_recv_comm *rc, struct sk_target *target, uint64_t offset, uint64_t n) {
+static bool add_chunk(struct sk_recv_comm *rc, struct sk_target *target, uint64_t offset, uint64_t n) {
   target->coverage_sum += edge_hash(rc, offset + n) - edge_hash(rc, offset);
   target->received += n;
   if (target->received < target->size) return false;
   LIST_REMOVE(target, by_seq);
-  target->in_pieces = false;
-  rc->in_pieces--;
+  target->in_chunks = false;
+  rc->in_chunks--;
   if (rail_likely(target->coverage_sum == edge_hash(rc, target->size) - edge_hash(rc, 0))) return true;
   sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
-               "protocol error: the pieces of message %u, %llu bytes, overlap and leave a hole", target->seq,
+               "protocol error: the chunks of message %u, %llu bytes, overlap and leave a hole", target->seq,
                (unsigned long long)target->size);
   return false;
 }
@@ -192,10 +192,10 @@ static rail_result_t begin_payload(struct sk_recv_comm *rc, struct sk_stream *s,
   return frame->len ? RAIL_OK : sk_recv_on_payload(rc, s); /* a message of 0 bytes is complete */
 }
 
-/* A piece of an announced message. */
-static rail_result_t begin_piece(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
+/* A chunk of an announced message. */
+static rail_result_t begin_chunk(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
                                  uint64_t offset) {
-  struct sk_target *target = find_in_pieces(rc, frame->seq);
+  struct sk_target *target = find_in_chunks(rc, frame->seq);
   if (!target) return bad_frame(rc, frame, "data of a message that is complete");
   if (!frame->len || offset > target->size || frame->len > target->size - offset ||
       frame->len > target->size - target->announced_bytes)
@@ -225,10 +225,10 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
 }
 
 /* With FAILOVER every stream announces every message, in order: one that is behind only repeats what is known, and may
- * bring the first piece. None can be ahead of its own announcements. */
+ * bring the first chunk. None can be ahead of its own announcements. */
 static rail_result_t on_repeated_msg(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
   if ((int32_t)(frame->seq - rc->next_seq) > 0) return bad_frame(rc, frame, "an announcement that skips others");
-  if (frame->len) return begin_piece(rc, s, frame, 0);
+  if (frame->len) return begin_chunk(rc, s, frame, 0);
   return begin_payload(rc, s, frame, NULL, NULL);
 }
 
@@ -247,8 +247,8 @@ rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const st
   rc->partial++;
   target->announced_bytes = frame->len;
   target->received = target->coverage_sum = 0;
-  target->in_pieces = false;
-  if (frame->len < frame->size) expect_pieces(rc, target);
+  target->in_chunks = false;
+  if (frame->len < frame->size) expect_chunks(rc, target);
   return begin_payload(rc, s, frame, target->data, target);
 }
 
@@ -260,7 +260,7 @@ rail_result_t sk_recv_on_data(struct sk_comm *comm, struct sk_stream *s, const s
     if (s->index == 0 || sk_has_failover(comm)) return bad_frame(rc, frame, "data of a message that was not announced");
     return RAIL_IN_PROGRESS;
   }
-  return begin_piece(rc, s, frame, frame->size);
+  return begin_chunk(rc, s, frame, frame->size);
 }
 
 rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
@@ -272,8 +272,8 @@ rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
   rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], 1);
   if (rail_unlikely(sk_has_failover(&rc->base))) rc->base.paths[s->index].frames++;
   if (rail_unlikely(!target)) return RAIL_OK;
-  if (rail_unlikely(target->in_pieces)) {
-    if (!add_piece(rc, target, (uint64_t)(s->to - target->data) - len, len)) return sk_comm_error(&rc->base);
+  if (rail_unlikely(target->in_chunks)) {
+    if (!add_chunk(rc, target, (uint64_t)(s->to - target->data) - len, len)) return sk_comm_error(&rc->base);
   } else {
     target->received = target->size;
   }
@@ -285,7 +285,7 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
   struct sk_target *target = s->target;
   if (!s->len || !target) return;
   target->announced_bytes -= s->len;
-  if (!target->in_pieces) expect_pieces(rc, target); /* its one frame will come as a piece */
+  if (!target->in_chunks) expect_chunks(rc, target); /* its one frame will come as a chunk */
 }
 
 /* ---- irecv and its completion ------------------------------------------------------ */

@@ -16,10 +16,10 @@ struct sk_target {
   uint64_t size;     /* of the message */
   uint64_t announced_bytes; /* bytes whose headers were seen */
   uint64_t received;
-  uint64_t coverage_sum; /* of the pieces that are here: shows whether they overlap (add_piece) */
+  uint64_t coverage_sum; /* of the chunks that are here: shows whether they overlap (add_chunk) */
   uint32_t seq;
   bool unexpected;   /* part of a struct sk_bounce, else of a struct sk_recv_buffer */
-  bool in_pieces;    /* its bytes come in more than one frame: it is in by_seq */
+  bool in_chunks;    /* its bytes come in more than one frame: it is in by_seq */
 };
 LIST_HEAD(sk_target_list, sk_target);
 
@@ -100,9 +100,9 @@ struct sk_recv_comm {
   struct sk_unexpected unexpected; /* messages without buffer */
   uint32_t next_seq;               /* of the next MSG */
   uint32_t partial;                /* matched buffers with bytes to come */
-  uint32_t in_pieces;              /* messages in by_seq */
+  uint32_t in_chunks;              /* messages in by_seq */
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
-  uint64_t secret; /* random; key of the hash that checks how their pieces fit (add_piece) */
+  uint64_t secret; /* random; key of the hash that checks how their chunks fit (add_chunk) */
 
   /* sk_grant.c: buffers that the sender does not know of, in posting order. They are granted when a large one is
    * among them, or when credit runs low. */
@@ -135,10 +135,10 @@ rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s);
 /* With FAILOVER, the stream is lost: what has come over it of a payload will come again. */
 void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
 /* Does something come, or may something have come, over the streams that do not announce? Counts a call. Without
- * FAILOVER nothing comes over them but pieces of messages, which stream 0 announces; their end is looked for now and
+ * FAILOVER nothing comes over them but chunks of messages, which stream 0 announces; their end is looked for now and
  * then. */
 static inline bool sk_recv_should_read_all(struct sk_recv_comm *rc) {
-  if (!rc->in_pieces && !sk_has_failover(&rc->base) && ++rc->unread_calls < SK_UNREAD_CALLS) return false;
+  if (!rc->in_chunks && !sk_has_failover(&rc->base) && ++rc->unread_calls < SK_UNREAD_CALLS) return false;
   rc->unread_calls = 0;
   return true;
 }

@@ -244,10 +244,10 @@ static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
 
 /* What a lost stream had not delivered is queued before anything new. */
 static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s) {
-  struct sk_piece piece;
+  struct sk_chunk chunk;
   while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->shares.chunk &&
-         sk_path_next_resend(sc, &piece)) {
-    queue_frame(sc, s, piece.send, SK_FRAME_DATA, piece.offset, piece.len);
+         sk_path_next_resend(sc, &chunk)) {
+    queue_frame(sc, s, chunk.send, SK_FRAME_DATA, chunk.offset, chunk.len);
     rail_stats_add(&sc->base.counts.comm[SK_COMM_RETRIES], 1);
   }
 }

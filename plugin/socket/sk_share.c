@@ -2,18 +2,18 @@
  * How much of large messages each stream is given at a time. */
 #include "plugin/socket/sk_share.h"
 
-/* Pieces begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
-#define PIECE_ALIGN 128
+/* Chunks begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
+#define CHUNK_ALIGN 128
 #define LEAST_CHUNK (64 * 1024u) /* a message is not cut into smaller ones to give all streams some: each is a system
                                   * call here and there */
 #define LOOK_BYTES (512 * 1024) /* from look to look: each is a system call for every stream */
 #define PERIOD_LOOKS 16         /* before a stream is judged */
 #define GROW_PERIODS 8          /* before one that was slow and is not is given more */
 
-static uint64_t round_up(uint64_t bytes) { return (bytes + PIECE_ALIGN - 1) / PIECE_ALIGN * PIECE_ALIGN; }
+static uint64_t round_up(uint64_t bytes) { return (bytes + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN; }
 
 void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t chunk) {
-  *shares = (struct sk_shares){.nstreams = nstreams, .chunk = chunk / PIECE_ALIGN * PIECE_ALIGN};
+  *shares = (struct sk_shares){.nstreams = nstreams, .chunk = chunk / CHUNK_ALIGN * CHUNK_ALIGN};
   for (uint32_t i = 0; i < nstreams; i++) shares->most[i] = shares->chunk;
 }
 

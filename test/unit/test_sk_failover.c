@@ -118,7 +118,7 @@ TEST(no_more_frames_than_can_be_kept) {
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   uint32_t sent = 0;
-  for (; sent < SK_PATH_PIECES; sent++) { /* the receiver sees all and counts no frame */
+  for (; sent < SK_PATH_CHUNKS; sent++) { /* the receiver sees all and counts no frame */
     void *request = isend(&d, sent, 0, 0);
     for (unsigned int i = 0; i < 2; i++) data_expect(&d, i, SK_FRAME_MSG, sent, 0);
     data_send_control(&d, 0, sent + 1, (sent + 1) * sk_credit_of(0), sent + 1, NULL, 0);
@@ -259,7 +259,7 @@ TEST(grants_are_given_again) {
 }
 
 /* A frame that was cut off by the loss of its stream comes again, whole. Announcements count as frames. */
-TEST(a_piece_that_was_cut_off_comes_again) {
+TEST(a_chunk_that_was_cut_off_comes_again) {
   struct data d;
   int size;
   data_begin(&d, SK_RECEIVER, 2, SK_FEATURE_FAILOVER);
@@ -277,7 +277,7 @@ TEST(a_piece_that_was_cut_off_comes_again) {
   struct sk_frame f = recv_no_report(&d, 0);
   CHECK_INT(f.type, SK_FRAME_LOST);
   CHECK_INT(f.tag, 1);
-  CHECK_INT(f.seq, 1); /* its announcement; not the piece */
+  CHECK_INT(f.seq, 1); /* its announcement; not the chunk */
   data_send(&d, 0, SK_FRAME_DATA, 0, 0, 40000, MESSAGE - 40000, 5);
   data_send_bytes(&d, 0, 0, 40000, MESSAGE - 40000);
   data_wait(request, &size);
@@ -330,5 +330,5 @@ TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another
           TEST_CASE(frames_that_were_not_written_do_not_arrive), TEST_CASE(empty_messages_arrive_when_they_are_seen),
           TEST_CASE(no_more_frames_than_can_be_kept), TEST_CASE(more_granted_messages_under_way_than_may_go_ahead),
           TEST_CASE(what_a_lost_stream_had_not_delivered_goes_again), TEST_CASE(the_last_stream_is_not_given_up),
-          TEST_CASE(grants_are_given_again), TEST_CASE(a_piece_that_was_cut_off_comes_again),
+          TEST_CASE(grants_are_given_again), TEST_CASE(a_chunk_that_was_cut_off_comes_again),
           TEST_CASE(counts_of_lost_streams_are_the_last_word), TEST_CASE(a_generation_of_which_nothing_came))

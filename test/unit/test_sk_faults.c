@@ -125,13 +125,13 @@ TEST(a_reset_while_granted_sends_are_under_way) {
 
 /* ---- payloads ---------------------------------------------------------------- */
 
-static void data_piece(const struct data *d, unsigned int stream, uint64_t from, uint32_t size) {
+static void data_chunk(const struct data *d, unsigned int stream, uint64_t from, uint32_t size) {
   data_send(d, stream, SK_FRAME_DATA, 0, 0, from, size, 1);
   data_send_bytes(d, stream, 0, from, size);
 }
 
-/* Three pieces of a message of 9000 bytes, behind its first 3000, that add up. */
-static void three_pieces(const uint64_t at[3], bool right) {
+/* Three chunks of a message of 9000 bytes, behind its first 3000, that add up. */
+static void three_chunks(const uint64_t at[3], bool right) {
   struct data d;
   static uint8_t to[9000];
   data_begin(&d, SK_RECEIVER, 2, 0);
@@ -139,24 +139,24 @@ static void three_pieces(const uint64_t at[3], bool right) {
   void *request = irecv(&d, to, sizeof to, 1);
   data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, sizeof to, 3000, 1);
   data_send_bytes(&d, 0, 0, 0, 3000);
-  for (unsigned int i = 0; i < 3; i++) data_piece(&d, i % 2, at[i], 2000);
+  for (unsigned int i = 0; i < 3; i++) data_chunk(&d, i % 2, at[i], 2000);
   if (right) {
     data_wait(request, NULL);
     data_check_bytes(to, 0, 0, sizeof to);
   } else {
     CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
-    CHECK(log_said("the pieces of message 0, 9000 bytes, overlap and leave a hole"));
+    CHECK(log_said("the chunks of message 0, 9000 bytes, overlap and leave a hole"));
   }
   data_close(&d);
 }
 
-TEST(pieces_that_overlap) {
-  three_pieces((const uint64_t[]){7000, 3000, 5000}, true);
-  three_pieces((const uint64_t[]){3000, 5000, 5000}, false);
-  three_pieces((const uint64_t[]){3000, 5000, 3000}, false);
-  three_pieces((const uint64_t[]){2999, 5000, 7000}, false);
-  three_pieces((const uint64_t[]){0, 5000, 7000}, false);
-  three_pieces((const uint64_t[]){3000, 5001, 6999}, false);
+TEST(chunks_that_overlap) {
+  three_chunks((const uint64_t[]){7000, 3000, 5000}, true);
+  three_chunks((const uint64_t[]){3000, 5000, 5000}, false);
+  three_chunks((const uint64_t[]){3000, 5000, 3000}, false);
+  three_chunks((const uint64_t[]){2999, 5000, 7000}, false);
+  three_chunks((const uint64_t[]){0, 5000, 7000}, false);
+  three_chunks((const uint64_t[]){3000, 5001, 6999}, false);
 }
 
 /* What it had begun will never be whole, whatever the other streams still bring. */
@@ -182,8 +182,8 @@ TEST(a_stream_that_ends_in_the_middle_of_a_payload) {
   }
 }
 
-/* With several streams no line of 128 bytes lies in two pieces, whatever RAIL_SOCKET_CHUNK is. */
-TEST(pieces_begin_at_multiples_of_128) {
+/* With several streams no line of 128 bytes lies in two chunks, whatever RAIL_SOCKET_CHUNK is. */
+TEST(chunks_begin_at_multiples_of_128) {
   enum { SIZE = 1 << 20 };
   struct data d;
   data_begin(&d, SK_SENDER, 2, 0);
@@ -320,7 +320,7 @@ TEST(finalize_with_unsent_bytes) {
 }
 
 TEST_MAIN(TEST_CASE(an_error_in_two_pieces), TEST_CASE(credit_that_was_not_used),
-          TEST_CASE(a_reset_while_granted_sends_are_under_way), TEST_CASE(pieces_that_overlap),
-          TEST_CASE(a_stream_that_ends_in_the_middle_of_a_payload), TEST_CASE(pieces_begin_at_multiples_of_128),
+          TEST_CASE(a_reset_while_granted_sends_are_under_way), TEST_CASE(chunks_that_overlap),
+          TEST_CASE(a_stream_that_ends_in_the_middle_of_a_payload), TEST_CASE(chunks_begin_at_multiples_of_128),
           TEST_CASE(a_flood_of_pings), TEST_CASE(a_receiver_closes_and_its_first_stream_is_dead),
           TEST_CASE(a_report_over_the_second_stream), TEST_CASE(finalize_with_unsent_bytes))

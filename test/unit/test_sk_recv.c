@@ -106,7 +106,7 @@ TEST(a_message_whose_bytes_come_over_other_streams) {
 }
 
 /* Tests with nothing to do: reads in all, and the end of another stream is found all the same. */
-TEST(streams_without_pieces_to_come_are_rarely_read) {
+TEST(streams_without_chunks_to_come_are_rarely_read) {
   struct data d;
   data_begin(&d, SK_RECEIVER, 4, 0);
   data_open(&d);
@@ -361,7 +361,7 @@ TEST(frames_that_cannot_be) {
 
 TEST_MAIN(TEST_CASE(a_receive_is_posted_while_its_message_comes_in), TEST_CASE(an_early_message_in_two_frames),
           TEST_CASE(a_message_whose_bytes_come_over_other_streams),
-          TEST_CASE(streams_without_pieces_to_come_are_rarely_read),
+          TEST_CASE(streams_without_chunks_to_come_are_rarely_read),
           TEST_CASE(eight_buffers_their_sizes_and_registrations),
           TEST_CASE(only_buffers_above_the_eager_size_are_granted),
           TEST_CASE(a_buffer_that_has_its_message_is_not_granted), TEST_CASE(credit_comes_back_before_it_is_used_up),

@@ -164,8 +164,8 @@ TEST(large_messages_one_after_the_other_over_two_streams) {
   data_close(&d);
 }
 
-/* Cut in as many pieces as there are streams; the first goes with the announcement where its stream is free. */
-TEST(a_large_message_has_a_piece_for_each_stream) {
+/* Cut in as many chunks as there are streams; the first goes with the announcement where its stream is free. */
+TEST(a_large_message_has_a_chunk_for_each_stream) {
   struct data d;
   data_begin(&d, SK_SENDER, 4, 0);
   data_open(&d);
@@ -445,7 +445,7 @@ TEST_MAIN(TEST_CASE(no_more_messages_than_the_credit_counts), TEST_CASE(no_more_
           TEST_CASE(sends_that_wait_for_credit_go_in_the_order_of_their_tag),
           TEST_CASE(a_grant_belongs_to_the_message_that_was_under_way),
           TEST_CASE(large_messages_one_after_the_other_over_two_streams),
-          TEST_CASE(a_large_message_has_a_piece_for_each_stream),
+          TEST_CASE(a_large_message_has_a_chunk_for_each_stream),
           TEST_CASE(a_full_main_stream_delays_no_byte_of_another_message),
           TEST_CASE(nothing_is_written_before_all_streams_are_welcome),
           TEST_CASE(a_refusal_fails_all_sends), TEST_CASE(an_error_waits_for_the_answers),

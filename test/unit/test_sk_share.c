@@ -36,7 +36,7 @@ static void pass(int periods, unsigned int busy) {
 
 static uint32_t given(uint32_t stream) { return sk_shares_chunk(&shares, stream, ENDLESS, ENDLESS); }
 
-TEST(all_have_a_piece_of_at_least_64_kib) {
+TEST(all_have_a_chunk_of_at_least_64_kib) {
   begin(CHUNK);
   CHECK_INT(sk_shares_chunk(&shares, 0, 512 * 1024, 512 * 1024), 128 * 1024);
   CHECK_INT(sk_shares_chunk(&shares, 0, 512 * 1024, 100), 100);
@@ -134,7 +134,7 @@ TEST(a_socket_that_holds_unsent_bytes_is_busy) {
 }
 
 /* NCCL's LL128 needs lines of 128 bytes whole. */
-TEST(pieces_end_at_lines) {
+TEST(chunks_end_at_lines) {
   begin(100000);
   for (int i = 0; i < 5; i++) {
     CHECK_INT(given(3) % 128, 0);
@@ -143,9 +143,9 @@ TEST(pieces_end_at_lines) {
   }
 }
 
-TEST_MAIN(TEST_CASE(all_have_a_piece_of_at_least_64_kib),
+TEST_MAIN(TEST_CASE(all_have_a_chunk_of_at_least_64_kib),
           TEST_CASE(a_stream_that_holds_up_the_others_is_given_less),
           TEST_CASE(streams_that_are_all_busy_or_idle_are_given_as_much_as_before),
           TEST_CASE(streams_that_are_left_are_given_as_much_as_before),
           TEST_CASE(a_stream_that_comes_back_is_given_as_much_as_the_others),
-          TEST_CASE(a_socket_that_holds_unsent_bytes_is_busy), TEST_CASE(pieces_end_at_lines))
+          TEST_CASE(a_socket_that_holds_unsent_bytes_is_busy), TEST_CASE(chunks_end_at_lines))
