@@ -284,13 +284,18 @@ rail_result_t sk_failover_retry_hellos(struct sk_comm *comm) {
       RAIL_TRY(cut_when_accepted(comm, s));
       continue;
     }
-    if (s->fd >= 0) drop_socket(comm, s);
+    if (s->fd >= 0) {
+      int err = s->in_errno ? s->in_errno : s->out_errno;
+      drop_socket(comm, s);
+      s->in_errno = err; /* for cut_when_accepted, if no other socket comes before that */
+    }
     rail_result_t result = sk_reconnect_unanswered(comm->reconnect, i, &comm->sessions[i], &fd);
     if (result == RAIL_IN_PROGRESS) continue;
     if (result != RAIL_OK) {
       s->in_errno = errno == ECONNREFUSED ? 0 : errno;
       return sk_comm_fail_lost(comm, s);
     }
+    s->in_errno = 0;
     set_socket(comm, s, fd);
     sk_zerocopy_reconnected(s);
   }
