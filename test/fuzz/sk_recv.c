@@ -314,7 +314,7 @@ static void simple_seeds(void) {
   fuzz_seed("one-stream", out.bytes, out.size);
 
   out.size = 0;
-  fuzz_put8(&out, 3); /* four: a message in pieces, the last piece first */
+  fuzz_put8(&out, 3); /* four: a message in chunks, the last chunk first */
   put_irecv(&out, 0, 20000);
   put_step(&out, MSG, 0, SK_FRAME_GRANTED);
   fuzz_put8(&out, 0x10);
@@ -361,11 +361,11 @@ static void limit_seeds(void) {
     fuzz_seed(n == 4 ? "early-full" : "early-beyond", out.bytes, out.size);
   }
 
-  /* Two streams at once in one message; once with a piece too much; and with pieces that overlap, or are one again, and
+  /* Two streams at once in one message; once with a chunk too much; and with chunks that overlap, or are one again, and
    * add up. */
   static const struct {
     const char *name;
-    unsigned int pieces, offsets[3], sizes[3];
+    unsigned int chunks, offsets[3], sizes[3];
   } plans[] = {{"two-streams", 2, {10000, 15000}, {5000, 5000}},
                {"too-much", 3, {10000, 15000, 10000}, {5000, 5000, 5000}},
                {"overlap", 2, {10000, 12000}, {5000, 5000}},
@@ -382,7 +382,7 @@ static void limit_seeds(void) {
     fuzz_put16(&out, 10000);
     put_step(&out, DELIVER, 0, 0);
     put_test(&out, 0);
-    for (unsigned int i = 0; i < plans[p].pieces; i++) {
+    for (unsigned int i = 0; i < plans[p].chunks; i++) {
       put_step(&out, DATA, i == 0, 0);
       fuzz_put8(&out, 0);
       fuzz_put16(&out, plans[p].sizes[i]);
@@ -398,7 +398,7 @@ static void limit_seeds(void) {
 static void ending_seeds(void) {
   struct fuzz_out out = {.size = 0};
   out.size = 0;
-  fuzz_put8(&out, 8 | 1); /* failover: a piece is lost with its stream and comes again over the other */
+  fuzz_put8(&out, 8 | 1); /* failover: a chunk is lost with its stream and comes again over the other */
   put_irecv(&out, 0, 20000);
   put_step(&out, MSG, 0, SK_FRAME_GRANTED);
   fuzz_put8(&out, 0x10);

@@ -6,7 +6,7 @@
  * of any fields are queued on any stream and delivered in pieces, what the
  * sender wrote is read in pieces, streams end.
  *
- * Held: what leaves is made of whole frames, and every payload is a piece of
+ * Held: what leaves is made of whole frames, and every payload is a chunk of
  * the message that its header names; a large send is done only with a grant
  * that it fits; memory of a send that was reported done is not read again; when
  * the streams have ended every request is done or fails; closing works, at any
