@@ -76,7 +76,8 @@ rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, 
     return ofi_mr_refuse(comm, "iflush", mr, data[last], (uint64_t)sizes[last]);
   struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
   ofi_endpoint_lock(comm->endpoint);
-  struct ofi_request *r = SLIST_FIRST(&rc->free_flushes);
+  rail_result_t result = ofi_comm_status(comm); /* who had the lock may have ended it */
+  struct ofi_request *r = result == RAIL_OK ? SLIST_FIRST(&rc->free_flushes) : NULL;
   struct ofi_flush *flush = rail_container_of(r, struct ofi_flush, base);
   if (r) {
     SLIST_REMOVE_HEAD(&rc->free_flushes, free);
@@ -87,7 +88,7 @@ rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, 
     (void)post_reads(rc, flush, data[last]);
   }
   ofi_endpoint_unlock(comm->endpoint);
-  if (r) return RAIL_OK;
+  if (r || result != RAIL_OK) return result;
   RAIL_WARN("RailOFI: iflush: %d flushes are outstanding; allowed: as many", OFI_MAX_RECVS);
   return RAIL_BAD_USAGE;
 }

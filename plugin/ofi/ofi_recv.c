@@ -360,6 +360,7 @@ static uint32_t not_too_old(const struct ofi_recv_comm *rc, uint32_t seq) {
 static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
                              void **mhandles, void **request) {
   struct ofi_recv *recv = &rc->recvs[rc->next_seq % OFI_MAX_RECVS];
+  RAIL_TRY(ofi_comm_status(&rc->base)); /* who had the lock may have ended it */
   if (rail_unlikely(recv->base.magic != OFI_REQ_FREE || recv->grant.state != OFI_OP_IDLE)) {
     rail_stats_add(&rc->base.stats[OFI_COMM_WAITS_ROOM], 1);
     (void)ofi_poll(rc->base.endpoint);

@@ -385,10 +385,10 @@ static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, si
   unsigned int index = 0;
   bool credit = has_credit(sc, size, mr);
   struct ofi_slot *slot = find_granted(sc, tag, credit, &index);
+  RAIL_TRY(ofi_comm_status(&sc->base)); /* who had the lock, or the poll, may have ended it */
   if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
   bool gone = atomic_load_explicit(&sc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
   if (!slot && (gone || !(credit || has_credit(sc, size, mr)))) return no_grant(sc); /* a poll may have brought some */
-  RAIL_TRY(rail_first_error(&sc->base.error)); /* the poll may have found one */
   struct ofi_send *send = take_request(sc);
   if (rail_unlikely(!send)) {
     rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_ROOM], 1);

@@ -5,6 +5,8 @@
  * in any order, with peers that go on and peers that do not. What was the plugin's may not be touched afterwards: it is
  * taken away, so that a touch ends this program.
  */
+#include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 
 #include "test/unit/ofi_rig.h"
@@ -145,4 +147,43 @@ TEST(a_sender_that_has_sent_nothing) {
   }
 }
 
-RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing))
+/* ---- a call that waits for the endpoint's lock ------------------------------------------------------ */
+
+static void *flushed;
+
+static void *flush(void *result) {
+  void *data = in;
+  *(rail_result_t *)result = net->iflush(r.rc, 1, &data, &(int){8}, &mh_in, &flushed);
+  return NULL;
+}
+
+/* While iflush waits, the owner of the lock ends the connection, as deregMr does: what iflush saw before is over. */
+TEST(an_end_that_comes_before_the_lock) {
+  rig_start("nic=fake0");
+  ofi_params.flush = OFI_FLUSH_ALWAYS;
+  rig_open(&r, 1, 1);
+  out = pages();
+  in = pages();
+  mh_in = rig_reg(r.rc, in, SIDE);
+  struct ofi_comm *comm = rig_comm(r.rc);
+  rail_result_t result = RAIL_OK;
+  pthread_t thread;
+  long reads = fake_calls("read");
+  flushed = &r;
+  ofi_endpoint_lock(comm->endpoint);
+  CHECK(pthread_create(&thread, NULL, flush, &result) == 0);
+  RIG_UNTIL(atomic_load(&comm->endpoint->lock.state) == RAIL_LOCK_WANTED, sched_yield());
+  atomic_store(&comm->stopped, true);
+  ofi_endpoint_unlock(comm->endpoint);
+  CHECK(pthread_join(thread, NULL) == 0);
+  CHECK_INT(result, RAIL_BAD_USAGE);
+  CHECK(!flushed);
+  CHECK_INT(fake_calls("read"), reads);
+  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  CHECK_OK(net->close_send(r.sc));
+  CHECK_OK(net->close_recv(r.rc));
+  end();
+}
+
+RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing),
+         TEST_CASE(an_end_that_comes_before_the_lock))
