@@ -36,8 +36,7 @@ static inline void rail_ordered_copy(void *to, const void *from, size_t n) {
   enum { LINE = 128, LAST = 16 };
   uint8_t *t = to;
   const uint8_t *f = from;
-  size_t head = (LINE - (uintptr_t)t % LINE) % LINE;
-  if (head > n) head = n;
+  size_t head = n < LINE ? 0 : (LINE - (uintptr_t)t % LINE) % LINE;
   rail_ordered_copy_part(t, f, head);
   for (t += head, f += head, n -= head; n >= LINE; t += LINE, f += LINE, n -= LINE) {
     memcpy(t, f, LINE - LAST);
