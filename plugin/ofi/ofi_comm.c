@@ -44,6 +44,7 @@ static bool new_receiver(struct ofi_comm *comm) {
   SLIST_INIT(&rc->free_flushes);
   for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) {
     rc->recvs[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
+    for (unsigned int b = 0; b < OFI_MAX_GROUP; b++) rc->recvs[i].buffers[b].op.request = &rc->recvs[i];
     rc->flushes[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
     SLIST_INSERT_HEAD(&rc->free_flushes, &rc->flushes[i].base, free);
   }
@@ -102,9 +103,10 @@ int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const 
   comm->npaths = RAIL_MAX(endpoint->nnics, peer->npaths);
   for (unsigned int i = 0; i < comm->npaths; i++) {
     struct ofi_path *path = &comm->paths[i];
-    path->nic = (uint8_t)(i % endpoint->nnics);
+    path->local_nic = (uint8_t)(i % endpoint->nnics);
+    path->nic = &endpoint->nics[path->local_nic];
     path->remote_nic = (uint8_t)(i % peer->npaths);
-    int err = ofi_endpoint_resolve(endpoint, path->nic, &peer->addrs[path->remote_nic], &path->to);
+    int err = ofi_endpoint_resolve(endpoint, path->local_nic, &peer->addrs[path->remote_nic], &path->to);
     if (err) return err;
   }
   return 0;
@@ -204,7 +206,7 @@ rail_result_t ofi_comm_fail_op(struct ofi_op *op, const struct ofi_completion *c
       comm, is_remote(completion->err) ? RAIL_REMOTE_ERROR : RAIL_SYSTEM_ERROR,
       "%s of %zu bytes with %s: %s (error %d; the provider says %d: %s); %u requests outstanding; check: "
       "the peer's log, the fabric between the two, fi_pingpong -p '%s'",
-      operation(op->kind), op->size, comm->endpoint->nics[op->nic].nic->name, ofi_fabric_strerror(completion->err),
+      operation(op->kind), op->size, op->nic->nic->name, ofi_fabric_strerror(completion->err),
       completion->err, completion->prov_errno, completion->text ? completion->text : "",
       atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
 }
@@ -269,8 +271,6 @@ bool ofi_comm_ask(struct ofi_send_comm *sc) {
 unsigned int ofi_comm_least_path(const struct ofi_comm *comm) {
   unsigned int least = 0;
   for (unsigned int i = 1; i < comm->npaths; i++)
-    if (comm->endpoint->nics[comm->paths[i].nic].bytes_posted <
-        comm->endpoint->nics[comm->paths[least].nic].bytes_posted)
-      least = i;
+    if (comm->paths[i].nic->bytes_posted < comm->paths[least].nic->bytes_posted) least = i;
   return least;
 }

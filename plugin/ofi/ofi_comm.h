@@ -44,7 +44,8 @@ struct ofi_mhandle {
 
 /* A way from an endpoint to the peer's: path i is NIC i % n of each side, n being its number of NICs. */
 struct ofi_path {
-  uint8_t nic, remote_nic;
+  struct ofi_endpoint_nic *nic;
+  uint8_t local_nic, remote_nic; /* their indices */
   fi_addr_t to;
 };
 
@@ -126,7 +127,7 @@ struct ofi_send {
   uint32_t seq;   /* of the GRANT */
   uint8_t index;  /* of the buffer */
   uint8_t nparts;
-  uint32_t pending; /* operations, and 1 until all is posted */
+  uint32_t pending; /* operations */
   uint8_t *frames;  /* OFI_MAX_PATHS of OFI_FRAME_SIZE, in comm->frames */
   struct ofi_part parts[OFI_MAX_PATHS];
 };
@@ -298,20 +299,30 @@ static inline rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *
   return rail_likely(err == 0) ? RAIL_OK : ofi_comm_post_failed(op, err);
 }
 
-/* A frame to the peer: encodes it into `bytes`, which lie in comm->frames. op->data and op->size follow it. */
-static inline void ofi_comm_encode(struct ofi_comm *comm, struct ofi_op *op, unsigned int path, struct ofi_frame *frame,
-                                   uint8_t *bytes) {
+/* A frame to the peer, whose bytes will lie in comm->frames. op->data and op->size follow it. */
+static inline void ofi_comm_address(struct ofi_comm *comm, struct ofi_op *op, unsigned int path,
+                                    struct ofi_frame *frame, uint8_t *bytes) {
   frame->comm = comm->remote_index;
   frame->token = comm->remote_token;
   op->head = bytes;
-  op->head_size = ofi_frame_encode(frame, bytes);
-  op->head_desc = comm->frames.descs[comm->paths[path].nic];
+  op->head_desc = comm->frames.descs[comm->paths[path].local_nic];
   rail_stats_add(&comm->stats[OFI_COMM_FRAMES], 1);
 }
 
+/* Prepares a frame without a report. */
+RAIL_HOT_INLINE void ofi_comm_prepare_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
+                                            unsigned int path, struct ofi_frame *frame, uint8_t *bytes) {
+  ofi_comm_address(comm, op, path, frame, bytes);
+  op->head_size = OFI_FRAME_SIZE;
+  ofi_head_encode(frame, bytes);
+  ofi_comm_prepare(comm, op, kind, path);
+}
+
+/* Prepares any frame, and posts it. An error has failed the comm. */
 static inline rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
                                                 unsigned int path, struct ofi_frame *frame, uint8_t *bytes) {
-  ofi_comm_encode(comm, op, path, frame, bytes);
+  ofi_comm_address(comm, op, path, frame, bytes);
+  op->head_size = ofi_frame_encode(frame, bytes);
   return ofi_comm_post(comm, op, kind, path);
 }
 
@@ -331,20 +342,22 @@ static inline bool ofi_comm_has_arrived(const struct ofi_send_comm *sc) {
 unsigned int ofi_comm_least_path(const struct ofi_comm *comm);
 
 static inline void ofi_request_begin(struct ofi_request *r, uint32_t magic) {
+  struct ofi_comm *comm = r->comm;
+  uint32_t n = atomic_load_explicit(&comm->outstanding, memory_order_relaxed) + 1;
   r->magic = magic;
   atomic_store_explicit(&r->state, OFI_ACTIVE, memory_order_relaxed);
-  r->comm->endpoint->nrequests++;
-  uint32_t n = atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) + 1;
-  atomic_store_explicit(&r->comm->outstanding, n, memory_order_relaxed);
-  rail_stats_set(&r->comm->stats[OFI_COMM_OUTSTANDING], n);
+  comm->endpoint->nrequests++;
+  atomic_store_explicit(&comm->outstanding, n, memory_order_relaxed);
+  rail_stats_set(&comm->stats[OFI_COMM_OUTSTANDING], n);
 }
 
 /* None of the caller's memory will be touched for it. The last store to the request that is made under the lock. */
 static inline void ofi_request_end(struct ofi_request *r) {
-  r->comm->endpoint->nrequests--;
-  uint32_t n = atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) - 1;
-  atomic_store_explicit(&r->comm->outstanding, n, memory_order_relaxed);
-  rail_stats_set(&r->comm->stats[OFI_COMM_OUTSTANDING], n);
+  struct ofi_comm *comm = r->comm;
+  uint32_t n = atomic_load_explicit(&comm->outstanding, memory_order_relaxed) - 1;
+  comm->endpoint->nrequests--;
+  atomic_store_explicit(&comm->outstanding, n, memory_order_relaxed);
+  rail_stats_set(&comm->stats[OFI_COMM_OUTSTANDING], n);
   atomic_store_explicit(&r->state, OFI_COMPLETE, memory_order_release);
 }
 

@@ -71,7 +71,7 @@ static rail_result_t post_receives(struct ofi_endpoint *endpoint, unsigned int i
   for (unsigned int i = 0; i < n->nreceives; i++) {
     struct ofi_op *op = &n->receives[i];
     op->kind = OFI_OP_FRAME_IN;
-    op->nic = (uint8_t)index;
+    op->nic = n;
     op->data = (char *)n->frames_in.bytes + i * endpoint->frame_size;
     op->size = endpoint->frame_size;
     op->desc = n->frames_in.descs[index];

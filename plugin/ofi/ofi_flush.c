@@ -38,12 +38,12 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
     op->kind = OFI_OP_FLUSH;
     op->comm = comm;
     op->request = flush;
-    op->nic = (uint8_t)i;
-    op->to = comm->endpoint->nics[i].self;
+    op->nic = &comm->endpoint->nics[i];
+    op->to = op->nic->self;
     op->data = rc->flush_target.bytes;
     op->size = RAIL_MIN(FLUSH_BYTES, mr->size - offset);
     op->desc = rc->flush_target.descs[i];
-    op->remote_addr = comm->endpoint->nics[i].nic->caps.mr_virt_addr ? (uintptr_t)data : offset;
+    op->remote_addr = op->nic->nic->caps.mr_virt_addr ? (uintptr_t)data : offset;
     op->key = mr->keys[i];
     err = ofi_op_post(op);
     if (!err) flush->pending++;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Operations: posted, waiting for room, cancelled. The functions that call libfabric are named after its calls.
+ * Operations: posted, waiting for room, cancelled.
  */
 #include "plugin/ofi/ofi_op.h"
 
@@ -13,49 +13,43 @@
 /* A message that the provider copies and never completes. Only on one host, where nothing can lose it: other providers
  * say nothing of one whose connection breaks. */
 #define INJECTED 1
-static int call_inject(const struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
-  uint8_t bytes[OFI_INJECT_MOST];
-  memcpy(bytes, op->head, op->head_size);
+static bool can_inject(const struct ofi_op *op) {
+  return op->head_size + op->size <= op->nic->inject_most && (!op->size || op->host);
+}
+
+/* A frame and its payload, side by side. Returns their size. */
+static size_t gather(const struct ofi_op *op, uint8_t *bytes) {
+  memcpy(bytes, op->head, OFI_FRAME_SIZE); /* most have no more */
+  if (op->head_size > OFI_FRAME_SIZE)
+    memcpy(bytes + OFI_FRAME_SIZE, (uint8_t *)op->head + OFI_FRAME_SIZE, op->head_size - OFI_FRAME_SIZE);
   if (op->size) memcpy(bytes + op->head_size, op->data, op->size);
-  int err = (int)fi_inject(nic->ep, bytes, op->head_size + op->size, op->to);
-  return err ? err : INJECTED;
+  return op->head_size + op->size;
 }
 
-static bool can_inject(const struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
-  return op->head_size + op->size <= nic->inject_most && (!op->size || op->host);
+static int call_recv(struct ofi_op *op) {
+  return (int)fi_recv(op->nic->ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, &op->context);
 }
 
-static int call_sendmsg(struct fid_ep *ep, struct ofi_op *op) {
-  struct iovec iov[2] = {{.iov_base = op->head, .iov_len = op->head_size}, {.iov_base = op->data, .iov_len = op->size}};
-  void *desc[2] = {op->head_desc, op->desc};
-  const struct fi_msg msg = {.msg_iov = iov, .desc = desc, .iov_count = op->size ? 2 : 1, .addr = op->to,
-                             .context = &op->context};
-  return (int)fi_sendmsg(ep, &msg, FI_COMPLETION);
-}
-
-/* Without FI_ORDER_SAW the write's completion, for which the FIN waits, must mean that the bytes are in place. */
-static int call_writemsg(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
-  struct iovec iov = {.iov_base = op->data, .iov_len = op->size};
-  struct fi_rma_iov rma = {.addr = op->remote_addr, .len = op->size, .key = op->key};
-  const struct fi_msg_rma msg = {.msg_iov = &iov, .desc = &op->desc, .iov_count = 1, .addr = op->to, .rma_iov = &rma,
-                                 .rma_iov_count = 1, .context = &op->context};
-  return (int)fi_writemsg(nic->ep, &msg, FI_COMPLETION | (nic->nic->caps.send_after_write ? 0 : FI_DELIVERY_COMPLETE));
-}
-
-static int call_recv(struct fid_ep *ep, struct ofi_op *op) {
-  return (int)fi_recv(ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, &op->context);
-}
-
-/* 0, INJECTED, or libfabric's error. Always inlined: a stack of isend is short to read. */
-__attribute__((always_inline)) static inline int post_now(const struct ofi_endpoint_nic *nic, struct ofi_op *op) {
+/* The calls of libfabric that move data. 0, INJECTED, or libfabric's error. Always inlined, and nothing between it and
+ * the call: a stack of isend is short to read. */
+__attribute__((always_inline)) static inline int post_now(struct ofi_op *op) {
+  const struct ofi_endpoint_nic *nic = op->nic;
   switch (op->kind) {
-    case OFI_OP_FRAME_IN: return call_recv(nic->ep, op);
+    case OFI_OP_FRAME_IN: return call_recv(op);
     case OFI_OP_TRECV:
       return (int)fi_trecv(nic->ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, op->tag, 0, &op->context);
     case OFI_OP_TSEND: return (int)fi_tsend(nic->ep, op->data, op->size, op->desc, op->to, op->tag, &op->context);
-    case OFI_OP_WRITE: return call_writemsg(nic, op);
     case OFI_OP_FLUSH:
       return (int)fi_read(nic->ep, op->data, op->size, op->desc, op->to, op->remote_addr, op->key, &op->context);
+    case OFI_OP_WRITE: {
+      const struct iovec iov = {.iov_base = op->data, .iov_len = op->size};
+      const struct fi_rma_iov rma = {.addr = op->remote_addr, .len = op->size, .key = op->key};
+      const struct fi_msg_rma msg = {.msg_iov = &iov, .desc = &op->desc, .iov_count = 1, .addr = op->to,
+                                     .rma_iov = &rma, .rma_iov_count = 1, .context = &op->context};
+      /* Without FI_ORDER_SAW the completion, for which the FIN waits, must mean that the bytes are in place. */
+      uint64_t delivery = nic->nic->caps.send_after_write ? 0 : FI_DELIVERY_COMPLETE;
+      return (int)fi_writemsg(nic->ep, &msg, FI_COMPLETION | delivery);
+    }
     case OFI_OP_PING:
     case OFI_OP_REVOKE:
     case OFI_OP_GRANT:
@@ -67,18 +61,28 @@ __attribute__((always_inline)) static inline int post_now(const struct ofi_endpo
     case OFI_OP_REFUSAL:
     case OFI_OP_ASK: break;
   }
-  return can_inject(nic, op) ? call_inject(nic, op) : call_sendmsg(nic->ep, op);
+  if (can_inject(op)) {
+    uint8_t bytes[OFI_INJECT_MOST];
+    size_t size = gather(op, bytes);
+    int err = (int)fi_inject(nic->ep, bytes, size, op->to);
+    return err ? err : INJECTED;
+  }
+  const struct iovec iov[2] = {{.iov_base = op->head, .iov_len = op->head_size},
+                               {.iov_base = op->data, .iov_len = op->size}};
+  void *desc[2] = {op->head_desc, op->desc};
+  const struct fi_msg msg = {.msg_iov = iov, .desc = desc, .iov_count = op->size ? 2 : 1, .addr = op->to,
+                             .context = &op->context};
+  return (int)fi_sendmsg(nic->ep, &msg, FI_COMPLETION);
 }
 
-static struct ofi_op_list *list_of(struct ofi_endpoint_nic *nic, const struct ofi_op *op) {
-  return op->kind == OFI_OP_TRECV ? &nic->waiting_receives : &nic->waiting;
+static struct ofi_op_list *list_of(const struct ofi_op *op) {
+  return op->kind == OFI_OP_TRECV ? &op->nic->waiting_receives : &op->nic->waiting;
 }
 
 static void begin(struct ofi_op *op, enum ofi_op_state state) {
   struct ofi_endpoint *endpoint = op->comm->endpoint;
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
   op->state = state;
-  nic->bytes_posted += op->size;
+  op->nic->bytes_posted += op->size;
   op->comm->nops++;
   op->comm->nposted += op->kind != OFI_OP_TRECV;
   endpoint->nops++;
@@ -88,7 +92,7 @@ static void begin(struct ofi_op *op, enum ofi_op_state state) {
 void ofi_op_end(struct ofi_op *op) {
   struct ofi_endpoint *endpoint = op->comm->endpoint;
   op->state = OFI_OP_IDLE;
-  endpoint->nics[op->nic].bytes_posted -= op->size;
+  op->nic->bytes_posted -= op->size;
   op->comm->nops--;
   op->comm->nposted -= op->kind != OFI_OP_TRECV;
   op->comm->stalls = 0;
@@ -108,11 +112,9 @@ static bool is_behind_another(const struct ofi_op_list *list, const struct ofi_o
 }
 
 int ofi_op_post(struct ofi_op *op) {
-  struct ofi_endpoint *endpoint = op->comm->endpoint;
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
-  struct ofi_op_list *list = list_of(nic, op);
-  if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
-  int err = is_behind_another(list, op) ? -FI_EAGAIN : post_now(nic, op);
+  struct ofi_op_list *list = list_of(op);
+  if (rail_unlikely(ofi_endpoint_is_shut(op->comm->endpoint))) return -FI_ESHUTDOWN;
+  int err = is_behind_another(list, op) ? -FI_EAGAIN : post_now(op);
   if (rail_likely(err == INJECTED)) {
     err = 0;
   } else if (rail_likely(err == 0)) {
@@ -127,28 +129,25 @@ int ofi_op_post(struct ofi_op *op) {
 
 /* Ahead of all receives that wait: those complete only when GRANTs and messages find a place. */
 int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op) {
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
   if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
-  int err = call_recv(nic->ep, op);
+  int err = call_recv(op);
   if (rail_likely(err == 0)) {
     op->state = OFI_OP_POSTED;
   } else if (err == -FI_EAGAIN) {
     op->state = OFI_OP_WAITING;
-    STAILQ_INSERT_HEAD(&nic->waiting_receives, op, link);
+    STAILQ_INSERT_HEAD(&op->nic->waiting_receives, op, link);
     err = 0;
   }
   return err;
 }
 
 void ofi_op_cancel(struct ofi_op *op) {
-  struct ofi_endpoint *endpoint = op->comm->endpoint;
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
-  if (endpoint->shut) return;
+  if (ofi_endpoint_is_shut(op->comm->endpoint)) return;
   if (op->state == OFI_OP_WAITING) {
-    STAILQ_REMOVE(list_of(nic, op), op, ofi_op, link);
+    STAILQ_REMOVE(list_of(op), op, ofi_op, link);
     ofi_op_end(op);
   } else if (op->state == OFI_OP_POSTED) {
-    (void)fi_cancel(&nic->ep->fid, &op->context); /* a request: the completion says what became of it */
+    (void)fi_cancel(&op->nic->ep->fid, &op->context); /* a request: the completion says what became of it */
   }
 }
 
@@ -174,7 +173,7 @@ void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
     for (unsigned int i = 0; i < nfull; i++) skip |= full[i] == op->to;
     next = STAILQ_NEXT(op, link);
     if (skip) continue;
-    int err = is_pointless(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? -FI_EAGAIN : post_now(nic, op);
+    int err = is_pointless(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? -FI_EAGAIN : post_now(op);
     if (err == -FI_EAGAIN) {
       if (list == &nic->waiting_receives || nfull == MOST_FULL) return;
       full[nfull++] = op->to;

@@ -44,9 +44,10 @@ struct ofi_op {
   struct fi_context2 context; /* libfabric's while it is posted */
   enum ofi_op_kind kind;
   enum ofi_op_state state;
-  uint8_t nic, path;     /* of the endpoint; of the comm */
+  uint8_t path;          /* of the comm */
+  struct ofi_endpoint_nic *nic;
   struct ofi_comm *comm; /* NULL: the endpoint's own */
-  void *request;         /* struct ofi_send, ofi_recv or ofi_flush that it belongs to; NULL: none */
+  void *request;         /* of a send's operations, of TRECV and FLUSH: struct ofi_send, ofi_recv, ofi_flush */
   STAILQ_ENTRY(ofi_op) link;
   fi_addr_t to;
   /* A frame, then user memory; or user memory alone. */

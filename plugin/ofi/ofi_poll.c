@@ -14,7 +14,7 @@ static struct ofi_comm *comm_of_frame(const struct ofi_endpoint *endpoint, const
 
 /* Messages that are no frames, and frames for comms that are closed, are dropped: anybody may send them. */
 static void frame_completed(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
-  struct ofi_endpoint_nic *nic = &endpoint->nics[op->nic];
+  struct ofi_endpoint_nic *nic = op->nic;
   struct ofi_frame frame;
   const void *payload;
   op->state = OFI_OP_IDLE;

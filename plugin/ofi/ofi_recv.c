@@ -20,13 +20,13 @@
 #include "common/base/ordered_copy.h"
 #include "plugin/ofi/ofi_progress.h"
 
-static void finish_buffer(struct ofi_recv *recv, unsigned int index, uint64_t size) {
-  struct ofi_recv_comm *rc = ofi_recv_comm_of(recv->base.comm);
-  struct ofi_recv_buffer *b = &recv->buffers[index];
+static void finish_buffer(struct ofi_recv_buffer *b, uint64_t size) {
+  struct ofi_recv *recv = b->op.request;
+  uint64_t *stats = recv->base.comm->stats;
   b->done = true;
   b->arrived = size;
-  rail_stats_add(&rc->base.stats[OFI_COMM_MESSAGES], 1);
-  rail_stats_add(&rc->base.stats[OFI_COMM_BYTES], size);
+  rail_stats_add(&stats[OFI_COMM_MESSAGES], 1);
+  rail_stats_add(&stats[OFI_COMM_BYTES], size);
   ofi_mr_release(b->mr);
   if (--recv->pending == 0) ofi_request_end(&recv->base);
 }
@@ -59,8 +59,8 @@ static void send_ack(struct ofi_recv_comm *rc) {
   ofi_frame_begin(&frame, OFI_FRAME_ACK);
   frame.seq = rc->ngrants;
   frame.report = rc->reported = rc->report;
-  rc->ack.request = NULL;
-  ofi_comm_encode(&rc->base, &rc->ack, 0, &frame, rc->ack_frame);
+  ofi_comm_address(&rc->base, &rc->ack, 0, &frame, rc->ack_frame);
+  rc->ack.head_size = ofi_frame_encode(&frame, rc->ack_frame);
   ofi_comm_prepare(&rc->base, &rc->ack, OFI_OP_ACK, 0);
   int err = ofi_op_post(&rc->ack);
   const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
@@ -68,10 +68,9 @@ static void send_ack(struct ofi_recv_comm *rc) {
 }
 
 /* A message has come by other means than an EAGER. */
-static void finish_granted(struct ofi_recv *recv, unsigned int index, uint64_t size) {
-  struct ofi_recv_comm *rc = ofi_recv_comm_of(recv->base.comm);
+static void finish_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
   rc->report.filled++;
-  finish_buffer(recv, index, size);
+  finish_buffer(b, size);
   update_report(rc);
 }
 
@@ -91,7 +90,6 @@ RAIL_COLD static void refuse_eager(struct ofi_recv_comm *rc, uint64_t size, cons
   if (rc->refusal.state != OFI_OP_IDLE) return;
   ofi_frame_begin(&frame, OFI_FRAME_TOO_LARGE);
   frame.size = size;
-  rc->refusal.request = NULL;
   (void)ofi_comm_post_frame(&rc->base, &rc->refusal, OFI_OP_REFUSAL, 0, &frame, rc->refusal_frame);
 }
 
@@ -114,9 +112,7 @@ static uint8_t *payload_at(struct ofi_recv_comm *rc, uint32_t seq) {
 
 /* The buffer's message. A tagged receive that is posted for it, and that the sender sends nothing to, is cancelled: the
  * memory is libfabric's until that has ended. False: it is too large, and the comm has failed. */
-static bool fill(struct ofi_recv_comm *rc, struct ofi_recv *recv, unsigned int index, const void *payload,
-                 uint32_t size) {
-  struct ofi_recv_buffer *b = &recv->buffers[index];
+static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size) {
   if (rail_unlikely(size > b->capacity)) {
     refuse_eager(rc, size, b);
     return false;
@@ -128,7 +124,7 @@ static bool fill(struct ofi_recv_comm *rc, struct ofi_recv *recv, unsigned int i
     ofi_op_cancel(&b->op);
     if (b->op.state != OFI_OP_IDLE) return true;
   }
-  finish_buffer(recv, index, size);
+  finish_buffer(b, size);
   return true;
 }
 
@@ -136,7 +132,7 @@ static bool is_unfilled(const struct ofi_recv_buffer *b) { return !b->done && !b
 
 /* The oldest buffer of the tag whose message is not another one: of a GRANT before `count` the sender knew. NULL: none
  * is posted. */
-static struct ofi_recv *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, unsigned int *index) {
+static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count) {
   for (uint32_t seq = rc->open; seq != rc->next_seq; seq++) {
     struct ofi_recv *recv = recv_at(rc, seq);
     if (recv->pending == 0) {
@@ -145,10 +141,7 @@ static struct ofi_recv *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint
     }
     if (recv->granted && (int32_t)(recv->number - count) < 0) continue;
     for (unsigned int i = 0; i < recv->n; i++)
-      if (recv->buffers[i].tag == tag && is_unfilled(&recv->buffers[i])) {
-        *index = i;
-        return recv;
-      }
+      if (recv->buffers[i].tag == tag && is_unfilled(&recv->buffers[i])) return &recv->buffers[i];
   }
   return NULL;
 }
@@ -160,13 +153,12 @@ static void free_places(struct ofi_recv_comm *rc) {
 
 /* The next one in the order of the numbers, from its frame or from its place. False: the comm has failed. */
 static bool take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, const void *payload, uint32_t size) {
-  unsigned int index = 0;
   uint32_t seq = rc->report.seen++;
   struct ofi_place *place = place_at(rc, seq);
-  struct ofi_recv *recv = find_buffer(rc, tag, count, &index);
-  if (rail_likely(recv != NULL)) {
+  struct ofi_recv_buffer *b = find_buffer(rc, tag, count);
+  if (rail_likely(b != NULL)) {
     place->state = OFI_PLACE_FREE;
-    return fill(rc, recv, index, payload, size);
+    return fill(rc, b, payload, size);
   }
   if (place->state == OFI_PLACE_FREE && size) memcpy(payload_at(rc, seq), payload, size);
   *place = (struct ofi_place){.state = OFI_PLACE_UNEXPECTED, .tag = tag, .size = size};
@@ -208,7 +200,7 @@ static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
       if (place->state != OFI_PLACE_UNEXPECTED || place->tag != recv->buffers[i].tag) continue;
       place->state = OFI_PLACE_FREE;
       rc->unexpected--;
-      if (!fill(rc, recv, i, payload_at(rc, seq), place->size)) return false;
+      if (!fill(rc, &recv->buffers[i], payload_at(rc, seq), place->size)) return false;
       break;
     }
   free_places(rc);
@@ -254,10 +246,9 @@ static void choose_kind(const struct ofi_comm *comm, struct ofi_recv_buffer *b) 
 static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsigned int path) {
   struct ofi_recv_buffer *b = &recv->buffers[index];
   struct ofi_comm *comm = recv->base.comm;
-  b->op.request = recv;
   b->op.data = b->data;
   b->op.size = b->capacity;
-  b->op.desc = b->mr ? b->mr->descs[comm->paths[path].nic] : NULL;
+  b->op.desc = b->mr ? b->mr->descs[comm->paths[path].local_nic] : NULL;
   b->op.tag = ofi_tag(comm->index, recv->number, index);
   return ofi_comm_post(comm, &b->op, OFI_OP_TRECV, path);
 }
@@ -306,7 +297,6 @@ static rail_result_t send_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv)
   rc->ngrants++;
   recv->granted = true;
   if (rc->link.due == OFI_REPORT_LATER) ofi_endpoint_report(comm->endpoint, &rc->link, OFI_REPORT_NONE);
-  recv->grant.request = recv;
   return ofi_comm_post_frame(comm, &recv->grant, OFI_OP_GRANT, 0, &frame, recv->frame);
 }
 
@@ -412,15 +402,14 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
 /* ---- from test ------------------------------------------------------------------- */
 
 /* A part of a message is in its buffer. */
-static void handle_fin(struct ofi_recv *recv, const struct ofi_frame *frame) {
-  struct ofi_recv_buffer *b = &recv->buffers[frame->index];
+static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const struct ofi_frame *frame) {
   if (!b->parts) {
     b->parts = b->left = (uint8_t)frame->parts;
     b->arrived = frame->size;
   }
   if (b->kind != OFI_BUFFER_RMA || b->parts != frame->parts || b->arrived != frame->size)
-    protocol_error(recv->base.comm, frame, "a part that does not fit the others");
-  else if (--b->left == 0) finish_granted(recv, frame->index, frame->size);
+    protocol_error(&rc->base, frame, "a part that does not fit the others");
+  else if (--b->left == 0) finish_granted(rc, b, frame->size);
 }
 
 /* DATA, FIN, TOO_LARGE: for a buffer that was granted, and that no EAGER has filled. */
@@ -434,10 +423,10 @@ static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *fra
     if (frame->type == OFI_FRAME_TOO_LARGE) too_large(&rc->base, frame->size, b);
     else protocol_error(&rc->base, frame, "more data than the buffer holds");
   } else if (frame->type == OFI_FRAME_FIN) {
-    handle_fin(recv, frame);
+    handle_fin(rc, b, frame);
   } else if (frame->type == OFI_FRAME_DATA && b->takes_data && !b->parts) {
     if (frame->size) rail_ordered_copy(b->data, payload, frame->size);
-    finish_granted(recv, frame->index, frame->size);
+    finish_granted(rc, b, frame->size);
   } else {
     protocol_error(&rc->base, frame, "data that the buffer does not take so");
   }
@@ -464,17 +453,15 @@ void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, con
 }
 
 static void trecv_done(struct ofi_recv_comm *rc, struct ofi_op *op, const struct ofi_completion *completion) {
-  struct ofi_recv *recv = op->request;
   struct ofi_recv_buffer *b = rail_container_of(op, struct ofi_recv_buffer, op);
-  unsigned int index = (unsigned int)(b - recv->buffers);
   if (rail_unlikely(b->cancelled)) {
-    if (completion->err == FI_ECANCELED) finish_buffer(recv, index, b->arrived);
+    if (completion->err == FI_ECANCELED) finish_buffer(b, b->arrived);
     else if (completion->err) (void)ofi_comm_fail_op(op, completion);
     else
       (void)ofi_comm_fail(&rc->base, RAIL_REMOTE_ERROR, "protocol error: two messages for one buffer with tag %u; is "
                           "the peer of another release?", b->tag);
   } else if (rail_likely(!completion->err)) {
-    finish_granted(recv, index, completion->size);
+    finish_granted(rc, b, completion->size);
   } else if (completion->err == FI_ETRUNC) {
     too_large(&rc->base, 0, b);
   } else {

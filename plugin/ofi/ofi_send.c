@@ -34,8 +34,7 @@ static void finish(struct ofi_send *send) {
 /* ---- reports ------------------------------------------------------------------ */
 
 /* Is there something that the receiver has not reported? Then the endpoint is polled until it does. */
-static void update_unreported(struct ofi_send_comm *sc) {
-  bool is = sc->report.seen != sc->next_eager || sc->report.filled != sc->filling;
+static void set_unreported(struct ofi_send_comm *sc, bool is) {
   if (is == sc->unreported) return;
   sc->unreported = is;
   if (is) sc->base.endpoint->nunreported++;
@@ -53,7 +52,7 @@ static bool take_report(struct ofi_send_comm *sc, const struct ofi_report *repor
     sc->refused_ns = 0;
   }
   sc->report = *report;
-  update_unreported(sc);
+  set_unreported(sc, report->seen != sc->next_eager || report->filled != sc->filling);
   return true;
 }
 
@@ -75,7 +74,7 @@ static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer
     case OFI_BUFFER_RMA: return can_write(comm);
     case OFI_BUFFER_TAGGED: break;
   }
-  return b->path < comm->npaths && !b->takes_data && comm->endpoint->nics[comm->paths[b->path].nic].nic->caps.tagged;
+  return b->path < comm->npaths && !b->takes_data && comm->paths[b->path].nic->nic->caps.tagged;
 }
 
 /* Has an EAGER of this tag filled the buffer, that the receiver had not seen when it made the GRANT? */
@@ -208,25 +207,85 @@ static struct ofi_send *take_request(struct ofi_send_comm *sc) {
   struct ofi_send *send = &sc->sends[sc->sends_used];
   send->base.comm = &sc->base;
   send->frames = sc->send_frames + sc->sends_used * OFI_MAX_PATHS * OFI_FRAME_SIZE;
+  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) send->parts[i].data.request = send->parts[i].fin.request = send;
   sc->sends_used++;
   return send;
 }
 
-/* ---- post ----------------------------------------------------------------------- */
+/* ---- a message in one operation ------------------------------------------------------ */
+
+/* EAGER, or DATA for a buffer that was granted: the payload follows the frame. */
+RAIL_HOT_INLINE void prepare_inline(struct ofi_send *send, enum ofi_op_kind kind, struct ofi_frame *frame) {
+  struct ofi_comm *comm = send->base.comm;
+  struct ofi_op *op = &send->parts[0].data;
+  op->desc = send->mr ? send->mr->descs[comm->paths[0].local_nic] : NULL;
+  op->host = !send->mr || send->mr->type == RAIL_PTR_HOST;
+  frame->size = send->size;
+  rail_stats_add(&comm->stats[OFI_COMM_INLINE], 1);
+  ofi_comm_prepare_frame(comm, op, kind, 0, frame, send->frames);
+}
+
+static void prepare_eager(struct ofi_send *send, uint32_t tag) {
+  struct ofi_send_comm *sc = ofi_send_comm_of(send->base.comm);
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_EAGER);
+  frame.seq = sc->next_eager++;
+  frame.tag = tag;
+  frame.count = sc->head;
+  sc->in_flight[frame.seq % OFI_MAX_GRANTS].tag = tag;
+  sc->in_flight[frame.seq % OFI_MAX_GRANTS].matched = false;
+  prepare_inline(send, OFI_OP_EAGER, &frame);
+}
+
+static void prepare_data(struct ofi_send *send) {
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_DATA);
+  frame.seq = send->seq;
+  frame.index = send->index;
+  prepare_inline(send, OFI_OP_DATA, &frame);
+}
+
+static void prepare_tagged(struct ofi_send *send, const struct ofi_buffer *buffer) {
+  struct ofi_comm *comm = send->base.comm;
+  struct ofi_op *op = &send->parts[0].data;
+  op->desc = send->mr ? send->mr->descs[comm->paths[buffer->path].local_nic] : NULL;
+  op->tag = ofi_tag(comm->remote_index, send->seq, send->index);
+  ofi_comm_prepare(comm, op, OFI_OP_TSEND, buffer->path);
+}
+
+/* The operation that carries all of the message, on credit where no buffer is granted. NULL: it goes in parts, or is
+ * too large for its buffer. */
+static struct ofi_op *prepare(struct ofi_send *send, const struct ofi_buffer *buffer, uint32_t tag) {
+  struct ofi_op *op = &send->parts[0].data;
+  op->data = (void *)(uintptr_t)send->data;
+  op->size = send->size;
+  if (!buffer) prepare_eager(send, tag);
+  else if (rail_unlikely(send->size > buffer->size)) return NULL;
+  else if (buffer->takes_data && send->size <= send->base.comm->max_inline) prepare_data(send);
+  else if (buffer->kind == OFI_BUFFER_TAGGED) prepare_tagged(send, buffer);
+  else return NULL;
+  return op;
+}
+
+/* After ofi_op_post. What is injected is over at once. */
+static rail_result_t posted(struct ofi_send *send, struct ofi_op *op, int err) {
+  if (rail_unlikely(err)) return ofi_comm_post_failed(op, err);
+  send->pending += op->state != OFI_OP_IDLE;
+  return RAIL_OK;
+}
+
+/* ---- a message in parts ---------------------------------------------------------------- */
 
 static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned int path) {
-  struct ofi_part *p = &send->parts[part];
+  struct ofi_op *op = &send->parts[part].fin;
   struct ofi_frame frame;
   ofi_frame_begin(&frame, OFI_FRAME_FIN);
   frame.seq = send->seq;
   frame.index = send->index;
   frame.parts = send->nparts;
   frame.size = send->size;
-  p->fin.request = send;
-  RAIL_TRY(ofi_comm_post_frame(send->base.comm, &p->fin, OFI_OP_FIN, path, &frame,
-                               send->frames + part * OFI_FRAME_SIZE));
-  send->pending += p->fin.state != OFI_OP_IDLE;
-  return RAIL_OK;
+  ofi_comm_prepare_frame(send->base.comm, op, OFI_OP_FIN, path, &frame, send->frames + part * OFI_FRAME_SIZE);
+  return posted(send, op, ofi_op_post(op));
 }
 
 /* The next write of a part, up to the provider's largest message. The FIN may follow the last one at once where it
@@ -234,11 +293,11 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
 static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, unsigned int path) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_part *p = &send->parts[part];
-  const struct ofi_caps *caps = &comm->endpoint->nics[comm->paths[path].nic].nic->caps;
+  const struct ofi_caps *caps = &comm->paths[path].nic->nic->caps;
   p->data.size = caps->max_msg_size ? RAIL_MIN(p->left, caps->max_msg_size) : p->left;
   p->left -= p->data.size;
-  send->pending++;
-  RAIL_TRY(ofi_comm_post(comm, &p->data, OFI_OP_WRITE, path));
+  ofi_comm_prepare(comm, &p->data, OFI_OP_WRITE, path);
+  RAIL_TRY(posted(send, &p->data, ofi_op_post(&p->data)));
   return caps->fin_at_once && !p->left ? post_fin(send, part, path) : RAIL_OK;
 }
 
@@ -250,77 +309,6 @@ static uint64_t part_size(const struct ofi_send *send) {
   return RAIL_ROUND_UP(RAIL_DIV_UP(send->size, n), PART_ALIGN);
 }
 
-/* Over the NIC with least outstanding. */
-static rail_result_t post_part(struct ofi_send *send, unsigned int part, uint64_t at, uint64_t size,
-                               const struct ofi_buffer *buffer) {
-  struct ofi_comm *comm = send->base.comm;
-  struct ofi_part *p = &send->parts[part];
-  unsigned int path = ofi_comm_least_path(comm);
-  p->left = size;
-  p->data.request = send;
-  p->data.data = (char *)(uintptr_t)send->data + at;
-  p->data.desc = send->mr->descs[comm->paths[path].nic];
-  p->data.remote_addr = buffer->addr + at;
-  p->data.key = buffer->keys[comm->paths[path].remote_nic];
-  return post_next_write(send, part, path);
-}
-
-static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *buffer) {
-  uint64_t each = part_size(send);
-  send->nparts = (uint8_t)RAIL_DIV_UP(send->size, each); /* fewer, where rounding has made them larger */
-  for (unsigned int i = 0; i < send->nparts; i++)
-    RAIL_TRY(post_part(send, i, i * each, RAIL_MIN(each, send->size - i * each), buffer));
-  return RAIL_OK;
-}
-
-/* DATA for a buffer that was granted, or EAGER. */
-static rail_result_t post_inline(struct ofi_send *send, enum ofi_op_kind kind, struct ofi_frame *frame) {
-  struct ofi_comm *comm = send->base.comm;
-  struct ofi_op *op = &send->parts[0].data;
-  op->request = send;
-  op->data = (void *)(uintptr_t)send->data;
-  op->size = send->size;
-  op->desc = send->mr ? send->mr->descs[comm->paths[0].nic] : NULL;
-  op->host = !send->mr || send->mr->type == RAIL_PTR_HOST;
-  frame->size = send->size;
-  rail_stats_add(&comm->stats[OFI_COMM_INLINE], 1);
-  RAIL_TRY(ofi_comm_post_frame(comm, op, kind, 0, frame, send->frames));
-  send->pending += op->state != OFI_OP_IDLE;
-  return RAIL_OK;
-}
-
-static rail_result_t post_data(struct ofi_send *send) {
-  struct ofi_frame frame;
-  ofi_frame_begin(&frame, OFI_FRAME_DATA);
-  frame.seq = send->seq;
-  frame.index = send->index;
-  return post_inline(send, OFI_OP_DATA, &frame);
-}
-
-static rail_result_t post_eager(struct ofi_send *send, uint32_t tag) {
-  struct ofi_send_comm *sc = ofi_send_comm_of(send->base.comm);
-  struct ofi_frame frame;
-  ofi_frame_begin(&frame, OFI_FRAME_EAGER);
-  frame.seq = sc->next_eager++;
-  frame.tag = tag;
-  frame.count = sc->head;
-  sc->in_flight[frame.seq % OFI_MAX_GRANTS].tag = tag;
-  sc->in_flight[frame.seq % OFI_MAX_GRANTS].matched = false;
-  return post_inline(send, OFI_OP_EAGER, &frame);
-}
-
-static rail_result_t post_tagged(struct ofi_send *send, const struct ofi_buffer *buffer) {
-  struct ofi_comm *comm = send->base.comm;
-  struct ofi_op *op = &send->parts[0].data;
-  op->request = send;
-  op->data = (void *)(uintptr_t)send->data;
-  op->size = send->size;
-  op->desc = send->mr ? send->mr->descs[comm->paths[buffer->path].nic] : NULL;
-  op->tag = ofi_tag(comm->remote_index, send->seq, send->index);
-  send->pending++;
-  return ofi_comm_post(comm, op, OFI_OP_TSEND, buffer->path);
-}
-
 /* Both sides fail, with a line that says why. */
 RAIL_COLD static rail_result_t refuse_size(struct ofi_send *send, const struct ofi_buffer *buffer) {
   struct ofi_comm *comm = send->base.comm;
@@ -330,22 +318,34 @@ RAIL_COLD static rail_result_t refuse_size(struct ofi_send *send, const struct o
   frame.seq = send->seq;
   frame.index = send->index;
   frame.size = send->size;
-  op->request = send;
   op->data = NULL;
   op->size = 0;
-  send->pending++;
-  (void)ofi_comm_post_frame(comm, op, OFI_OP_TOO_LARGE, 0, &frame, send->frames);
+  ofi_comm_prepare_frame(comm, op, OFI_OP_TOO_LARGE, 0, &frame, send->frames);
+  (void)posted(send, op, ofi_op_post(op));
   return ofi_comm_fail(comm, RAIL_BAD_USAGE,
                        "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
                        "send and receive do not fit together",
                        (unsigned long long)send->size, buffer->tag, (unsigned long long)buffer->size);
 }
 
-static rail_result_t post_granted(struct ofi_send *send, const struct ofi_buffer *buffer) {
+/* Each over the NIC with least outstanding. An empty message is its FIN alone. */
+static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *buffer) {
+  struct ofi_comm *comm = send->base.comm;
+  uint64_t each = part_size(send);
   if (rail_unlikely(send->size > buffer->size)) return refuse_size(send, buffer);
-  if (buffer->takes_data && send->size <= send->base.comm->max_inline) return post_data(send);
-  if (buffer->kind == OFI_BUFFER_TAGGED) return post_tagged(send, buffer);
-  return send->size ? post_parts(send, buffer) : post_fin(send, 0, 0);
+  if (!send->size) return post_fin(send, 0, 0);
+  send->nparts = (uint8_t)RAIL_DIV_UP(send->size, each); /* fewer, where rounding has made them larger */
+  for (unsigned int i = 0; i < send->nparts; i++) {
+    struct ofi_part *p = &send->parts[i];
+    unsigned int path = ofi_comm_least_path(comm);
+    p->left = RAIL_MIN(each, send->size - i * each);
+    p->data.data = (char *)(uintptr_t)send->data + i * each;
+    p->data.desc = send->mr->descs[comm->paths[path].local_nic];
+    p->data.remote_addr = buffer->addr + i * each;
+    p->data.key = buffer->keys[comm->paths[path].remote_nic];
+    RAIL_TRY(post_next_write(send, i, path));
+  }
+  return RAIL_OK;
 }
 
 /* ---- isend ------------------------------------------------------------------------- */
@@ -379,9 +379,9 @@ static struct ofi_slot *find_granted(struct ofi_send_comm *sc, uint32_t tag, boo
   return match(sc, tag, index);
 }
 
-/* Under the lock. */
-static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, size_t size, uint32_t tag,
-                                  struct ofi_mhandle *mr, void **request) {
+/* *send: the request, and the buffer that it goes to; NULL: on credit. Without one it is not now. Under the lock. */
+static rail_result_t begin(struct ofi_send_comm *sc, const void *data, size_t size, uint32_t tag,
+                           struct ofi_mhandle *mr, struct ofi_send **out, const struct ofi_buffer **buffer) {
   unsigned int index = 0;
   bool credit = has_credit(sc, size, mr);
   struct ofi_slot *slot = find_granted(sc, tag, credit, &index);
@@ -399,25 +399,20 @@ static rail_result_t send_message(struct ofi_send_comm *sc, const void *data, si
   send->size = size;
   send->mr = size ? mr : NULL;
   send->nparts = 1;
-  send->pending = 1;
+  send->pending = 0;
   ofi_mr_hold(send->mr);
   sc->granted_last = slot != NULL;
   sc->refused_ns = 0;
-  *request = send;
-  /* The request exists now: test reports a failure. */
-  rail_result_t result;
   if (slot) {
     send->seq = slot->seq;
     send->index = (uint8_t)index;
     slot->taken |= (uint8_t)(1u << index);
     if (slot->taken == (1u << slot->n) - 1) slot->granted = false;
     sc->filling++;
-    result = post_granted(send, &slot->buffers[index]);
-  } else {
-    result = post_eager(send, tag);
+    *buffer = &slot->buffers[index];
   }
-  update_unreported(sc);
-  if (--send->pending == 0 && result == RAIL_OK) finish(send);
+  set_unreported(sc, true);
+  *out = send;
   return RAIL_OK;
 }
 
@@ -431,7 +426,15 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
     return ofi_mr_refuse(comm, "isend", mhandle, data, size);
   if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) return ofi_comm_status(comm);
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
-  rail_result_t result = send_message(ofi_send_comm_of(comm), data, size, (uint32_t)tag, mhandle, request);
+  struct ofi_send *send = NULL;
+  const struct ofi_buffer *buffer = NULL;
+  rail_result_t result = begin(ofi_send_comm_of(comm), data, size, (uint32_t)tag, mhandle, &send, &buffer);
+  if (send) {
+    *request = send; /* from here on test reports a failure */
+    struct ofi_op *op = prepare(send, buffer, (uint32_t)tag);
+    rail_result_t sent = op ? posted(send, op, ofi_op_post(op)) : post_parts(send, buffer);
+    if (sent == RAIL_OK && send->pending == 0) finish(send);
+  }
   ofi_endpoint_unlock(comm->endpoint);
   return result;
 }
@@ -447,7 +450,7 @@ static void write_done(struct ofi_send *send, struct ofi_op *op) {
     op->data = (char *)op->data + op->size;
     op->remote_addr += op->size;
     (void)post_next_write(send, part, op->path);
-  } else if (!send->base.comm->endpoint->nics[op->nic].nic->caps.fin_at_once) {
+  } else if (!op->nic->nic->caps.fin_at_once) {
     (void)post_fin(send, part, op->path);
   }
 }

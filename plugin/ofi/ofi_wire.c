@@ -2,13 +2,7 @@
  * The plugin's part of the handshake, and control messages, to bytes and back. */
 #include "plugin/ofi/ofi_wire.h"
 
-#include <endian.h>
-#include <string.h>
-
-#include "common/base/compiler.h"
 #include "plugin/ofi/ofi_param.h"
-
-#define MAGIC 0xf1u
 
 static struct rail_key key = {.plugin = "RailOFI", .param = "RAIL_OFI_AUTH_FILE"};
 
@@ -111,24 +105,11 @@ static uint8_t *encode_buffers(const struct ofi_frame *frame, uint8_t *at) {
 }
 
 static bool has_report(unsigned int type) { return type == OFI_FRAME_GRANT || type == OFI_FRAME_ACK; }
-static bool has_count(unsigned int type) { return type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK; }
 
 size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes) {
-  uint64_t size = has_count(frame->type) ? (uint64_t)frame->count << 32 | frame->tag : frame->size;
-  const struct ofi_frame_wire wire = {.magic = MAGIC,
-                                      .version = OFI_WIRE_VERSION,
-                                      .type = (uint8_t)frame->type,
-                                      .index = (uint8_t)frame->index,
-                                      .comm = htole32(frame->comm),
-                                      .token = htole64(frame->token),
-                                      .seq = htole32(frame->seq),
-                                      .parts = (uint8_t)frame->parts,
-                                      .nbuffers = (uint8_t)frame->nbuffers,
-                                      .nkeys = (uint8_t)(frame->nbuffers ? frame->nkeys : 0),
-                                      .size = htole64(size)};
-  memcpy(bytes, &wire, sizeof wire);
-  uint8_t *at = (uint8_t *)bytes + sizeof wire;
-  if (!has_report(frame->type)) return sizeof wire;
+  uint8_t *at = (uint8_t *)bytes + OFI_FRAME_SIZE;
+  ofi_head_encode(frame, bytes);
+  if (!has_report(frame->type)) return OFI_FRAME_SIZE;
   const struct ofi_report_wire report = {.seen = htole32(frame->report.seen), .freed = htole32(frame->report.freed),
                                          .filled = htole32(frame->report.filled)};
   memcpy(at, &report, sizeof report);
@@ -187,7 +168,7 @@ bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, c
   if (size < sizeof wire) return false;
   memcpy(&wire, bytes, sizeof wire);
   size -= sizeof wire;
-  if (wire.magic != MAGIC || wire.version != OFI_WIRE_VERSION || wire.type < OFI_FRAME_PING ||
+  if (wire.magic != OFI_FRAME_MAGIC || wire.version != OFI_WIRE_VERSION || wire.type < OFI_FRAME_PING ||
       wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_MAX_GROUP || wire.index >= OFI_MAX_GROUP ||
       wire.nkeys > OFI_MAX_PATHS || (wire.nkeys && !wire.nbuffers) || wire.zero)
     return false;
@@ -202,7 +183,7 @@ bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, c
   frame->size = le64toh(wire.size);
   *payload = (const uint8_t *)bytes + sizeof wire;
   if (has_report(wire.type)) return decode_report(*payload, size, frame);
-  if (has_count(wire.type)) {
+  if (ofi_frame_has_count(wire.type)) {
     frame->tag = (uint32_t)frame->size;
     frame->count = (uint32_t)(frame->size >> 32);
     frame->size = size; /* of an EAGER: all that follows */

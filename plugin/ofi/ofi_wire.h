@@ -26,8 +26,11 @@
 #ifndef OFI_WIRE_H
 #define OFI_WIRE_H
 
+#include <endian.h>
 #include <stddef.h>
+#include <string.h>
 
+#include "common/base/compiler.h"
 #include "common/conn/protocol.h"
 #include "plugin/ofi/ofi_param.h"
 #include "rail/net.h"
@@ -166,6 +169,8 @@ static inline void ofi_frame_begin(struct ofi_frame *frame, enum ofi_frame_type 
   frame->tag = frame->count = 0;
 }
 
+#define OFI_FRAME_MAGIC 0xf1u
+
 struct ofi_frame_wire { /* then the report, then the buffers, or the payload */
   uint8_t magic, version;
   uint8_t type, index;
@@ -193,6 +198,25 @@ _Static_assert(sizeof(struct ofi_buffer_wire) == 24, "buffer layout");
   (OFI_FRAME_SIZE + sizeof(struct ofi_report_wire) +       \
    OFI_MAX_GROUP * (sizeof(struct ofi_buffer_wire) + OFI_MAX_PATHS * 8))
 
+static inline bool ofi_frame_has_count(unsigned int type) { return type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK; }
+
+/* The first OFI_FRAME_SIZE bytes, which are all but for a GRANT and an ACK. Inlined: where the type is known, most
+ * fields are constants. */
+RAIL_HOT_INLINE void ofi_head_encode(const struct ofi_frame *frame, void *bytes) {
+  uint64_t size = ofi_frame_has_count(frame->type) ? (uint64_t)frame->count << 32 | frame->tag : frame->size;
+  const struct ofi_frame_wire wire = {.magic = OFI_FRAME_MAGIC,
+                                      .version = OFI_WIRE_VERSION,
+                                      .type = (uint8_t)frame->type,
+                                      .index = (uint8_t)frame->index,
+                                      .comm = htole32(frame->comm),
+                                      .token = htole64(frame->token),
+                                      .seq = htole32(frame->seq),
+                                      .parts = (uint8_t)frame->parts,
+                                      .nbuffers = (uint8_t)frame->nbuffers,
+                                      .nkeys = (uint8_t)(frame->nbuffers ? frame->nkeys : 0),
+                                      .size = htole64(size)};
+  memcpy(bytes, &wire, sizeof wire);
+}
 /* `bytes`: OFI_FRAME_MAX, or OFI_FRAME_SIZE for frames other than GRANT and ACK. Returns the size. */
 size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes);
 /* A received message of `size` bytes. False: no frame that this version sends. Fields that name a comm, a GRANT, an
