@@ -59,8 +59,8 @@ def bandwidth():
     assert shares[0] > 0.08, f"the slower rail carried only {shares[0]:.3f} of the bytes"
 
 
-def messages_of_one_chunk():
-    """As a collective's steps are: none is cut, so it is the messages that take turns."""
+def messages_as_steps():
+    """As large as a collective's steps: each is two chunks, and the rail that is free first takes the next."""
     alone, _ = measure(1, [1], size=128 << 10)
     both, shares = measure(2, [0, 1], size=128 << 10)
     print(f"# 128 KiB: {both:.2f} GB/s, {both / SUM:.2f} of what they have, the faster alone {alone:.2f}; "
@@ -200,7 +200,7 @@ def case(*args, **options):
 
 
 main([("the fused device names both", speed_and_name), ("bandwidths add up", bandwidth),
-      ("messages of one chunk use both rails", messages_of_one_chunk),
+      ("messages of 128 KiB use both rails", messages_as_steps),
       ("the faster rail goes down at the sender", case("sender", 1)),
       ("the faster rail goes down at the receiver", case("receiver", 1)),
       ("the slower rail goes down at the sender", case("sender", 0)),
