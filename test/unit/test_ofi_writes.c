@@ -2,7 +2,8 @@
  *
  * Writes of the ofi plugin that fail, over a scripted libfabric: a FIN must never tell the receiver of bytes that were
  * not written. Where the provider's endpoints are connections it follows its write at once, else behind the write's
- * completion, and in either case not while a write that it found no room behind is under way.
+ * completion, and in either case not while a write that it found no room behind is under way. And sends whose calls are
+ * refused: they are not done.
  */
 #include "test/unit/ofi_rig.h"
 
@@ -154,6 +155,85 @@ TEST(large_messages_go_in_several_writes) {
     }
 }
 
+/* ---- calls that the provider refuses ------------------------------------------------------------ */
+
+static struct fi_ops_rma usual_rma;
+static struct fi_ops_msg usual_msg;
+static int allowed; /* calls; the others are refused */
+
+static bool is_refused(void) { return allowed-- <= 0; }
+
+static ssize_t write_or_refuse(struct fid_ep *ep, const struct fi_msg_rma *msg, uint64_t flags) {
+  return is_refused() ? -FI_EINVAL : usual_rma.writemsg(ep, msg, flags);
+}
+static ssize_t send_or_refuse(struct fid_ep *ep, const struct fi_msg *msg, uint64_t flags) {
+  return is_refused() ? -FI_EINVAL : usual_msg.sendmsg(ep, msg, flags);
+}
+static ssize_t refuse_tagged(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t to, uint64_t tag,
+                             void *context) {
+  (void)ep, (void)buf, (void)len, (void)desc, (void)to, (void)tag, (void)context;
+  return is_refused() ? -FI_EINVAL : -FI_EAGAIN;
+}
+static ssize_t refuse_inject(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t to) {
+  (void)ep, (void)buf, (void)len, (void)to;
+  return is_refused() ? -FI_EINVAL : -FI_EAGAIN;
+}
+
+/* The sender's calls from now on. */
+static void set_calls(int nics, struct fi_ops_rma *rma, struct fi_ops_msg *msg, struct fi_ops_tagged *tagged) {
+  struct ofi_endpoint *endpoint = rig_comm(r.sc)->endpoint;
+  ofi_endpoint_lock(endpoint);
+  for (int i = 0; i < nics; i++) {
+    endpoint->nics[i].ep->rma = rma;
+    endpoint->nics[i].ep->msg = msg;
+    endpoint->nics[i].ep->tagged = tagged;
+  }
+  ofi_endpoint_unlock(endpoint);
+}
+
+/* One isend, whose calls of libfabric are refused after so many. Its operations up to there complete; the send does
+ * not, nor does the receive. */
+static void refuse_after(const char *offers, const char *provider, int nics, size_t size, int n) {
+  rig_start(offers);
+  ofi_params.provider = provider;
+  ofi_params.min_part = 4096;
+  rig_open_pair(&r, nics, nics, out, sizeof out, in, sizeof in);
+  void *recv = rig_recv(&r, in[0], size, 1, r.mh_in);
+  if (size == SIZE) await_grant();
+  struct fid_ep *ep = rig_comm(r.sc)->endpoint->nics[0].ep;
+  struct fi_ops_rma *rma = ep->rma, refusing_rma = usual_rma = *rma;
+  struct fi_ops_msg *msg = ep->msg, refusing_msg = usual_msg = *msg;
+  struct fi_ops_tagged *tagged = ep->tagged, refusing_tagged = *tagged;
+  refusing_rma.writemsg = write_or_refuse;
+  refusing_msg.sendmsg = send_or_refuse;
+  refusing_msg.inject = refuse_inject;
+  refusing_tagged.send = refuse_tagged;
+  allowed = n;
+  set_calls(nics, &refusing_rma, &refusing_msg, &refusing_tagged);
+  void *send = rig_send(&r, out[0], size, 1, r.mh_out);
+  CHECK_INT(rig_error(send), RAIL_SYSTEM_ERROR);
+  RIG_UNTIL(RIG_LOCKED(r.sc, rig_comm(r.sc)->nops) == 0, {
+    rig_poll(r.sc);
+    rig_poll(r.rc);
+  });
+  CHECK_INT(allowed, -1);
+  CHECK_INT(rig_error(send), RAIL_SYSTEM_ERROR);
+  CHECK(!rig_done(recv, NULL));
+  CHECK_INT(log_warnings(), 1);
+  CHECK_MSG(log_said("it could not be posted"), "%s", log_lines);
+  set_calls(nics, rma, msg, tagged);
+  rig_close_pair(&r);
+}
+
+TEST(a_call_that_is_refused) {
+  static const char writes[] = "net=one nic=fake0 nic=fake1", verbs[] = "net=one prov=verbs;ofi_rxm nic=v0 nic=v1";
+  for (int n = 0; n < 2; n++) refuse_after(writes, "fake", 2, SIZE, n);
+  for (int n = 0; n < 4; n++) refuse_after(verbs, "verbs", 2, SIZE, n); /* each write's FIN follows at once */
+  refuse_after("nic=fake0 no=rma", "fake", 1, SIZE, 0);
+  refuse_after("nic=fake0", "fake", 1, 50, 0);
+  refuse_after("nic=fake0 prov=shm inject=4096", "shm", 1, 50, 0);
+}
+
 RIG_MAIN(TEST_CASE(a_failed_write_is_not_received), TEST_CASE(large_messages_go_in_several_writes),
          TEST_CASE(over_connections_the_fin_follows_at_once),
-         TEST_CASE(a_fin_without_room_waits_for_its_write))
+         TEST_CASE(a_fin_without_room_waits_for_its_write), TEST_CASE(a_call_that_is_refused))
