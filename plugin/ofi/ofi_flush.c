@@ -53,7 +53,7 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
   return ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "iflush: fi_read: %s", ofi_fabric_strerror(err));
 }
 
-static void finish(struct ofi_flush *flush) {
+static void complete_flush(struct ofi_flush *flush) {
   ofi_mr_release(flush->mr);
   ofi_request_end(&flush->base);
 }
@@ -97,7 +97,7 @@ void ofi_flush_done(struct ofi_op *op, const struct ofi_completion *completion) 
   struct ofi_flush *flush = op->request;
   flush->pending--;
   if (completion->err) (void)ofi_comm_fail_op(op, completion);
-  else if (flush->pending == 0 && rail_first_error(&op->comm->error) == RAIL_OK) finish(flush);
+  else if (flush->pending == 0 && rail_first_error(&op->comm->error) == RAIL_OK) complete_flush(flush);
 }
 
 void ofi_flush_finish(struct ofi_flush *flush) {

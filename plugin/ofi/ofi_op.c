@@ -152,7 +152,7 @@ void ofi_op_cancel(struct ofi_op *op) {
 }
 
 /* Data of a comm that has failed, and the FIN of what was perhaps never written, must not go out any more. */
-static bool is_pointless(const struct ofi_op *op) {
+static bool must_not_send(const struct ofi_op *op) {
   bool data = op->kind == OFI_OP_TSEND || op->kind == OFI_OP_EAGER || op->kind == OFI_OP_DATA ||
               op->kind == OFI_OP_WRITE || op->kind == OFI_OP_FIN;
   return data && rail_first_error(&op->comm->error) != RAIL_OK;
@@ -173,7 +173,7 @@ void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
     for (unsigned int i = 0; i < nfull; i++) skip |= full[i] == op->to;
     next = STAILQ_NEXT(op, link);
     if (skip) continue;
-    int err = is_pointless(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? -FI_EAGAIN : post_now(op);
+    int err = must_not_send(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? -FI_EAGAIN : post_now(op);
     if (err == -FI_EAGAIN) {
       if (list == &nic->waiting_receives || nfull == MOST_FULL) return;
       full[nfull++] = op->to;

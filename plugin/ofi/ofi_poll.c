@@ -13,7 +13,7 @@ static struct ofi_comm *comm_of_frame(const struct ofi_endpoint *endpoint, const
 }
 
 /* Messages that are no frames, and frames for comms that are closed, are dropped: anybody may send them. */
-static void frame_completed(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
+static void frame_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_endpoint_nic *nic = op->nic;
   struct ofi_frame frame;
   const void *payload;
@@ -44,10 +44,10 @@ static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoin
   }
 }
 
-static void complete(struct ofi_endpoint *endpoint, void *context, const struct ofi_completion *completion) {
+static void handle_completion(struct ofi_endpoint *endpoint, void *context, const struct ofi_completion *completion) {
   struct ofi_op *op = context;
   if (op->kind == OFI_OP_FRAME_IN) {
-    frame_completed(endpoint, op, completion);
+    frame_done(endpoint, op, completion);
     return;
   }
   ofi_op_end(op);
@@ -69,7 +69,7 @@ static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_
   const char *words = fi_cq_strerror(nic->cq, entry.prov_errno, entry.err_data, text, sizeof text);
   const struct ofi_completion failed = {.err = entry.err ? entry.err : FI_EOTHER, .prov_errno = entry.prov_errno,
                                         .text = words ? words : ""};
-  if (entry.op_context) complete(endpoint, entry.op_context, &failed);
+  if (entry.op_context) handle_completion(endpoint, entry.op_context, &failed);
   else if (!nic->inject_most || !(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
 }
 
@@ -87,7 +87,7 @@ static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic
     }
     for (ssize_t i = 0; i < n && !ofi_endpoint_is_shut(endpoint); i++) {
       const struct ofi_completion good = {.size = entries[i].len};
-      complete(endpoint, entries[i].op_context, &good);
+      handle_completion(endpoint, entries[i].op_context, &good);
     }
     if (nic->nused > nic->nreceives / 4) post_used_receives(endpoint, nic);
     if (n > 0 && n < BATCH) break;

@@ -13,7 +13,7 @@
 /* ---- what the files below the endpoint call ------------------------------------ */
 
 /* What a comm that deregMr or close has ended still posted is over; its requests are not looked at any more. */
-static void completed(struct ofi_op *op, const struct ofi_completion *completion) {
+static void on_completion(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_comm *comm = op->comm;
   if (rail_likely(!atomic_load_explicit(&comm->stopped, memory_order_relaxed))) {
     switch (op->kind) {
@@ -59,7 +59,7 @@ static void shut(struct ofi_comm *comm, const char *why) {
 }
 
 const struct ofi_endpoint_ops ofi_progress_ops = {
-  .completed = completed, .frame = frame_in, .report = ofi_recv_report, .shut = shut};
+  .completed = on_completion, .frame = frame_in, .report = ofi_recv_report, .shut = shut};
 
 /* ---- test ----------------------------------------------------------------------------- */
 

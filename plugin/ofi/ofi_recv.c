@@ -20,7 +20,7 @@
 #include "common/base/ordered_copy.h"
 #include "plugin/ofi/ofi_progress.h"
 
-static void finish_buffer(struct ofi_recv_buffer *b, uint64_t size) {
+static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
   struct ofi_recv *recv = b->op.request;
   uint64_t *stats = recv->base.comm->stats;
   b->done = true;
@@ -68,9 +68,9 @@ static void send_ack(struct ofi_recv_comm *rc) {
 }
 
 /* A message has come by other means than an EAGER. */
-static void finish_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
+static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
   rc->report.filled++;
-  finish_buffer(b, size);
+  complete_buffer(b, size);
   update_report(rc);
 }
 
@@ -124,7 +124,7 @@ static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void
     ofi_op_cancel(&b->op);
     if (b->op.state != OFI_OP_IDLE) return true;
   }
-  finish_buffer(b, size);
+  complete_buffer(b, size);
   return true;
 }
 
@@ -341,8 +341,8 @@ RAIL_COLD static rail_result_t report_lost(struct ofi_comm *comm) {
                        "it closed the connection? check: the peer's log, the fabric between the two");
 }
 
-/* A position in the table that has not moved for long. */
-static uint32_t not_too_old(const struct ofi_recv_comm *rc, uint32_t seq) {
+/* A position in the table; of one that the table has gone past, the oldest place that is left. */
+static uint32_t clamp_to_ring(const struct ofi_recv_comm *rc, uint32_t seq) {
   return rc->next_seq - seq > OFI_MAX_RECVS ? rc->next_seq - OFI_MAX_RECVS : seq;
 }
 
@@ -357,8 +357,8 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
     return rail_first_error(&rc->base.error);
   }
   recv->seq = rc->next_seq++;
-  rc->open = not_too_old(rc, rc->open);
-  rc->ungranted = not_too_old(rc, rc->ungranted);
+  rc->open = clamp_to_ring(rc, rc->open);
+  rc->ungranted = clamp_to_ring(rc, rc->ungranted);
   recv->n = recv->pending = (uint32_t)n;
   recv->posted = recv->granted = false;
   for (int i = 0; i < n; i++) {
@@ -409,7 +409,7 @@ static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, cons
   }
   if (b->kind != OFI_BUFFER_RMA || b->parts != frame->parts || b->arrived != frame->size)
     protocol_error(&rc->base, frame, "a part that does not fit the others");
-  else if (--b->left == 0) finish_granted(rc, b, frame->size);
+  else if (--b->left == 0) complete_granted(rc, b, frame->size);
 }
 
 /* DATA, FIN, TOO_LARGE: for a buffer that was granted, and that no EAGER has filled. */
@@ -426,7 +426,7 @@ static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *fra
     handle_fin(rc, b, frame);
   } else if (frame->type == OFI_FRAME_DATA && b->takes_data && !b->parts) {
     if (frame->size) rail_ordered_copy(b->data, payload, frame->size);
-    finish_granted(rc, b, frame->size);
+    complete_granted(rc, b, frame->size);
   } else {
     protocol_error(&rc->base, frame, "data that the buffer does not take so");
   }
@@ -455,13 +455,13 @@ void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, con
 static void trecv_done(struct ofi_recv_comm *rc, struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_recv_buffer *b = rail_container_of(op, struct ofi_recv_buffer, op);
   if (rail_unlikely(b->cancelled)) {
-    if (completion->err == FI_ECANCELED) finish_buffer(b, b->arrived);
+    if (completion->err == FI_ECANCELED) complete_buffer(b, b->arrived);
     else if (completion->err) (void)ofi_comm_fail_op(op, completion);
     else
       (void)ofi_comm_fail(&rc->base, RAIL_REMOTE_ERROR, "protocol error: two messages for one buffer with tag %u; is "
                           "the peer of another release?", b->tag);
   } else if (rail_likely(!completion->err)) {
-    finish_granted(rc, b, completion->size);
+    complete_granted(rc, b, completion->size);
   } else if (completion->err == FI_ETRUNC) {
     too_large(&rc->base, 0, b);
   } else {

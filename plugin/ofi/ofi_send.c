@@ -23,7 +23,7 @@
 #define PART_ALIGN 4096 /* of the parts of a message */
 #define ASK_AFTER_NS 1000000 /* isend has found nothing for so long: a buffer may be posted and not granted */
 
-static void finish(struct ofi_send *send) {
+static void complete_send(struct ofi_send *send) {
   struct ofi_comm *comm = send->base.comm;
   rail_stats_add(&comm->stats[OFI_COMM_MESSAGES], 1);
   rail_stats_add(&comm->stats[OFI_COMM_BYTES], send->size);
@@ -433,7 +433,7 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
     *request = send; /* from here on test reports a failure */
     struct ofi_op *op = prepare(send, buffer, (uint32_t)tag);
     rail_result_t sent = op ? posted(send, op, ofi_op_post(op)) : post_parts(send, buffer);
-    if (sent == RAIL_OK && send->pending == 0) finish(send);
+    if (sent == RAIL_OK && send->pending == 0) complete_send(send);
   }
   ofi_endpoint_unlock(comm->endpoint);
   return result;
@@ -463,7 +463,7 @@ void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion) {
   if (rail_unlikely(completion->err && !ofi_comm_has_arrived(ofi_send_comm_of(comm))))
     (void)ofi_comm_fail_op(op, completion);
   else if (op->kind == OFI_OP_WRITE) write_done(send, op);
-  if (send->pending == 0 && rail_first_error(&comm->error) == RAIL_OK) finish(send);
+  if (send->pending == 0 && rail_first_error(&comm->error) == RAIL_OK) complete_send(send);
 }
 
 void ofi_send_finish(struct ofi_send *send, int *sizes) {

@@ -217,6 +217,7 @@ RAIL_HOT_INLINE void ofi_head_encode(const struct ofi_frame *frame, void *bytes)
                                       .size = htole64(size)};
   memcpy(bytes, &wire, sizeof wire);
 }
+
 /* `bytes`: OFI_FRAME_MAX, or OFI_FRAME_SIZE for frames other than GRANT and ACK. Returns the size. */
 size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes);
 /* A received message of `size` bytes. False: no frame that this version sends. Fields that name a comm, a GRANT, an
