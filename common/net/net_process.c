@@ -20,7 +20,7 @@ rail_result_t rail_net_process_init(struct rail_net_process *p, void **ctx_out, 
   struct rail_net_ctx *ctx = NULL;
   *ctx_out = NULL;
   pthread_mutex_lock(&p->lock);
-  rail_log_set_prefix(p->room);
+  rail_log_set_prefix(p->log_prefix);
   if (args->log) rail_log_set_sink(args->log);
   load(p);
   rail_result_t result = p->begin();

@@ -14,8 +14,8 @@
 #include "common/net/net_ctx.h"
 
 struct rail_net_process {
-  const char *plugin; /* begins every line: "RailSocket" */
-  const char *room;   /* in the names of the log's parts: "NET/RailSocket" */
+  const char *plugin;     /* begins every message: "RailSocket" */
+  const char *log_prefix; /* begins every log line: "NET/RailSocket" */
 
   /* Under the lock: */
   void (*load)(void);            /* once: parameters */

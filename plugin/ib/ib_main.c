@@ -42,7 +42,7 @@ static void end(unsigned int left) {
 }
 
 static struct rail_net_process process = {
-  .plugin = "RailIB", .room = "NET/RailIB",
+  .plugin = "RailIB", .log_prefix = "NET/RailIB",
   .load = ib_params_load, .load_devices = load_devices,
   .count_devices = ib_device_count, .fuse = ib_device_fuse,
   .begin = begin, .end = end,

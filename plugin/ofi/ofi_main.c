@@ -47,7 +47,7 @@ static void end(unsigned int left) {
 }
 
 static struct rail_net_process process = {
-  .plugin = "RailOFI", .room = "NET/RailOFI",
+  .plugin = "RailOFI", .log_prefix = "NET/RailOFI",
   .load = ofi_params_load, .load_devices = load_devices,
   .count_devices = ofi_device_count, .fuse = ofi_device_fuse,
   .begin = begin, .end = end,

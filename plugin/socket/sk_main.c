@@ -38,7 +38,7 @@ static void end(unsigned int left) {
 }
 
 static struct rail_net_process process = {
-  .plugin = "RailSocket", .room = "NET/RailSocket",
+  .plugin = "RailSocket", .log_prefix = "NET/RailSocket",
   .load = load_params, .load_devices = load_devices,
   .count_devices = sk_device_count, .fuse = sk_device_fuse,
   .begin = sk_stats_open, .end = end, .drop_attempt = sk_connect_drop, .close_listener = sk_listener_close,

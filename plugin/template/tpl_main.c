@@ -23,7 +23,7 @@ static void end(unsigned int left) {
 }
 
 static struct rail_net_process process = {
-  .plugin = TPL_NAME, .room = "NET/" TPL_NAME,
+  .plugin = TPL_NAME, .log_prefix = "NET/" TPL_NAME,
   .load = load, .count_devices = tpl_device_count,
   .begin = tpl_stats_open, .end = end, .drop_attempt = tpl_connect_drop, .close_listener = tpl_listener_close,
   .lock = PTHREAD_MUTEX_INITIALIZER};
