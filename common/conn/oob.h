@@ -69,7 +69,7 @@ bool rail_oob_frame_decode(const struct rail_protocol *protocol, const uint8_t w
 
 /* What ops->next says. */
 enum rail_oob_next {
-  RAIL_OOB_NOTHING, /* until rail_watch_wake, the next frame that comes, or the next tick */
+  RAIL_OOB_NOTHING, /* until rail_watch_send_frames, the next frame that comes, or the next tick */
   RAIL_OOB_LATER,   /* the data path is about to decide it, and wakes nobody: ask again within milliseconds */
   RAIL_OOB_FRAME,   /* it is written into *frame */
 };

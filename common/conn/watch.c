@@ -393,7 +393,7 @@ void rail_watch_ping(struct rail_watch *watch, struct rail_watched *const *handl
   pthread_mutex_unlock(&lock);
 }
 
-bool rail_watch_wake(struct rail_watched *const *handle) {
+bool rail_watch_send_frames(struct rail_watched *const *handle) {
   bool usable = false;
   pthread_mutex_lock(&lock);
   if (*handle && (*handle)->watch->running) {

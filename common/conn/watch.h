@@ -95,7 +95,7 @@ void rail_watch_remove(struct rail_watch *watch, struct rail_watched **handle, b
 void rail_watch_ping(struct rail_watch *watch, struct rail_watched *const *handle);
 /* The plugin has frames of its own to send (rail_oob_ops.next): writes as many as the socket takes. False: it cannot,
  * now or ever, because the connection has ended or its network is down. */
-bool rail_watch_wake(struct rail_watched *const *handle);
+bool rail_watch_send_frames(struct rail_watched *const *handle);
 /* The comm is closed and has nothing outstanding. The thread calls `destroy`, without the lock, when the peer has
  * closed or has sent DRAINED, or after ms. GOODBYE is sent at once, or with `goodbye_last` right before `destroy`,
  * where what the comm has sent may still be on its way to a peer that waits. False: it is not watched, and still the

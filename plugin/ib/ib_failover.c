@@ -156,7 +156,7 @@ static bool tell_stopped(struct ib_comm *comm, unsigned int index) {
   atomic_store(&fq->own_count, count);
   atomic_store(&fq->send_stopped, true);
   atomic_store(&comm->failover->frames, true);
-  return rail_watch_wake(&comm->watched);
+  return rail_watch_send_frames(&comm->watched);
 }
 
 /* Ends a try to bring a QP back, by the peer's STOPPED or a failure here; no data went over it. */
@@ -384,7 +384,7 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   return true;
 }
 
-/* ---- frames to send, under the watch lock: by the progress thread (rail_watch_wake), or the watch thread ---- */
+/* ---- frames to send, under the watch lock: by rail_watch_send_frames, or the watch thread ------------ */
 
 /* The peer has stopped a QP of which this side has said nothing yet. Nothing outstanding: no tail can come any more,
  * and all that came are counted. */

@@ -16,8 +16,9 @@
  *   REBUILDING   a new QP takes its place, and its number is exchanged with the peer's
  *   VERIFYING    it is in RTS, and a first write goes over it
  *
- * The progress thread moves a QP from state to state. The watch thread writes what it reads into atomics here. Frames
- * that are to be sent are asked for under the watch lock, mostly by the progress thread itself (rail_watch_wake).
+ * The progress thread moves a QP from state to state. The watch thread writes what it reads into atomics here. Which
+ * frame is to be sent ib_failover_next says, under the watch lock: to the progress thread, which calls
+ * rail_watch_send_frames, or to the watch thread, after what it has read and on its tick.
  */
 #ifndef IB_FAILOVER_H
 #define IB_FAILOVER_H

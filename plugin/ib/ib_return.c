@@ -150,7 +150,7 @@ static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
   atomic_store(&fq->own_psn, fq->next.attr.sq_psn);
   atomic_store(&fq->send_new, true);
   atomic_store(&comm->failover->frames, true);
-  return rail_watch_wake(&comm->watched) ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
+  return rail_watch_send_frames(&comm->watched) ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
 }
 
 static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index) {
@@ -167,7 +167,7 @@ static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index)
 static void send_ready(struct ib_comm *comm, struct ib_failover_qp *fq) {
   atomic_store(&fq->send_ready, true);
   atomic_store(&comm->failover->frames, true);
-  (void)rail_watch_wake(&comm->watched); /* else the peer, or the end of the oob connection, ends it */
+  (void)rail_watch_send_frames(&comm->watched); /* else the peer, or the end of the oob connection, ends it */
 }
 
 /* What was in fault before the new one takes its place: a post of a flush, an event of the flush QP that is replaced, a

@@ -361,7 +361,7 @@ TEST(behind_stopped_nothing_of_the_same_try_is_sent) {
   atomic_store(&fq->send_new, true);
   atomic_store(&fq->send_ready, true);
   atomic_store(&comm->failover->frames, true);
-  CHECK(rail_watch_wake(&comm->watched));
+  CHECK(rail_watch_send_frames(&comm->watched));
   CHECK_INT(recv_frame(peer, &got, 50), -1);
   close_comm(comm, peer);
 }
