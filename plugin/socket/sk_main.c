@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Railyard's TCP plugin: the operations table, contexts. A tour of one message
- * begins in sk_send.c (isend) and ends in sk_progress.c (test).
+ * Railyard's TCP plugin: the operations table, contexts. One message: isend in sk_send.c, irecv in sk_recv.c, test in
+ * sk_progress.c.
  */
 #include "common/base/log.h"
 #include "common/conn/linger.h"
