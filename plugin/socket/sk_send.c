@@ -45,7 +45,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
   sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
-  sc->whole = several ? RAIL_MIN(sc->shares.chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
+  sc->rest_max = several ? RAIL_MIN(sc->shares.chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
   sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
@@ -156,7 +156,7 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
 /* How much of the message the stream takes now. */
 static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
-  return left <= sc->whole ? (uint32_t)left : sk_shares_chunk(&sc->shares, s->index, send->size, left);
+  return left <= sc->rest_max ? (uint32_t)left : sk_shares_chunk(&sc->shares, s->index, send->size, left);
 }
 
 /* A frame with the next `len` bytes of the message. */
