@@ -40,7 +40,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->free_grants);
   for (int i = 0; i < SK_MAX_BUFFERS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
   STAILQ_INIT(&sc->to_announce);
-  STAILQ_INIT(&sc->bulk);
+  STAILQ_INIT(&sc->announced);
   STAILQ_INIT(&sc->zero_length);
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
@@ -192,16 +192,16 @@ static void announce_all(struct sk_send_comm *sc) {
       queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
     if (rail_unlikely(sk_has_failover(comm))) sk_path_announce(sc, anywhere ? NULL : s, send);
     if (send->framed == send->size) all_framed(sc, send);
-    else STAILQ_INSERT_TAIL(&sc->bulk, send, next);
+    else STAILQ_INSERT_TAIL(&sc->announced, send, next);
   }
 }
 
 /* The free stream takes the next chunk: a slow one just takes fewer. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
-  struct sk_send *send = STAILQ_FIRST(&sc->bulk);
+  struct sk_send *send = STAILQ_FIRST(&sc->announced);
   queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, s, send));
   if (send->framed < send->size) return;
-  STAILQ_REMOVE_HEAD(&sc->bulk, next);
+  STAILQ_REMOVE_HEAD(&sc->announced, next);
   all_framed(sc, send);
 }
 
@@ -231,7 +231,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
         queue_resends(sc, s);
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
-      if (!s->out_count && !STAILQ_EMPTY(&sc->bulk) && sk_path_has_room(comm, s)) take_chunk(sc, s);
+      if (!s->out_count && !STAILQ_EMPTY(&sc->announced) && sk_path_has_room(comm, s)) take_chunk(sc, s);
       if (!s->out_count || rail_unlikely(comm->not_established)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(comm))) return result;
