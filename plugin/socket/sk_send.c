@@ -45,7 +45,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
   sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
-  sc->rest_max = several ? RAIL_MIN(sc->shares.chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
+  sc->rest_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
   sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;
@@ -186,7 +186,7 @@ static void announce_all(struct sk_send_comm *sc) {
   struct sk_send *send;
   while ((send = STAILQ_FIRST(&sc->to_announce)) && can_announce(sc, s)) {
     STAILQ_REMOVE_HEAD(&sc->to_announce, next);
-    if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_look(&sc->shares, sc->base.streams, send->size);
+    if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_sample(&sc->shares, sc->base.streams, send->size);
     bool anywhere = send->size >= sc->spread_from && (s->out_count || sk_has_failover(comm));
     if (!anywhere || !sk_has_failover(comm))
       queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
@@ -208,7 +208,7 @@ static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
 /* What a lost stream had not delivered is queued before anything new. */
 static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_chunk chunk;
-  while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->shares.chunk &&
+  while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->shares.max_chunk &&
          sk_path_next_resend(sc, &chunk)) {
     queue_frame(sc, s, chunk.send, SK_FRAME_DATA, chunk.offset, chunk.len);
     rail_stats_add(&sc->base.counts.comm[SK_COMM_RETRIES], 1);

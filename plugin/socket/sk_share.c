@@ -6,21 +6,21 @@
 #define CHUNK_ALIGN 128
 #define LEAST_CHUNK (64 * 1024u) /* a message is not cut into smaller ones to give all streams some: each is a system
                                   * call here and there */
-#define LOOK_BYTES (512 * 1024) /* from look to look: each is a system call for every stream */
-#define PERIOD_LOOKS 16         /* before a stream is judged */
-#define GROW_PERIODS 8          /* before one that was slow and is not is given more */
+#define SAMPLE_BYTES (512 * 1024) /* from sample to sample: each is a system call for every stream */
+#define PERIOD_SAMPLES 16         /* before streams are compared */
+#define GROW_PERIODS 8            /* before one that was slow and is not is given more */
 
 static uint64_t round_up(uint64_t bytes) { return (bytes + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN; }
 
-void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t chunk) {
-  *shares = (struct sk_shares){.nstreams = nstreams, .chunk = chunk / CHUNK_ALIGN * CHUNK_ALIGN};
-  for (uint32_t i = 0; i < nstreams; i++) shares->most[i] = shares->chunk;
+void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t max_chunk) {
+  *shares = (struct sk_shares){.nstreams = nstreams, .max_chunk = max_chunk / CHUNK_ALIGN * CHUNK_ALIGN};
+  for (uint32_t i = 0; i < nstreams; i++) shares->chunk[i] = shares->max_chunk;
 }
 
-static void set_most(struct sk_shares *shares, struct sk_stream *s, uint64_t most) {
-  most = RAIL_MIN(round_up(RAIL_MAX(most, SK_LEAST_SHARE)), shares->chunk);
-  shares->most[s->index] = (uint32_t)most;
-  sk_stream_limit_unsent(s, most == shares->chunk ? SK_UNSENT_BYTES : (uint32_t)RAIL_MIN(most, SK_UNSENT_BYTES));
+static void set_chunk(struct sk_shares *shares, struct sk_stream *s, uint64_t chunk) {
+  chunk = RAIL_MIN(round_up(RAIL_MAX(chunk, SK_LEAST_SHARE)), shares->max_chunk);
+  shares->chunk[s->index] = (uint32_t)chunk;
+  sk_stream_limit_unsent(s, chunk == shares->max_chunk ? SK_UNSENT_BYTES : (uint32_t)RAIL_MIN(chunk, SK_UNSENT_BYTES));
 }
 
 /* Lost streams are not among those that are compared. */
@@ -35,28 +35,29 @@ static void end_period(struct sk_shares *shares, struct sk_stream *streams) {
   for (uint32_t i = 0; i < shares->nstreams; i++) {
     uint32_t busy = shares->busy[i];
     bool above = live > 1 && 2 * busy * live >= 3 * all_busy; /* 1.5 times the average */
-    bool slow = streams[i].fd >= 0 && above && 2 * busy >= shares->looks;
-    if (slow) set_most(shares, &streams[i], shares->most[i] / 2);
-    else if (grow && shares->most[i] < shares->chunk) set_most(shares, &streams[i], 2 * (uint64_t)shares->most[i]);
+    bool slow = streams[i].fd >= 0 && above && 2 * busy >= shares->samples;
+    if (slow) set_chunk(shares, &streams[i], shares->chunk[i] / 2);
+    else if (grow && shares->chunk[i] < shares->max_chunk)
+      set_chunk(shares, &streams[i], 2 * (uint64_t)shares->chunk[i]);
     shares->busy[i] = 0;
   }
-  shares->looks = 0;
+  shares->samples = 0;
 }
 
 void sk_shares_renew(struct sk_shares *shares, uint32_t index) {
-  shares->most[index] = shares->chunk;
+  shares->chunk[index] = shares->max_chunk;
   shares->busy[index] = 0;
 }
 
-void sk_shares_look(struct sk_shares *shares, struct sk_stream *streams, uint64_t size) {
+void sk_shares_sample(struct sk_shares *shares, struct sk_stream *streams, uint64_t size) {
   shares->bytes += size;
-  if (shares->bytes < LOOK_BYTES) return;
+  if (shares->bytes < SAMPLE_BYTES) return;
   shares->bytes = 0;
   for (uint32_t i = 0; i < shares->nstreams; i++) shares->busy[i] += sk_stream_is_busy(&streams[i]);
-  if (++shares->looks == PERIOD_LOOKS) end_period(shares, streams);
+  if (++shares->samples == PERIOD_SAMPLES) end_period(shares, streams);
 }
 
 uint32_t sk_shares_chunk(const struct sk_shares *shares, uint32_t index, uint64_t size, uint64_t left) {
   uint64_t equal = RAIL_MAX(round_up(size / shares->nstreams), LEAST_CHUNK);
-  return (uint32_t)RAIL_MIN(left, RAIL_MIN(equal, shares->most[index]));
+  return (uint32_t)RAIL_MIN(left, RAIL_MIN(equal, shares->chunk[index]));
 }

@@ -31,7 +31,7 @@ static void begin(uint32_t chunk) {
 /* So many periods in which the streams of `busy`, a bit each, hold something at every new message. */
 static void pass(int periods, unsigned int busy) {
   for (unsigned int i = 0; i < STREAMS; i++) streams[i].out_count = busy >> i & 1;
-  for (int i = 0; i < 16 * periods; i++) sk_shares_look(&shares, streams, CHUNK * 2);
+  for (int i = 0; i < 16 * periods; i++) sk_shares_sample(&shares, streams, CHUNK * 2);
 }
 
 static uint32_t given(uint32_t stream) { return sk_shares_chunk(&shares, stream, ENDLESS, ENDLESS); }
