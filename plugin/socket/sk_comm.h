@@ -38,6 +38,7 @@
 
 #define SK_MAX_SENDS (RAIL_NET_MAX_REQUESTS * SK_MAX_GROUP)
 #define SK_MAX_RECVS RAIL_NET_MAX_REQUESTS
+#define SK_MANY_CALLS (UINT32_MAX / 2) /* for a count of calls: past every limit, and it still counts up */
 
 enum sk_side { SK_SENDER, SK_RECEIVER };
 

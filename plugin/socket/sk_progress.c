@@ -261,7 +261,7 @@ static void read_soon(struct sk_comm *comm) {
 rail_result_t sk_progress_watch(struct sk_comm *comm) {
   uint64_t before = rail_stats_get(&comm->traffic.in);
   read_soon(comm);
-  if (comm->side == SK_RECEIVER) rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = UINT32_MAX / 2;
+  if (comm->side == SK_RECEIVER) rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = SK_MANY_CALLS;
   RAIL_TRY(sk_progress(comm));
   if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES)
     send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PONG);

@@ -104,7 +104,7 @@ static inline bool sk_send_has_unframed(const struct sk_send_comm *sc) {
 bool sk_send_is_idle(const struct sk_send_comm *sc);
 /* Is it time to read what the peer has sent? */
 bool sk_send_should_read(const struct sk_send_comm *sc);
-static inline void sk_send_read_soon(struct sk_send_comm *sc) { sc->unread_posts = UINT32_MAX / 2; } /* yes */
+static inline void sk_send_read_soon(struct sk_send_comm *sc) { sc->unread_posts = SK_MANY_CALLS; }
 
 /* The caller tests a request: its sends before that were a burst. */
 static inline void sk_send_tested(struct sk_send_comm *sc) {
