@@ -130,15 +130,44 @@ static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n) {
   return RAIL_REMOTE_ERROR;
 }
 
-static bool has_large_payload(const struct sk_stream *s);
-static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *result);
-
 static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags) {
   struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
   ssize_t n;
   do n = niov == 1 ? send(fd, iov->iov_base, iov->iov_len, flags) : sendmsg(fd, &msg, flags);
   while (rail_unlikely(n < 0) && errno == EINTR);
   return n;
+}
+
+/* The first frame has a large payload, and all before it is in the kernel. */
+static bool has_large_payload(const struct sk_stream *s) {
+  const struct sk_out *out = &s->out[s->out_first];
+  return s->out_count && out->len >= s->zerocopy->from && s->out_done >= out->staged;
+}
+
+/* Writes that payload. False: the kernel cannot note another call, so this one must copy. */
+static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *result) {
+  struct sk_zerocopy *zc = s->zerocopy;
+  const struct sk_out *out = &s->out[s->out_first];
+  size_t skip = s->out_done - out->staged;
+  struct iovec iov = {.iov_base = (void *)(uintptr_t)(out->data + skip),
+                      .iov_len = RAIL_MIN(out->len - skip, SK_IO_BYTES)};
+  struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+  ssize_t n;
+  do n = sendmsg(s->fd, &msg, MSG_ZEROCOPY | MSG_DONTWAIT | MSG_NOSIGNAL);
+  while (n < 0 && errno == EINTR);
+  rail_stats_add(&s->traffic->calls, 1);
+  if (n < 0 && errno == ENOBUFS) return false;
+  if (n <= 0) {
+    *result = wrote_nothing(s, n);
+    return true;
+  }
+  assert(out->unfinished); /* a payload of this size is the caller's */
+  zc->calls[zc->next++ % SK_ZEROCOPY_CALLS] = out->unfinished;
+  sk_unfinished_add(out->unfinished);
+  *bytes += (uint64_t)n;
+  sk_stream_wrote(s, (size_t)n);
+  *result = (size_t)n == iov.iov_len ? RAIL_OK : RAIL_IN_PROGRESS;
+  return true;
 }
 
 rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
@@ -204,38 +233,6 @@ void sk_zerocopy_reconnected(struct sk_stream *s) {
   if (!s->zerocopy || setsockopt(s->fd, SOL_SOCKET, SO_ZEROCOPY, &(int){1}, sizeof(int)) == 0) return;
   free(s->zerocopy);
   s->zerocopy = NULL;
-}
-
-/* The first frame has a large payload, and all before it is in the kernel. */
-static bool has_large_payload(const struct sk_stream *s) {
-  const struct sk_out *out = &s->out[s->out_first];
-  return s->out_count && out->len >= s->zerocopy->from && s->out_done >= out->staged;
-}
-
-/* Writes that payload. False: the kernel cannot note another call, so this one must copy. */
-static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *result) {
-  struct sk_zerocopy *zc = s->zerocopy;
-  const struct sk_out *out = &s->out[s->out_first];
-  size_t skip = s->out_done - out->staged;
-  struct iovec iov = {.iov_base = (void *)(uintptr_t)(out->data + skip),
-                      .iov_len = RAIL_MIN(out->len - skip, SK_IO_BYTES)};
-  struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-  ssize_t n;
-  do n = sendmsg(s->fd, &msg, MSG_ZEROCOPY | MSG_DONTWAIT | MSG_NOSIGNAL);
-  while (n < 0 && errno == EINTR);
-  rail_stats_add(&s->traffic->calls, 1);
-  if (n < 0 && errno == ENOBUFS) return false;
-  if (n <= 0) {
-    *result = wrote_nothing(s, n);
-    return true;
-  }
-  assert(out->unfinished); /* a payload of this size is the caller's */
-  zc->calls[zc->next++ % SK_ZEROCOPY_CALLS] = out->unfinished;
-  sk_unfinished_add(out->unfinished);
-  *bytes += (uint64_t)n;
-  sk_stream_wrote(s, (size_t)n);
-  *result = (size_t)n == iov.iov_len ? RAIL_OK : RAIL_IN_PROGRESS;
-  return true;
 }
 
 void sk_zerocopy_finished(struct sk_zerocopy *zc, uint32_t lo, uint32_t hi) {
