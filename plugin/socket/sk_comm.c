@@ -256,7 +256,7 @@ static void detach_sockets(struct sk_comm *comm) {
     whole[i] = drop_user_frames(comm, &comm->streams[i]);
   }
   if (comm->side == SK_RECEIVER && sk_comm_error(comm) == RAIL_OK)
-    sk_grant_report_last(rail_container_of(comm, struct sk_recv_comm, base));
+    sk_grant_report_at_close(rail_container_of(comm, struct sk_recv_comm, base));
   sk_streams_flush(comm->streams, comm->nstreams);
 
   struct rail_linger *l = calloc(1, sizeof *l);

@@ -125,7 +125,7 @@ static rail_result_t lose_stream(struct sk_comm *comm, struct sk_stream *s, cons
   if (!was_main) return RAIL_OK;
   for (uint32_t i = 0; i < comm->nstreams; i++) /* reports about others may have been lost with it */
     if (i != s->index && comm->paths[i].state == SK_PATH_DOWN) report_count(comm, i, comm->paths[i].generation);
-  sk_grant_report_again(receiver_of(comm));
+  sk_grant_report_after_loss(receiver_of(comm));
   return RAIL_OK;
 }
 

@@ -130,12 +130,12 @@ static void ack_small_messages(struct sk_recv_comm *rc) {
   rc->recent = 0;
 }
 
-void sk_grant_report_posted(struct sk_recv_comm *rc) {
+void sk_grant_report_after_irecv(struct sk_recv_comm *rc) {
   if ((rc->ungranted_large && (sender_is_out_of_grants(rc) || rc->ungranted_large >= REPORT_AT_ONCE)) || is_due(rc))
     send_report(rc);
 }
 
-void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes) {
+void sk_grant_report_after_read(struct sk_recv_comm *rc, uint64_t bytes) {
   if (bytes) {
     rc->recent = bytes;
     rc->idle_calls = 0;
@@ -148,13 +148,13 @@ void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes) {
     send_report(rc);
 }
 
-void sk_grant_report_idle(struct sk_recv_comm *rc, bool stuck) {
+void sk_grant_report_when_idle(struct sk_recv_comm *rc, bool stuck) {
   if (stuck) rc->idle_calls = RAIL_MAX(rc->idle_calls, STUCK_CALLS);
   ack_small_messages(rc);
   if (rc->ungranted_large || rc->report_all || is_due(rc) || sk_path_unreported(&rc->base)) send_report(rc);
 }
 
-void sk_grant_report_again(struct sk_recv_comm *rc) {
+void sk_grant_report_after_loss(struct sk_recv_comm *rc) {
   sk_path_report_again(&rc->base);
   atomic_store_explicit(&rc->control_unsent, 0, memory_order_relaxed); /* that frame went with its stream */
   rc->report_all = true;
@@ -181,7 +181,7 @@ static void report_on_all_streams(struct sk_recv_comm *rc) {
   }
 }
 
-void sk_grant_report_last(struct sk_recv_comm *rc) {
+void sk_grant_report_at_close(struct sk_recv_comm *rc) {
   if (sk_has_failover(&rc->base)) report_on_all_streams(rc);
   if (rc->unexpected.count_reported != rc->unexpected.count_freed || rc->ungranted_large ||
       sk_path_unreported(&rc->base))

@@ -232,7 +232,7 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   comm->more = bytes >= SK_CALL_BYTES || (bytes && sk_has_failover(comm)); /* one that waited for another may go on */
   comm->ended = ended;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
-  sk_grant_report(rc, bytes);
+  sk_grant_report_after_read(rc, bytes);
   return sk_comm_error(comm);
 }
 
@@ -272,7 +272,7 @@ rail_result_t sk_progress_watch(struct sk_comm *comm) {
 static void report_idle(struct sk_comm *comm, bool stuck) {
   atomic_store_explicit(&comm->deferred, 0, memory_order_relaxed);
   if (comm->side == SK_RECEIVER && !comm->more)
-    sk_grant_report_idle(rail_container_of(comm, struct sk_recv_comm, base), stuck);
+    sk_grant_report_when_idle(rail_container_of(comm, struct sk_recv_comm, base), stuck);
 }
 
 enum sk_poll_result sk_progress_poll(void *arg, bool readable) {

@@ -372,7 +372,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
     return RAIL_OK;
   }
   sk_recv_start_submitted(rc);
-  if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_posted(rc); /* a failure is for test to report */
+  if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_after_irecv(rc); /* a failure is for test to report */
   atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended, memory_order_relaxed);
   sk_comm_disown(comm);
   return RAIL_OK;

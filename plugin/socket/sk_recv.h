@@ -153,14 +153,14 @@ void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 /* Who calls      when                                                     reports what
  * irecv          it has posted buffers                                    large grants if the sender has none left
- * progress       it has read `bytes`                                      what the sender may be waiting for
+ * progress       it has read `bytes`, or nothing                          what the sender may be waiting for
  * engine, test   nothing else is to be done; `stuck`: maybe for long      large grants; with `stuck` small ones, too
  * close          before the end                                           credit, grants and counts
  * failover       the stream that carried the reports is lost              everything once more */
-void sk_grant_report_posted(struct sk_recv_comm *rc);
-void sk_grant_report(struct sk_recv_comm *rc, uint64_t bytes);
-void sk_grant_report_idle(struct sk_recv_comm *rc, bool stuck);
-void sk_grant_report_last(struct sk_recv_comm *rc);
-void sk_grant_report_again(struct sk_recv_comm *rc);
+void sk_grant_report_after_irecv(struct sk_recv_comm *rc);
+void sk_grant_report_after_read(struct sk_recv_comm *rc, uint64_t bytes);
+void sk_grant_report_when_idle(struct sk_recv_comm *rc, bool stuck);
+void sk_grant_report_at_close(struct sk_recv_comm *rc);
+void sk_grant_report_after_loss(struct sk_recv_comm *rc);
 
 #endif
