@@ -50,7 +50,7 @@ struct sk_poll_ctx {
   _Atomic uint32_t busy;  /* the thread runs it; detach waits for it */
   _Atomic uint32_t notified; /* it is in the thread's list of notified ones */
   struct sk_poll_ctx *notified_next;
-  struct sk_poll_ctx *all_next, *free_next; /* under the lock */
+  struct sk_poll_ctx *contexts_next, *free_next; /* under the lock */
 
   /* The thread's. */
   struct sk_poll_ctx *run_next;
@@ -67,10 +67,10 @@ struct poll_thread {
   _Atomic(struct sk_poll_ctx *) notified;
 
   uint32_t count; /* of contexts in use; under the lock, as are the two lists */
-  struct sk_poll_ctx *all, *unused;
+  struct sk_poll_ctx *contexts, *free_contexts;
 
   /* The thread's. */
-  struct sk_poll_ctx *run, **run_end;
+  struct sk_poll_ctx *run_list, **run_list_end;
   uint64_t gap_ns, spin_ns; /* how long nothing happens, on average; how long it is worth to spin for it */
 };
 
@@ -88,8 +88,8 @@ static void enqueue(struct sk_poll_ctx *ctx) {
   if (ctx->queued) return;
   ctx->queued = true;
   ctx->run_next = NULL;
-  *t->run_end = ctx;
-  t->run_end = &ctx->run_next;
+  *t->run_list_end = ctx;
+  t->run_list_end = &ctx->run_next;
 }
 
 static void wake(struct poll_thread *t) {
@@ -139,10 +139,10 @@ static bool run_ctx(struct sk_poll_ctx *ctx) {
 
 /* Each context of the run list once, so that none waits for long. */
 static void run_all(struct poll_thread *t) {
-  struct sk_poll_ctx *ctx = t->run, *next;
+  struct sk_poll_ctx *ctx = t->run_list, *next;
   bool moved = !ctx;
-  t->run = NULL;
-  t->run_end = &t->run;
+  t->run_list = NULL;
+  t->run_list_end = &t->run_list;
   for (; ctx; ctx = next) {
     next = ctx->run_next;
     ctx->queued = false;
@@ -172,7 +172,7 @@ static void learn_gap(struct poll_thread *t, uint64_t gap) {
 }
 
 static void wait_for_events(struct poll_thread *t) {
-  if (t->run) {
+  if (t->run_list) {
     poll_events(t, false);
     return;
   }
@@ -218,7 +218,7 @@ static bool start_thread(struct poll_thread *t, unsigned int index) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLET}; /* each write to wake_fd is an edge: it need not be read */
   *t = (struct poll_thread){.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
                             .epoll_fd = epoll_create1(EPOLL_CLOEXEC)};
-  t->run_end = &t->run;
+  t->run_list_end = &t->run_list;
   t->gap_ns = GAP_FACTOR * (uint64_t)sk_params.spin_us * 1000; /* no spinning until gaps were seen to be short */
   snprintf(name, sizeof name, "rail-socket-%u", index % 1000);
   int err = errno;
@@ -240,8 +240,8 @@ static void join_thread(struct poll_thread *t) {
 
 static void stop_thread(struct poll_thread *t) {
   join_thread(t);
-  for (struct sk_poll_ctx *ctx = t->all, *next; ctx; ctx = next) {
-    next = ctx->all_next;
+  for (struct sk_poll_ctx *ctx = t->contexts, *next; ctx; ctx = next) {
+    next = ctx->contexts_next;
     free(ctx);
   }
   close_fds(t);
@@ -310,15 +310,15 @@ static struct sk_poll_ctx *take_ctx(void) {
   struct poll_thread *t = &engine.threads[0];
   for (uint32_t i = 1; i < engine.count; i++)
     if (engine.threads[i].count < t->count) t = &engine.threads[i];
-  struct sk_poll_ctx *ctx = t->unused;
+  struct sk_poll_ctx *ctx = t->free_contexts;
   if (ctx) {
-    t->unused = ctx->free_next;
+    t->free_contexts = ctx->free_next;
   } else {
     ctx = calloc(1, sizeof *ctx);
     if (!ctx) return NULL;
     ctx->thread = t;
-    ctx->all_next = t->all;
-    t->all = ctx;
+    ctx->contexts_next = t->contexts;
+    t->contexts = ctx;
   }
   t->count++;
   return ctx;
@@ -326,8 +326,8 @@ static struct sk_poll_ctx *take_ctx(void) {
 
 static void return_ctx(struct sk_poll_ctx *ctx) {
   pthread_mutex_lock(&lock);
-  ctx->free_next = ctx->thread->unused;
-  ctx->thread->unused = ctx;
+  ctx->free_next = ctx->thread->free_contexts;
+  ctx->thread->free_contexts = ctx;
   ctx->thread->count--;
   pthread_mutex_unlock(&lock);
 }
