@@ -126,7 +126,7 @@ bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
 /* ---- what the watch thread has read, or a post returned ----------------------------- */
 
 /* Is there a QP over another port, and that port not down? */
-static bool has_better(const struct ib_comm *comm, unsigned int index) {
+static bool other_port_is_up(const struct ib_comm *comm, unsigned int index) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
     if (ib_failover_qp(comm, i)->state == IB_FAILOVER_UP && ib_qp_port(comm, i) != ib_qp_port(comm, index) &&
         !(atomic_load(&ib_qp_port(comm, i)->faults) & IB_PORT_DOWN))
@@ -135,10 +135,10 @@ static bool has_better(const struct ib_comm *comm, unsigned int index) {
 }
 
 /* A port that is down may come back in time, and meanwhile its HCA goes on trying; with no better one it tries on. */
-static bool may_come_back(struct ib_comm *comm, unsigned int index) {
+static bool port_may_return(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   atomic_fetch_and(&fq->faults, ~IB_FAULT_PORT); /* before the look at it, or else its next fall is forgotten */
-  if (!(atomic_load(&ib_qp_port(comm, index)->faults) & IB_PORT_DOWN) || !has_better(comm, index)) {
+  if (!(atomic_load(&ib_qp_port(comm, index)->faults) & IB_PORT_DOWN) || !other_port_is_up(comm, index)) {
     fq->deadline = 0;
     return true;
   }
@@ -159,13 +159,13 @@ static bool tell_stopped(struct ib_comm *comm, unsigned int index) {
   return rail_watch_send_frames(&comm->watched);
 }
 
-/* Ends a try to bring a QP back, by the peer's STOPPED or a failure here; no data went over it. */
-static void abandon_try(struct ib_comm *comm, unsigned int index) {
+/* Ends the rebuild of a QP, by the peer's STOPPED or a failure here; no data went over it. */
+static void give_up_rebuild(struct ib_comm *comm, unsigned int index) {
   ib_qp_destroy(&ib_failover_qp(comm, index)->next);
-  (void)tell_stopped(comm, index); /* without the oob connection there is no other try */
+  (void)tell_stopped(comm, index); /* without the oob connection there is no other rebuild */
 }
 
-static rail_result_t look_at_faults(struct ib_comm *comm, unsigned int index) {
+static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   uint32_t faults = atomic_load(&fq->faults);
   if (!faults) return RAIL_OK;
@@ -173,10 +173,10 @@ static rail_result_t look_at_faults(struct ib_comm *comm, unsigned int index) {
   if (fq->state == IB_FAILOVER_DOWN)
     return faults & IB_FAULT_PEER_STOPPED ? ib_error_second_stopped(comm, index) : RAIL_OK;
   if (fq->state == IB_FAILOVER_REBUILDING) {
-    if (faults & IB_FAULT_PEER_STOPPED) abandon_try(comm, index);
+    if (faults & IB_FAULT_PEER_STOPPED) give_up_rebuild(comm, index);
     return RAIL_OK;
   }
-  if (faults == IB_FAULT_PORT && fq->state == IB_FAILOVER_UP && may_come_back(comm, index)) return RAIL_OK;
+  if (faults == IB_FAULT_PORT && fq->state == IB_FAILOVER_UP && port_may_return(comm, index)) return RAIL_OK;
   if (lose_qp(comm, index)) return RAIL_OK;
   return ib_error_last_qp(comm, index, faults);
 }
@@ -278,7 +278,7 @@ static rail_result_t resend_and_end(struct ib_comm *comm, bool awaits) {
 /* ---- the return, and all steps in order ----------------------------------------------- */
 
 /* One step of the return of a QP, if it is on its way (ib_return.c). True: run again. Not of one that the peer has
- * stopped: look_at_faults ends that try, and what came after STOPPED is the next try's. */
+ * stopped: handle_faults ends that rebuild, and what came after STOPPED is the next one's. */
 static bool step_return(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return false;
@@ -287,7 +287,7 @@ static bool step_return(struct ib_comm *comm, unsigned int index) {
   if (fq->state == IB_FAILOVER_VERIFYING) {
     move_to_err(comm, index);
   } else if (fq->peer_known) {
-    abandon_try(comm, index);
+    give_up_rebuild(comm, index);
   } else { /* the peer knows nothing of it */
     ib_qp_destroy(&fq->next);
     atomic_store(&fq->send_new, false);
@@ -305,7 +305,7 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
   /* Those on their way back first, so that one that is UP by now counts when another is lost. */
   for (unsigned int i = 0; i < comm->plan.nqps; i++) again |= step_return(comm, i);
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    RAIL_TRY(look_at_faults(comm, i));
+    RAIL_TRY(handle_faults(comm, i));
     RAIL_TRY(await_flush(comm, i));
     RAIL_TRY(await_peer(comm, i));
   }
@@ -344,9 +344,10 @@ bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp) {
   const struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
   for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
     unsigned int rail = comm->qps[i].rail;
-    bool its = atomic_load(&comm->qps[i].event_qp) == qp || atomic_load(&ib_failover_qp(comm, i)->next.event_qp) == qp;
-    bool its_rails = flush && atomic_load(&flush->qps[rail].event_qp) == qp;
-    if (its || its_rails) ib_qp_fault(comm, i, IB_FAULT_EVENT);
+    bool own_event =
+        atomic_load(&comm->qps[i].event_qp) == qp || atomic_load(&ib_failover_qp(comm, i)->next.event_qp) == qp;
+    bool flush_event = flush && atomic_load(&flush->qps[rail].event_qp) == qp;
+    if (own_event || flush_event) ib_qp_fault(comm, i, IB_FAULT_EVENT);
   }
   return comm->failover != NULL;
 }
@@ -388,12 +389,13 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
 
 /* The peer has stopped a QP of which this side has said nothing yet. Nothing outstanding: no tail can come any more,
  * and all that came are counted. */
-static enum rail_oob_next answer(struct ib_comm *comm, struct ib_failover_qp *fq, enum rail_oob_next if_not) {
+static enum rail_oob_next answer_stopped(struct ib_comm *comm, struct ib_failover_qp *fq,
+                                         enum rail_oob_next otherwise) {
   if (rail_first_error(&comm->error) != RAIL_OK || atomic_load(&comm->stopped)) {
     if (atomic_exchange(&fq->answered, true)) return RAIL_OOB_LATER;
     return RAIL_OOB_FRAME;
   }
-  if (comm->sender) return if_not;
+  if (comm->sender) return otherwise;
   if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&fq->answered, true)) {
     const struct ib_qp *qp = &comm->qps[fq - comm->failover->qps];
     atomic_store(&fq->own_count, atomic_load_explicit(&qp->tails, memory_order_relaxed));
@@ -402,7 +404,7 @@ static enum rail_oob_next answer(struct ib_comm *comm, struct ib_failover_qp *fq
   return RAIL_OOB_LATER;
 }
 
-/* Encodes what is due of a QP, in the order in which it was decided; false: none. STOPPED is a try's last frame. */
+/* Encodes what is due of a QP, in the order in which it was decided; false: none. STOPPED is a rebuild's last frame. */
 static bool next_of_qp(struct ib_failover_qp *fq, struct rail_oob_frame *frame) {
   if (atomic_exchange(&fq->send_stopped, false)) {
     frame->type = IB_FRAME_STOPPED;
@@ -439,7 +441,7 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
     if (!atomic_load(&fq->answered) && atomic_load(&fq->faults) & IB_FAULT_PEER_STOPPED) {
       unanswered = true;
       frame->type = IB_FRAME_REFUSED;
-      next = answer(comm, fq, next);
+      next = answer_stopped(comm, fq, next);
     }
     if (next != RAIL_OOB_FRAME && next_of_qp(fq, frame)) next = RAIL_OOB_FRAME;
   }

@@ -27,7 +27,7 @@
 
 /* An HCA handles the packets of a QP in order, so a flushed receive WR shows that none is being handled any more. With
  * the SEND protocol only receive WRs give away the caller's memory. */
-static void note_receive(struct ib_comm *comm, const struct ibv_wc *wc) {
+static void count_receive(struct ib_comm *comm, const struct ibv_wc *wc) {
   unsigned int qp = ib_wr_qp(wc->wr_id);
   if (qp >= comm->plan.nqps) return;
   if (ib_wr_kind(wc->wr_id) == IB_WR_RECV && wc->status != IBV_WC_SUCCESS) atomic_store(&comm->qps[qp].flushed, true);
@@ -35,7 +35,7 @@ static void note_receive(struct ib_comm *comm, const struct ibv_wc *wc) {
 }
 
 RAIL_COLD static rail_result_t failed_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
-  note_receive(comm, wc);
+  count_receive(comm, wc);
   return ib_failover_completion(comm, wc) ? RAIL_OK : ib_error_completion(comm, wc);
 }
 
@@ -87,19 +87,19 @@ static __attribute__((noinline)) void handle_completions(struct ib_comm *comm, s
   if (rail_unlikely(n < 0)) (void)ib_error_post(comm, NULL, "ibv_poll_cq", EIO);
 }
 
-static void note_time(struct ib_comm *comm) {
+static void sample_time(struct ib_comm *comm) {
   comm->completions = 0;
   if (rail_unlikely(comm->probe_deadline)) clear_probe(comm);
   comm->last_progress = rail_now_ns();
   rail_stats_set(&comm->stats[IB_COMM_LAST_PROGRESS], comm->last_progress);
 }
 
-/* There were completions since the time was noted. A connection in use finds nothing now and then: only the second time
- * in a row counts. */
-static inline void note_progress(struct ib_comm *comm, bool found) {
+/* There were completions since the time was sampled. A connection in use finds nothing now and then: only the second
+ * time in a row counts. */
+static inline void record_progress(struct ib_comm *comm, bool found) {
   bool due = found ? comm->completions > CLOCK_EACH || !comm->last_progress : comm->idle || comm->probe_deadline;
   comm->idle = !found;
-  if (rail_unlikely(due)) note_time(comm);
+  if (rail_unlikely(due)) sample_time(comm);
 }
 
 /* *found: there was a completion. */
@@ -117,7 +117,7 @@ RAIL_HOT_INLINE rail_result_t poll_all(struct ib_comm *comm, bool *found) {
   *found = comm->completions != before;
   if (comm->sender && rail_unlikely(!STAILQ_EMPTY(&ib_send_comm_of(comm)->unposted)))
     RAIL_TRY(ib_send_resume(ib_send_comm_of(comm)));
-  if (comm->completions) note_progress(comm, *found);
+  if (comm->completions) record_progress(comm, *found);
   return RAIL_OK;
 }
 
@@ -149,7 +149,7 @@ bool ib_qp_drain(struct ib_comm *comm) {
     struct ibv_wc wcs[BATCH];
     for (unsigned int r = 0; r < comm->nrails; r++) {
       int n = ibv_poll_cq(comm->rails[r].cq, BATCH, wcs);
-      for (int i = 0; i < n; i++) note_receive(comm, &wcs[i]);
+      for (int i = 0; i < n; i++) count_receive(comm, &wcs[i]);
     }
     if (all_flushed(comm)) return true;
     if (rail_deadline_passed(deadline)) return false;
