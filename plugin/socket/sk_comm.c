@@ -175,6 +175,8 @@ void sk_comm_stop(struct sk_comm *comm) {
     else sched_yield(); /* the other thread may need this core to finish */
   }
   if (comm->poll) sk_engine_detach(comm->poll, fds, collect_fds(comm, fds));
+  if (comm->side == SK_RECEIVER && sk_has_failover(comm) && sk_comm_error(comm) == RAIL_OK)
+    sk_grant_report_at_stop(rail_container_of(comm, struct sk_recv_comm, base));
 }
 
 /* ---- close ------------------------------------------------------------------- */

@@ -161,9 +161,9 @@ void sk_grant_report_after_loss(struct sk_recv_comm *rc) {
   send_report(rc);
 }
 
-/* With FAILOVER the caller may close now, and the stream that reports go over may be dead unnoticed: all of them carry
- * all counts, also of those that are gone, else the sender would take its last sends for lost. */
-static void report_on_all_streams(struct sk_recv_comm *rc) {
+/* The stream that reports go over may be dead unnoticed: all of them carry all counts, also of those that are gone,
+ * else the sender would take its last sends for lost. */
+void sk_grant_report_at_stop(struct sk_recv_comm *rc) {
   struct sk_comm *comm = &rc->base;
   sk_path_report_again(comm);
   uint32_t len = sk_path_entries(comm, rc->last_entries) * (uint32_t)sizeof rc->last_entries[0];
@@ -182,7 +182,6 @@ static void report_on_all_streams(struct sk_recv_comm *rc) {
 }
 
 void sk_grant_report_at_close(struct sk_recv_comm *rc) {
-  if (sk_has_failover(&rc->base)) report_on_all_streams(rc);
   if (rc->unexpected.count_reported != rc->unexpected.count_freed || rc->ungranted_large ||
       sk_path_unreported(&rc->base))
     send_report(rc);

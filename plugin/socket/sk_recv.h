@@ -155,11 +155,13 @@ void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
  * irecv          it has posted buffers                                    large grants if the sender has none left
  * progress       it has read `bytes`, or nothing                          what the sender may be waiting for
  * engine, test   nothing else is to be done; `stuck`: maybe for long      large grants; with `stuck` small ones, too
+ * sk_comm_stop   with FAILOVER: nothing more is received                  counts, over all streams
  * close          before the end                                           credit, grants and counts
  * failover       the stream that carried the reports is lost              everything once more */
 void sk_grant_report_after_irecv(struct sk_recv_comm *rc);
 void sk_grant_report_after_read(struct sk_recv_comm *rc, uint64_t bytes);
 void sk_grant_report_when_idle(struct sk_recv_comm *rc, bool stuck);
+void sk_grant_report_at_stop(struct sk_recv_comm *rc);
 void sk_grant_report_at_close(struct sk_recv_comm *rc);
 void sk_grant_report_after_loss(struct sk_recv_comm *rc);
 

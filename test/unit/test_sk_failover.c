@@ -10,11 +10,7 @@
 static uint8_t bytes[4][64 * 1024];
 
 static void *isend(const struct data *d, uint32_t seq, size_t size, int tag) {
-  void *request;
-  data_fill(bytes[seq % 4], seq, 0, size);
-  ENSURE_INT(sk_isend(d->comm, bytes[seq % 4], size, tag, NULL, NULL, &request), RAIL_OK);
-  ENSURE(request, "no request");
-  return request;
+  return data_isend(d, bytes[seq % 4], seq, size, tag);
 }
 
 static void *irecv(const struct data *d, size_t size, int tag) {
@@ -24,7 +20,6 @@ static void *irecv(const struct data *d, size_t size, int tag) {
   ENSURE(request, "no request");
   return request;
 }
-
 
 /* The next frame that is none of the receiver's reports. */
 static struct sk_frame recv_no_report(const struct data *d, unsigned int stream) {
@@ -309,6 +304,36 @@ TEST(counts_of_lost_streams_are_the_last_word) {
   rail_sock_close(&end);
 }
 
+/* So it does when memory in use is taken from it: the stream that reports go over may be dead, and its sender must hear
+ * over the other one what has arrived. */
+TEST(counts_are_said_when_memory_in_use_is_taken) {
+  struct data d;
+  void *mr, *request, *data = bytes[0];
+  size_t size = 8;
+  int tag = 6;
+  data_begin(&d, SK_RECEIVER, 2, SK_FEATURE_FAILOVER);
+  data_open(&d);
+  CHECK_OK(sk_reg_mr(d.comm, bytes, sizeof bytes, RAIL_PTR_HOST, &mr));
+  CHECK_OK(sk_irecv(d.comm, 1, &data, &size, &tag, &mr, NULL, &request));
+  data_send(&d, 1, SK_FRAME_MSG, 0, 0, 0, 0, 5);
+  data_settle(&d);
+  CHECK_OK(sk_dereg_mr(d.comm, mr));
+  CHECK_MSG(sk_comm_is_stopped(d.comm), "the receive does not use the memory");
+  struct sk_frame f;
+  struct sk_entry entries[SK_MAX_ENTRIES];
+  uint8_t head[SK_HEAD];
+  bool said = false;
+  while (recv(d.ends[1], head, sizeof head, MSG_DONTWAIT) == (ssize_t)sizeof head && sk_frame_decode(head, &f)) {
+    CHECK_INT(f.type, SK_FRAME_CONTROL);
+    CHECK(f.len <= sizeof entries && recv(d.ends[1], entries, f.len, MSG_DONTWAIT) == (ssize_t)f.len);
+    for (uint32_t i = 0; i < f.len / sizeof entries[0]; i++)
+      said |= le32toh(entries[i].kind) == SK_ENTRY_FRAMES && le32toh(entries[i].key) == 1 &&
+              le64toh(entries[i].value) == 1;
+  }
+  CHECK_MSG(said, "the count of stream 1 was not sent over it");
+  data_close(&d);
+}
+
 /* A stream came back and was lost again before its JOIN: nothing of that generation has arrived. */
 TEST(a_generation_of_which_nothing_came) {
   struct data d;
@@ -331,4 +356,5 @@ TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another
           TEST_CASE(no_more_frames_than_can_be_kept), TEST_CASE(more_granted_messages_under_way_than_may_go_ahead),
           TEST_CASE(what_a_lost_stream_had_not_delivered_goes_again), TEST_CASE(the_last_stream_is_not_given_up),
           TEST_CASE(grants_are_given_again), TEST_CASE(a_chunk_that_was_cut_off_comes_again),
-          TEST_CASE(counts_of_lost_streams_are_the_last_word), TEST_CASE(a_generation_of_which_nothing_came))
+          TEST_CASE(counts_of_lost_streams_are_the_last_word),
+          TEST_CASE(counts_are_said_when_memory_in_use_is_taken), TEST_CASE(a_generation_of_which_nothing_came))
