@@ -96,6 +96,14 @@ static const struct tool_command command = {
     .tail = RK_EXIT_STATUS,
 };
 
+static int refuse_hosts(const struct kit_nccl *how) {
+  char what[128];
+  snprintf(what, sizeof what, "--ranks-per-host %d: --ranks is %d; allowed: a divisor of it that leaves several hosts",
+           how->ranks_per_host, how->ranks);
+  tool_misuse(&command, what, NULL);
+  return TOOL_EXIT_USAGE;
+}
+
 int rk_nccl(int argc, char **argv) {
   struct nccl_options o = {.how = {.ranks = 2, .ranks_per_host = 1, .channels = 2, .repeat = REPEAT,
                                    .limit_ms = 60000, .nsizes = 4, .sizes = {8, 1000, 64 << 10, 1 << 20}}};
@@ -107,8 +115,7 @@ int rk_nccl(int argc, char **argv) {
   if (plugins[1]) return tool_misuse(&command, "one plugin at a time, not also", plugins[1]), TOOL_EXIT_USAGE;
   if (!o.how.library) return tool_misuse(&command, "--nccl is missing", NULL), TOOL_EXIT_USAGE;
   if (o.how.ranks % o.how.ranks_per_host != 0 || o.how.ranks == o.how.ranks_per_host)
-    return tool_misuse(&command, "--ranks-per-host is no divisor of --ranks that leaves several hosts", NULL),
-           TOOL_EXIT_USAGE;
+    return refuse_hosts(&o.how);
   o.how.plugin = plugins[0];
   return kit_nccl_run(&o.how);
 }
