@@ -39,7 +39,7 @@ static struct {
   int comms, abi, cycles;
   double seconds, rest;
   bool churn;
-} opt = {.device = "0", .idle = "yield", .comms = 1, .cycles = 1};
+} opt = {.device = "0", .idle = "sleep", .comms = 1, .cycles = 1};
 static struct kit_traffic_plan plan = {.seed = 1, .mix = KIT_TRAFFIC_MIXED, .max = 1 << 20, .group = 1, .window = 8};
 
 static struct rail_net *net;
