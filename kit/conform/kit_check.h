@@ -136,7 +136,8 @@ void kit_pages_free(uint8_t *data, size_t size);
 void kit_short_sleep(void);
 /* Sleeps, also through signals. */
 void kit_sleep_ms(uint64_t ms);
-/* The share of one core that this process uses while it sleeps so long. */
+/* The share of one core that this process uses while it sleeps so long: the most of several such sleeps where other
+ * processes keep the machine busy. */
 double kit_cpu_asleep(uint64_t ms);
 
 #endif
