@@ -186,8 +186,22 @@ def conform(name, *options, limit=None):
         return json.loads(report.read_text())["results"]
 
 
+# What is only seen when two threads meet, which on a busy machine they may not do in one run.
+BY_CHANCE = "tear.ll", "tear.ll128", "mr.while_traffic_runs", "attrs.attributes_from_two_threads"
+TRIES = 10
+
+
 def try_check(name, check):
     """What the kit says about one defect: a result of its report, or a text."""
+    result = try_once(name, check)
+    for _ in range(TRIES - 1 if check in BY_CHANCE else 0):
+        if not missed(result):
+            break
+        result = try_once(name, check)
+    return result
+
+
+def try_once(name, check):
     check, _, abi = check.partition("@")
     results = conform(name, "--only", check, *(["--abi", abi] if abi else []), limit=120)
     if isinstance(results, str):
