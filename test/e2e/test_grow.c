@@ -169,7 +169,7 @@ static void dropped(const struct rank *rank, void *arg) {
   (void)arg;
   ncclComm_t comm = open_comm(rank), all = NULL;
   ncclUniqueId id;
-  const int fds = kit_fd_count(), threads = kit_thread_count();
+  const int threads = rank_threads_settled(), fds = kit_fd_count();
   OK(ncclCommGetUniqueId(comm, &id));
   ENSURE(kit_thread_count() > threads, "an id has no rendezvous");
   OK(ncclGroupStart());

@@ -41,15 +41,6 @@ static void cycle(int number) {
   kit_run_threads(2, one_half, h, sizeof h[0]);
 }
 
-/* Detached threads (the rendezvous) may take a moment: until none has ended for a while. Some stay, a plugin's and a
- * sanitizer's, so that there is no number to wait for. */
-static void rest(void) {
-  for (int quiet = 0, threads = kit_thread_count(); quiet < 50; quiet++) {
-    usleep(2000);
-    if (kit_thread_count() != threads) quiet = 0, threads = kit_thread_count();
-  }
-}
-
 static void settle(int fds, int threads) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000));
   while ((kit_fd_count() > fds || kit_thread_count() > threads) && !rail_deadline_passed(deadline)) usleep(2000);
@@ -61,9 +52,8 @@ static void cycles(const struct rank *rank, void *arg) {
   long rss = 0;
   for (int i = 0; i < n + WARM_UP; i++) {
     if (i == WARM_UP) {
-      rest();
+      threads = rank_threads_settled();
       fds = kit_fd_count();
-      threads = kit_thread_count();
       rss = kit_rss_kb();
     }
     cycle(i);

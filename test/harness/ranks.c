@@ -112,6 +112,15 @@ void rank_broadcast(const struct rank *rank, int slot, void *data, size_t size) 
   memcpy(data, c->slot[slot].data, size);
 }
 
+int rank_threads_settled(void) {
+  int threads = kit_thread_count();
+  for (int quiet = 0; quiet < 50; quiet++) {
+    usleep(2000);
+    if (kit_thread_count() != threads) quiet = 0, threads = kit_thread_count();
+  }
+  return threads;
+}
+
 void rank_back_to(int fds, int threads, const char *what) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000));
 #ifdef __SANITIZE_THREAD__

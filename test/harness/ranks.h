@@ -46,6 +46,9 @@ void rank_broadcast(const struct rank *rank, int slot, void *data, size_t size);
 /* All ranks have come here. Not through the library. Fails after 60 s. */
 void rank_barrier(const struct rank *rank);
 
+/* The threads of this process, once none has begun or ended for a while. Detached ones (the rendezvous) take a moment
+ * to end, and some stay (a plugin's, a sanitizer's), so that there is no number to wait for. */
+int rank_threads_settled(void);
 /* In a rank: no more descriptors and threads are there than there were. Soon: a thread that was told to end may take a
  * moment. `what` might have left them. */
 void rank_back_to(int fds, int threads, const char *what);
