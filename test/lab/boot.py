@@ -83,6 +83,7 @@ def share(tag, path, more=""):
 def qemu(args, top, run, fds):
     image, initramfs, version = kernel.prepare()
     words = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "nokaslr", "tsc=reliable",
+             "no_timer_check",  # else the kernel gives up where the guest stands still while it starts
              f"rail.top={kept(top, args.keep)}"]
     argv = [QEMU, *acceleration(), "-machine", "q35", "-smp", "2", "-m", str(args.memory), "-no-reboot", "-nic", "none",
             "-vga", "none", "-display", "none", "-monitor", "none", "-serial", f"file:{run}/console",
