@@ -3,7 +3,7 @@
 """rail-kit conform over one plugin of plugin/, the one that the first argument names: what holds for every plugin.
 
 TEST-PLUGINS
-TEST-LIMIT: 420
+TEST-LIMIT: 600
 TEST-SAN: asan tsan
 TEST-CHECK: --newest
 TEST-READS: build/bin/rail-kit build/lib/libnccl-net-{plugin}.so plugin/{plugin}/conform.in*
@@ -23,6 +23,7 @@ A plugin that takes more than its library says so in plugin/NAME/conform.ini:
   skip = …                of the plain pass through the newest; {measures}, {once}, {newest_only}: see below
   skip_sanitized, skip_brief, skip_older = …   of the other passes
   level = must            of the other passes
+  hide = FILE             one a line, empty while checks run, where that can be done (by root)
   [conform:WORD]          the same once more, with settings of its own, under this word
 
 With --full, by hand (RAIL_BUILD=build python3 test/contract/test_conform.py NAME --full): every section without `only`
@@ -51,7 +52,7 @@ ONCE = (f"{MEASURES},wakeups,peer_death.*stop*,peer_death.no_busy_wait,leaks.idl
 # … and what an older version of the vtable has no part in: foreign connections, processes, threads, leaks.
 NEWEST_ONLY = f"{ONCE},leaks,listen,peer_death,processes,threads"
 PARTS = 4  # of a brief or sanitized pass, side by side: most of its checks wait
-USUAL = {"env": "", "versions": VERSIONS, "processes": "", "only": "", "level": "", "skip": "",
+USUAL = {"env": "", "versions": VERSIONS, "processes": "", "only": "", "level": "", "skip": "", "hide": "",
          "skip_sanitized": MEASURES, "skip_brief": ONCE, "skip_older": NEWEST_ONLY}
 
 
@@ -69,6 +70,7 @@ class Settings:
         self.only = "".join(said["only"].split())
         if FULL:
             self.versions = [] if self.only else VERSIONS.split()
+        self.wrapper = hiding(said["hide"].split())
         self.skip, self.skip_older = said["skip"], said["skip_older"]
         self.short = said["skip_sanitized"] if SANITIZED else said["skip_brief"] if BRIEF else None
 
@@ -100,6 +102,14 @@ def settings_of(name):
     return [Settings(name, ini[section]) for section in ini.sections()]
 
 
+def hiding(files):
+    """What a command begins with so that these are empty for it, in a mount namespace of its own."""
+    if not files or os.geteuid() != 0:
+        return []
+    mounts = "".join(f"mount --bind /dev/null {file} && " for file in files)
+    return ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh"]
+
+
 def skipping(patterns):
     return ["--skip", "".join(patterns.split())] if patterns else []
 
@@ -110,8 +120,8 @@ def checks(*options):
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def conform(plugin, version, options, env):
-    command = [str(BUILD / "bin/rail-kit"), "conform", str(plugin), "--abi", version, "--json", "-", *options]
+def conform(plugin, version, options, env, wrapper):
+    command = [*wrapper, str(BUILD / "bin/rail-kit"), "conform", str(plugin), "--abi", version, "--json", "-", *options]
     done = subprocess.run(command, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, errors="replace")
     try:
@@ -156,7 +166,7 @@ def cases(name):
             yield "there are such checks", "" if len(names) > 100 else f"only {len(names)} found"
     runs = list(passes(name))
     with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
-        results = pool.map(lambda run: conform(plugin, run[1], run[2], run[0].env), runs)
+        results = pool.map(lambda run: conform(plugin, run[1], run[2], run[0].env, run[0].wrapper), runs)
         for (settings, version, _), result in zip(runs, results):
             yield from lines(f"{settings.label} v{version}", *result)
 

@@ -393,7 +393,7 @@ static void run_setting(const struct setting *s, const char *transport_env, cons
   char env[512];
   snprintf(env, sizeof env, "%s %s", transport_env, s->env);
   struct plan plan = {.seed = seed_now(),
-                      .stride = kit_scaled(1000) < 1000 ? s->stride * 5 : s->stride,
+                      .stride = kit_scaled(1000) < 1000 ? s->stride * 10 : s->stride,
                       .biggest = s->biggest,
                       .all = all,
                       .transports = transports};

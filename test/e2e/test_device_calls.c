@@ -13,12 +13,13 @@
 #define BYTES (256u * 1024)
 
 static void all_calls(ncclComm_t comm, void *stream) {
-  static const size_t counts[] = {1, 3, 1000, 8191};
+  static const size_t counts[] = {1, 8191, 3, 1000};
+  const size_t ncounts = kit_sanitized() ? 2 : 4;
   struct gpu_buffers b = gpu_buffers_new(BYTES);
   int n;
   OK(ncclCommCount(comm, &n));
   for (int coll = 0; coll < C_COUNT; coll++)
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    for (size_t i = 0; i < ncounts; i++) {
       struct gpu_call c = {.coll = coll, .root = (int)i % n, .type = ncclFloat32, .op = ncclSum, .count = counts[i]};
       gpu_check(&c, &b, comm, stream, (unsigned)(coll * 100 + (int)i));
     }
@@ -37,7 +38,7 @@ static void in_processes(const struct rank *rank, void *arg) {
 }
 
 static void each_number_of_ranks(const char *env) {
-  for (int n = 1; n <= 4; n++) job_run(env, n, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
+  for (int n = kit_sanitized() ? 3 : 1; n <= (kit_sanitized() ? 3 : 4); n++) job_run(env, n, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
 }
 
 TEST(shared_memory) { each_number_of_ranks(""); }
