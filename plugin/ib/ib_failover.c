@@ -101,6 +101,7 @@ static bool lose_qp(struct ib_comm *comm, unsigned int index) {
 /* The first completion that says why is kept. */
 static bool lose_qp_by(struct ib_comm *comm, unsigned int index, const struct ibv_wc *wc) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (fq->next.qp && fq->next.qp->qp_num == wc->qp_num) fq->next_broke = true;
   if (fq->state == IB_FAILOVER_UP || (fq->wc.status == IBV_WC_WR_FLUSH_ERR && wc->status != IBV_WC_WR_FLUSH_ERR)) {
     fq->wc = *wc;
     fq->has_wc = true;

@@ -79,6 +79,7 @@ struct ib_failover_qp {
   const char *why_lost;       /* DOWN */
   struct ib_qp next;          /* REBUILDING: the new QP, until it is in RTS */
   bool peer_known;            /* the peer's NEW is in next.attr */
+  bool next_broke;            /* REBUILDING: a receive WR of the new QP was flushed, and none will be again */
   bool verified;              /* VERIFYING: the first write has completed */
   unsigned int tries;         /* to rebuild it, since it was in use for long */
   uint64_t lost_at, up_since, began, retry_at; /* rail_now_ns() */

@@ -113,7 +113,7 @@ static enum ib_return begin(struct ib_comm *comm, unsigned int index) {
   fq->state = IB_FAILOVER_REBUILDING;
   fq->began = now;
   fq->tries++;
-  fq->peer_known = fq->has_wc = false;
+  fq->peer_known = fq->next_broke = fq->has_wc = false;
   atomic_fetch_and(&fq->faults, IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED);
   return IB_RETURN_GOES_ON;
 }
@@ -177,9 +177,11 @@ static void forget_faults(struct ib_comm *comm, unsigned int index) {
   if (atomic_load(&ib_qp_port(comm, index)->faults) & IB_PORT_DOWN) ib_qp_fault(comm, index, IB_FAULT_PORT);
 }
 
-/* Flushes of the rail come first: the peer may write from READY on. */
+/* Flushes of the rail come first: the peer may write from READY on. A QP that broke meanwhile has flushed its receive
+ * WRs: as one in use its stop would be waited for in vain. */
 static enum ib_return install(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (fq->next_broke) return IB_RETURN_FAILED;
   if (!comm->sender) {
     rail_result_t result = ib_flush_return_rail(ib_recv_comm_of(comm), comm->qps[index].rail);
     if (result != RAIL_OK) return moved(result);

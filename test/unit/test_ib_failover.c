@@ -199,6 +199,28 @@ TEST(faults_of_before_are_not_the_new_queue_pairs) {
   rail_log_set_sink(log_capture);
 }
 
+/* Its receive WRs are flushed once, before it is in use: were it used, its stop would be waited for in vain. */
+TEST(a_new_queue_pair_that_breaks_is_not_used) {
+  static const struct pair_shape shape = {1, 2, 1, 12, 4, 0};
+  struct pair p;
+  char text[32];
+  pair_open(&p, &shape);
+  CHECK_OK(ib_failover_init(p.rc));
+  struct ib_failover_qp *fq = &p.rc->failover->qps[1];
+  fq->next = p.rc->qps[1];
+  p.rc->qps[1].qp = NULL; /* dropped; the same verbs object is the new one */
+  fq->state = IB_FAILOVER_REBUILDING;
+  fq->peer_known = true;
+  snprintf(text, sizeof text, "qp_error qp=%u", fq->next.qp->qp_num);
+  emu_do(text);
+  CHECK_OK(ib_progress(p.rc)); /* polls what was flushed */
+  CHECK_OK(ib_failover_run(p.rc));
+  CHECK_INT(fq->state, IB_FAILOVER_AWAIT_PEER);
+  CHECK(!fq->next.qp);
+  pair_close(&p);
+  rail_log_set_sink(log_capture);
+}
+
 /* A subnet manager that has been restarted may give a port another LID; the peer's address vectors have the old one. */
 TEST(a_port_of_infiniband_comes_back_with_its_addresses) {
   static const struct { bool gid; const char *now; enum ib_failover_state state; } rows[] = {
@@ -431,7 +453,8 @@ int main(int argc, char **argv) {
     TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(a_second_stopped_is_a_protocol_error),
     TEST_CASE(a_try_that_the_peer_has_ended_does_not_go_on), TEST_CASE(what_could_not_be_posted_begins_anew),
     TEST_CASE(a_port_of_infiniband_comes_back_with_its_addresses),
-    TEST_CASE(faults_of_before_are_not_the_new_queue_pairs), TEST_CASE(messages_take_the_queue_pairs_that_are_up),
+    TEST_CASE(faults_of_before_are_not_the_new_queue_pairs),
+    TEST_CASE(a_new_queue_pair_that_breaks_is_not_used), TEST_CASE(messages_take_the_queue_pairs_that_are_up),
     TEST_CASE(an_idle_receiver_answers), TEST_CASE(a_busy_receiver_answers_when_it_is_done),
     TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent), TEST_CASE(a_return_by_time_needs_no_limits),
     TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
