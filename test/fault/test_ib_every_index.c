@@ -1,243 +1,239 @@
 /* SPDX-License-Identifier: Apache-2.0
+ * TEST-LIMIT: 300
+ * TEST-SAN: asan tsan
  *
- * The ib plugin on the emulated device, which fails at message i of a run: its port goes down, a queue pair breaks, the
- * device fails. However that ends, with an error or without: no byte is wrong, nothing is received twice, no request
- * waits for ever, and everything can be closed.
+ * The ib plugin on the emulated device, of which a part fails at message i of a run of 10,000: a port goes down, a
+ * queue pair breaks, a device fails. Every i has its turn. With other rails the run goes on, and what can return is
+ * used again before the next failure. With one rail both sides get an error that says what to check. Either way no byte
+ * is wrong, no request is done early or twice, none waits for ever, and everything can be closed.
  *
- * Of the 10,000 messages of a run some indices are tried, each in a process of its own. All of them, in 8 parts that
- * may run side by side: RAIL_TEST_INDICES=all:1/8 build/test/fault/test_ib_every_index, all:2/8, … all:8/8.
- * RAIL_TEST_INDICES=17 tries one.
+ * A run over several rails has a failure at every 32nd message, so 32 runs have one at each; a device stays failed, so
+ * a run over 8 rails has 7. A run over one rail ends with its failure. Time is virtual.
  *
- * TEST-LIMIT: 240
- * TEST-SAN: asan tsan */
-#include <limits.h>
-#include <signal.h>
+ * make test tries some runs, which the seed chooses; RAIL_TEST_SEED repeats them. RAIL_TEST_INDICES=17 tries those in
+ * which something fails at message 17. All of them, a quarter of an hour of processor time:
+ *
+ *     RAIL_TEST_INDICES=all build/test/fault/test_ib_every_index [CASE...]
+ */
 #include <stdarg.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "kit/kit_net.h"
-#include "test/harness/emu.h"
-#include "test/harness/tap.h"
+#include "test/harness/ib_messages.h"
+#include "test/harness/proc.h"
 
-enum { MESSAGES = 10000, AFTER = 64, WINDOW = 8, MOST = 9000, WENT_ON = 10, AT_ONCE = 2 };
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SAMPLE = 8 };
-#else
-enum { SAMPLE = 40 };
-#endif
+enum { MESSAGES = 10000, STRIDE = 32, SURVIVED = RUN_RAILS - 1 };
+enum { END = MESSAGES + STRIDE }; /* of a run, so that a failure at the last message shows */
+#define LONG_IN_USE_NS 11000000000u /* what is lost after that is tried again at once */
 
 enum kind { PORT_DOWN, QP_ERROR, DEVICE_FATAL };
 static const char *const kinds[] = {"port down", "QP error", "device fatal"};
-static char plugin[PATH_MAX];
-static const char *doing; /* of this run, for the report */
-static long at;
 
-/* ---- a run ------------------------------------------------------------------------------ */
-
-static struct kit_net net;
-static struct kit_pair pair;
-static char *from, *to;
-static void *from_mr, *to_mr;
-
-struct side {
-  void *reqs[WINDOW];
-  long posted, done;
-  bool failed;
+/* One run, in a process of its own: failures at message `first` and at each stride-th behind it. */
+struct task {
+  enum kind kind;
+  int rails;
+  long first, stride;
+  bool twice; /* another rail fails before the first failure is over */
+  uint64_t seed;
+  long failures; /* back from the child */
 };
 
-static uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9u;
-  return x ^ (x >> 32);
-}
+static struct task task;
+static struct kit_rng rng;
+static uint32_t below(uint32_t n) { return kit_rng_below(&rng, n); }
 
-static size_t size_of(long message) { return mix((uint64_t)message) % (message % 4 ? 200 : MOST); }
+/* ---- failures ----------------------------------------------------------------------------------- */
 
-static void fill(char *data, long message) {
-  uint64_t value = mix((uint64_t)message * 3 + 1);
-  for (size_t i = 0; i < size_of(message); i++) data[i] = (char)(value >> (i % 8 * 8)) ^ (char)(i >> 3);
-}
+static struct {
+  long next;       /* the message at which the next one is */
+  bool open;       /* the latest one is not over */
+  int lost_before; /* it: queue pairs of both sides */
+  int quiet;       /* looks since it seems to be over */
+  int rail;        /* of it, where that is known */
+  uint32_t second; /* steps to the second one; 0: none is to come */
+  struct {
+    bool is_down;   /* or will be */
+    bool flaps;     /* it comes up, so many steps later, before or after the loss was reported */
+    uint32_t steps;
+  } ports[2 * RUN_RAILS];
+} failure;
 
-static void check(const char *data, long message) {
-  char wanted[MOST];
-  fill(wanted, message);
-  for (size_t i = 0; i < MOST; i++) {
-    char want = i < size_of(message) ? wanted[i] : 0x77;
-    ENSURE(data[i] == want, "byte %zu of message %ld, which has %zu, is %02x and not %02x", i, message,
-           size_of(message), (unsigned char)data[i], (unsigned char)want);
-  }
-}
-
-/* A request later than the next one or two, so that it may be one of either side, of data or of a CTS. */
-static void break_it(enum kind kind) {
-  char text[96];
-  static const char *const qp_errors[] = {"qp_error qp=last", "complete retry_exc_err", "complete fatal_err"};
-  const char *what = kind == PORT_DOWN ? "port emu0 1 state=down" : kind == DEVICE_FATAL ? "fatal emu0"
-                                                                                         : qp_errors[at % 3];
-  snprintf(text, sizeof text, "at %ld %s", 1 + at / 3 % 3, what);
+/* Statement `what` when the n-th request from now on begins; 0: now. */
+__attribute__((format(printf, 2, 3))) static void arm(uint32_t n, const char *format, ...) {
+  char what[64], text[96];
+  va_list ap;
+  va_start(ap, format);
+  vsnprintf(what, sizeof what, format, ap);
+  va_end(ap);
+  snprintf(text, sizeof text, n ? "at %u %s" : "%.0u%s", n, what); // NOLINT
   emu_do(text);
 }
 
-static void post_receives(struct side *s, long n) {
-  while (!s->failed && s->posted < n && s->posted - s->done < WINDOW) {
-    long slot = s->posted % WINDOW;
-    void *data = to + slot * MOST;
-    size_t size = MOST;
-    int tag = 0;
-    s->reqs[slot] = NULL;
-    memset(data, 0x77, MOST);
-    s->failed = net.vt->irecv(pair.recv, 1, &data, &size, &tag, &to_mr, NULL, &s->reqs[slot]) != 0;
-    if (s->failed || !s->reqs[slot]) return;
-    s->posted++;
+/* A request later than the next one or two may be one of either side, of data or of a CTS. */
+static void fail(uint32_t request) {
+  static const char *const status[] = {"retry_exc_err", "rem_op_err", "fatal_err"};
+  /* another rail than the latest, of either side; of devices one that is left */
+  if (task.kind == DEVICE_FATAL) failure.rail = (int)(task.failures % task.rails);
+  else if (task.rails > 1) failure.rail = (failure.rail + 1 + (int)below((uint32_t)task.rails - 1)) % task.rails;
+  const int device = failure.rail + (below(2) ? task.rails : 0);
+  const uint32_t way = below(task.rails > 1 ? 4 : 3); /* the last queue pair may be one for flushes */
+  if (task.kind == DEVICE_FATAL) {
+    arm(request, "fatal emu%d", device);
+  } else if (task.kind == QP_ERROR && (way == 3 || !request)) {
+    arm(request, "qp_error qp=last");
+  } else if (task.kind == QP_ERROR) {
+    arm(0, "complete %s from=%u", status[way], request);
+  } else {
+    arm(request, "port emu%d 1 state=down", device);
+    failure.ports[device].is_down = true;
+    failure.ports[device].flaps = below(8) == 0;
+    failure.ports[device].steps = below(20);
+  }
+  task.failures++;
+}
+
+static void before_send(long message) {
+  if (message != failure.next || message >= MESSAGES) return;
+  fail(1 + below(6));
+  failure.open = true;
+  failure.quiet = 0;
+  failure.lost_before = atomic_load(&run_.lost);
+  failure.next += task.stride;
+  if (!task.twice) return;
+  if (below(2)) fail(1 + below(12)); /* maybe a request that is made again */
+  else failure.second = 1 + below(below(2) ? 16 : 64);
+}
+
+static void bring_up_ports(void) {
+  for (int i = 0; i < 2 * task.rails; i++) {
+    if (!failure.ports[i].is_down || !atomic_load(&run_.port_down[i])) continue;
+    if (!failure.ports[i].flaps && atomic_load(&run_.lost) == failure.lost_before) continue;
+    if (failure.ports[i].steps-- > 0) continue;
+    arm(0, "port emu%d 1 state=active", i);
+    failure.ports[i].is_down = false;
   }
 }
 
-static void post_sends(struct side *s, long n, enum kind kind) {
-  static bool broken;
-  while (!s->failed && s->posted < n && s->posted - s->done < WINDOW) {
-    long slot = s->posted % WINDOW;
-    if (s->posted == at && !broken) break_it(kind);
-    broken |= s->posted == at;
-    s->reqs[slot] = NULL;
-    fill(from + slot * MOST, s->posted);
-    s->failed = net.vt->isend(pair.send, from + slot * MOST, size_of(s->posted), 0, from_mr, NULL, &s->reqs[slot]) != 0;
-    if (s->failed || !s->reqs[slot]) return;
-    s->posted++;
-  }
-}
-
-/* The oldest request; true when there was one and it is over. */
-static bool test_oldest(struct side *s, bool receives) {
-  int done = 0, size = -1;
-  if (s->failed || s->posted == s->done) return false;
-  s->failed = net.vt->test(s->reqs[s->done % WINDOW], &done, &size) != 0;
-  if (s->failed || !done) return false;
-  if (receives) {
-    ENSURE((size_t)size == size_of(s->done), "message %ld has %d bytes, %zu were sent", s->done, size,
-           size_of(s->done));
-    check(to + s->done % WINDOW * MOST, s->done);
-  }
-  s->done++;
+static bool all_ports_up(void) {
+  for (int i = 0; i < 2 * task.rails; i++)
+    if (failure.ports[i].is_down) return false;
   return true;
 }
 
-static void exchange(enum kind kind) {
-  struct side send = {.posted = 0}, recv = {.posted = 0};
-  long n = at + AFTER;
-  for (;;) {
-    bool over = (send.failed || send.done == n) && (recv.failed || recv.done == n);
-    if (over) break;
-    /* A side whose peer has failed gets no more than is under way; that must end, too. */
-    long sends = recv.failed ? send.posted : n, recvs = send.failed ? recv.posted : n;
-    if (recv.failed && send.done == send.posted) break;
-    post_receives(&recv, recvs);
-    post_sends(&send, sends, kind);
-    bool any = test_oldest(&recv, true);
-    any |= test_oldest(&send, false);
-    if (!any && (send.failed || recv.failed)) usleep(100);
+/* A port that flaps may be up before anybody has lost anything. */
+static bool is_over(void) {
+  const int lost = atomic_load(&run_.lost);
+  if (failure.second || !all_ports_up()) return false;
+  if (task.kind != PORT_DOWN && lost < failure.lost_before + 2) return false;
+  return task.kind == DEVICE_FATAL || lost == atomic_load(&run_.returned);
+}
+
+/* One step of what follows a failure. Where it seems to be over the watch thread may not have seen all of it. */
+static void go_on(void) {
+  if (!failure.open) return;
+  const bool noticed = atomic_load(&run_.lost) > failure.lost_before || (task.kind == PORT_DOWN && all_ports_up());
+  if (failure.second && noticed && --failure.second == 0) fail(0);
+  bring_up_ports();
+  if (!is_over()) failure.quiet = 0;
+  else if (time_thread_sleeps() && ++failure.quiet == 8) failure.open = false;
+  if (failure.open) return;
+  emu_do("reset"); /* those that are over */
+  time_skip(LONG_IN_USE_NS);
+}
+
+/* ---- runs ------------------------------------------------------------------------------------------- */
+
+/* The rest of the window is on its way when the next one comes. */
+static long may_send(void) { return failure.open ? failure.next - RUN_WINDOW : END; }
+
+/* Requests are carried out when they are posted, or when completions are polled, some at a time. */
+static void open_run(void) {
+  static const char *const progress[] = {"post", "poll", "poll burst=1", "poll burst=2"};
+  run_open(task.rails);
+  arm(0, "progress %s", progress[below(4)]);
+  run_.before_send = before_send;
+  failure.next = task.first;
+}
+
+static void run_over_rails(void) {
+  open_run();
+  while (run_.send.done < END || run_.recv.done < END) {
+    go_on();
+    run_step(RAIL_MIN(may_send(), END), END);
+    ENSURE(!run_.send.error && !run_.recv.error, "error %d of the sender, %d of the receiver: %s", run_.send.error,
+           run_.recv.error, run_.error);
   }
-  ENSURE(recv.done <= send.posted, "%ld messages were received, %ld were sent", recv.done, send.posted);
-  for (long m = recv.done - WINDOW > 0 ? recv.done - WINDOW : 0; m < recv.done; m++)
-    if (recv.posted - m < WINDOW) check(to + m % WINDOW * MOST, m); /* what was received stays as it was */
-  if (!send.failed && !recv.failed) doing = "went on";
 }
 
-__attribute__((format(printf, 3, 4))) static void report(const char *file, int line, const char *fmt, ...) {
-  va_list ap;
-  va_start(ap, fmt);
-  printf("# message %ld, %s: %s:%d: ", at, doing, file, line);
-  vprintf(fmt, ap);
-  printf("\n");
-  va_end(ap);
-  fflush(stdout);
-  _exit(1);
+/* Both sides get an error, and the line says what to check. */
+static void run_over_one_rail(void) {
+  open_run();
+  while (!run_.send.error || !run_.recv.error) {
+    ENSURE(run_.recv.done < END, "nothing has failed at message %ld", task.first);
+    run_step(END, END);
+  }
+  ENSURE(run_.error[0], "no line says what to check");
 }
 
-static void run(enum kind kind) {
-  doing = kinds[kind];
-  alarm(100);
-  kit_on_failure(report);
-  kit_net_target(plugin, 0, 0);
-  kit_net_open(&net);
-  kit_pair_open(&net, &pair);
-  from = calloc(WINDOW, MOST);
-  to = calloc(WINDOW, MOST);
-  ENSURE(from && to, "out of memory");
-  from_mr = kit_mr_reg(&net, pair.send, from, (size_t)WINDOW * MOST);
-  to_mr = kit_mr_reg(&net, pair.recv, to, (size_t)WINDOW * MOST);
-  exchange(kind);
-  (void)net.vt->dereg_mr(pair.send, from_mr);
-  (void)net.vt->dereg_mr(pair.recv, to_mr);
-  (void)net.vt->close_send(pair.send);
-  (void)net.vt->close_recv(pair.recv);
-  kit_net_close(&net);
-  static const char *const objects[] = {"qp", "cq", "mr", "pd", "context"};
-  for (size_t i = 0; i < sizeof objects / sizeof objects[0]; i++)
-    ENSURE(emu_live(objects[i]) == 0, "%ld %s left", emu_live(objects[i]), objects[i]);
-  free(from);
-  free(to);
-  _exit(strcmp(doing, "went on") == 0 ? WENT_ON : 0);
+static void child(struct pipes *io, void *arg) {
+  task = *(struct task *)arg;
+  rng.state = task.seed;
+  setenv("NCCL_IB_TIMEOUT", "14", 1); /* 67 ms */
+  if (task.rails > 1) run_over_rails();
+  else run_over_one_rail();
+  run_close();
+  pipe_write(io, &task, sizeof task);
 }
 
-/* ---- which ones -------------------------------------------------------------------------- */
+static long failures;
 
-static long errors, without;
-
-static void reap(enum kind kind) {
-  int status;
-  pid_t pid = wait(&status);
-  CHECK(pid > 0);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == WENT_ON) without++;
-  else if (WIFEXITED(status) && WEXITSTATUS(status) == 0) errors++;
-  else CHECK_MSG(false, "%s: a process ended with status %#x (%s)", kinds[kind], (unsigned int)status,
-                 WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "it hung" : "see above");
+static void run(struct task t) {
+  t.seed = kit_rng_next(&rng);
+  if (getenv("RAIL_TEST_VERBOSE")) printf("# %s at %ld and each %ld-th behind it\n", kinds[t.kind], t.first, t.stride);
+  struct proc p = proc_start(child, &t);
+  pipe_read(&p.io, &t, sizeof t);
+  proc_join(&p);
+  failures += t.failures;
 }
 
-static void try_all(enum kind kind) {
+/* ---- which ones ---------------------------------------------------------------------------------------- */
+
+/* Of `n` runs all, the one of the index that is asked for, or so many. */
+static void run_some(struct task t, long n, long sample) {
   const char *text = getenv("RAIL_TEST_INDICES");
-  long part = 1, parts = 1, running = 0, step = MESSAGES / SAMPLE, first = 1 + (long)kind * 97 % step, last = MESSAGES;
-  if (text && sscanf(text, "all:%ld/%ld", &part, &parts) == 2) {
-    first = part - 1;
-    step = parts;
-  } else if (text) {
-    first = last = atol(text);
-    last++;
+  const long index = text ? atol(text) : -1;
+  const bool all = text && strcmp(text, "all") == 0;
+  kit_rng_start(&rng);
+  failures = 0;
+  t.stride = n;
+  sample = all || sample > n ? n : text ? 1 : sample;
+  for (long i = 0; i < sample; i++) {
+    t.first = all || sample == n ? i : text ? index % n : (long)below((uint32_t)n);
+    run(t);
   }
-  errors = without = 0;
-  for (at = first; at < last; at += step) {
-    fflush(stdout);
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) run(kind);
-    if (++running == AT_ONCE) {
-      reap(kind);
-      running--;
-    }
-  }
-  for (; running; running--) reap(kind);
-  printf("# %s: %ld ended with an error, %ld went on\n", kinds[kind], errors, without);
-  bool only_one = text && parts == 1; /* which may be one that nothing depends on any more */
-  CHECK_MSG(only_one || errors > 0, "%s: no fault was noticed: none was injected", kinds[kind]);
+  printf("# %ld runs of %s, %ld failures\n", sample, kinds[t.kind], failures);
+  CHECK_MSG(!all || failures >= MESSAGES, "not every message had its failure");
 }
 
-TEST(a_port_goes_down) { try_all(PORT_DOWN); }
-TEST(a_queue_pair_breaks) { try_all(QP_ERROR); }
-TEST(a_device_fails) { try_all(DEVICE_FATAL); }
+enum { DEVICE_STRIDE = (MESSAGES + SURVIVED - 1) / SURVIVED };
+static long few(long n) { return kit_sanitized() ? (n + 7) / 8 : n; }
 
-static const struct tap_case cases[] = {TEST_CASE(a_port_goes_down), TEST_CASE(a_queue_pair_breaks),
-                                        TEST_CASE(a_device_fails)};
+TEST(a_port_goes_down) { run_some((struct task){.kind = PORT_DOWN, .rails = 3}, STRIDE, few(4)); }
+TEST(a_queue_pair_breaks) { run_some((struct task){.kind = QP_ERROR, .rails = 3}, STRIDE, few(4)); }
+TEST(a_device_fails) {
+  run_some((struct task){.kind = DEVICE_FATAL, .rails = RUN_RAILS}, DEVICE_STRIDE, few(8));
+}
+TEST(the_only_port_goes_down) { run_some((struct task){.kind = PORT_DOWN, .rails = 1}, MESSAGES, few(12)); }
+TEST(the_only_queue_pair_breaks) { run_some((struct task){.kind = QP_ERROR, .rails = 1}, MESSAGES, few(12)); }
+TEST(the_only_device_fails) { run_some((struct task){.kind = DEVICE_FATAL, .rails = 1}, MESSAGES, few(12)); }
+
+/* Another rail fails while what the first one carried is written again, or while it returns. */
+TEST(two_ports_go_down) { run_some((struct task){.kind = PORT_DOWN, .rails = 3, .twice = true}, STRIDE, few(2)); }
+TEST(two_queue_pairs_break) { run_some((struct task){.kind = QP_ERROR, .rails = 3, .twice = true}, STRIDE, few(2)); }
 
 int main(int argc, char **argv) {
-  if (!rail_path_from_bin(plugin, "../../lib/libnccl-net-ib.so")) return 2;
-  emu_use("device emu0");
-  const char *emulated = getenv("NCCL_IBVERBS_LIB");
-  if (access(plugin, R_OK) != 0 || !emulated || access(emulated, R_OK) != 0) {
-    printf("1..1\nok 1 - the ib plugin # SKIP it is not built: no infiniband/verbs.h\n");
-    return 0;
-  }
-  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-  setenv("NCCL_IB_TIMEOUT", "10", 1); /* 4 ms; the emulated device does not count time in which a peer could not run */
-  setenv("NCCL_IB_RETRY_CNT", "3", 1);
-  return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
+  static const struct tap_case cases[] = {
+    TEST_CASE(a_port_goes_down), TEST_CASE(a_queue_pair_breaks), TEST_CASE(a_device_fails),
+    TEST_CASE(the_only_port_goes_down), TEST_CASE(the_only_queue_pair_breaks), TEST_CASE(the_only_device_fails),
+    TEST_CASE(two_ports_go_down), TEST_CASE(two_queue_pairs_break)};
+  return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -16,6 +16,7 @@
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
 #include "test/harness/emu.h"
+#include "test/harness/ib_counters.h"
 #include "test/harness/ib_rails.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
