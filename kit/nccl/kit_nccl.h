@@ -15,6 +15,7 @@
 #define KIT_NCCL_MAX_RANKS 8
 #define KIT_NCCL_WARM 3 /* communicators of comm.repeated after which nothing may grow any more */
 #define KIT_NCCL_SCENARIOS 6
+#define KIT_NCCL_UNTOUCHED 0x5a /* each byte of a receive buffer before a call */
 
 struct kit_nccl_rank;
 
@@ -58,7 +59,7 @@ void kit_nccl_write_topology(FILE *f, int gpus, const struct kit_probe *probe);
 
 enum kit_nccl_coll {
   KIT_NCCL_ALL_REDUCE, KIT_NCCL_ALL_GATHER, KIT_NCCL_REDUCE_SCATTER, KIT_NCCL_BROADCAST, KIT_NCCL_REDUCE,
-  KIT_NCCL_SENDRECV, KIT_NCCL_ALLTOALL, KIT_NCCL_COLLS
+  KIT_NCCL_SENDRECV, KIT_NCCL_ALLTOALL, KIT_NCCL_ALLTOALLV, KIT_NCCL_COLLS
 };
 extern const char *const kit_nccl_colls[];  /* "all_reduce" … NULL */
 extern const char *const kit_nccl_types[];  /* by NCCL's numbers; NULL at the end */
@@ -67,7 +68,7 @@ extern const char *const kit_nccl_redops[]; /* by NCCL's numbers: sum prod max m
 struct kit_nccl_call {
   enum kit_nccl_coll coll;
   int type, redop, root;
-  size_t count; /* elements that a rank sends to one peer, or has for all */
+  size_t count; /* elements that a rank sends to one peer (alltoallv: at most), or has for all */
   int rank, ranks;
   unsigned round; /* contents differ */
 };
@@ -77,6 +78,9 @@ bool kit_nccl_reduces(enum kit_nccl_coll coll);
 /* Elements of the call's two buffers. */
 size_t kit_nccl_send_count(const struct kit_nccl_call *c);
 size_t kit_nccl_recv_count(const struct kit_nccl_call *c);
+/* Elements that `from` sends to `to` in an all-to-all; they lie at to * count of the one's buffer and at from * count
+ * of the other's. -1: neither calls ncclSend or ncclRecv. */
+long long kit_nccl_part(const struct kit_nccl_call *c, int from, int to);
 /* Elements at which the smaller buffer lies in the larger one of a call in place; -1: there is none. */
 long long kit_nccl_in_place(const struct kit_nccl_call *c);
 void kit_nccl_fill(const struct kit_nccl_call *c, void *send);

@@ -88,6 +88,7 @@ static void each_size(struct kit_nccl_rank *r, struct kit_nccl_call c, const cha
     at = end + (*end == ',');
     c.count = bytes / kit_nccl_type_size(c.type);
     if (bytes <= FULL_MATRIX || first) one_row(r, c);
+    c.round += 2; /* contents are others, and alltoallv's parts */
   }
 }
 

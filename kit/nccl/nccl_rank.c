@@ -79,8 +79,11 @@ static int exchange_all(struct kit_nccl_rank *r, const struct kit_nccl_call *c, 
   size_t bytes = c->count * kit_nccl_type_size(c->type);
   int result = r->ncclGroupStart();
   for (int peer = 0; peer < r->n && result == 0; peer++) {
-    result = r->ncclSend(send + (size_t)peer * bytes, c->count, c->type, peer, r->comm, r->stream);
-    if (result == 0) result = r->ncclRecv(recv + (size_t)peer * bytes, c->count, c->type, peer, r->comm, r->stream);
+    long long out = kit_nccl_part(c, r->rank, peer), in = kit_nccl_part(c, peer, r->rank);
+    char *to = recv + (size_t)peer * bytes;
+    if (out >= 0)
+      result = r->ncclSend(send + (size_t)peer * bytes, (size_t)out, c->type, peer, r->comm, r->stream);
+    if (in >= 0 && result == 0) result = r->ncclRecv(to, (size_t)in, c->type, peer, r->comm, r->stream);
   }
   int end = r->ncclGroupEnd();
   return result ? result : end;
@@ -123,7 +126,7 @@ static struct places places_of(const struct kit_nccl_rank *r, const struct kit_n
 void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
   struct places p = places_of(r, c, in_place);
   kit_nccl_fill(c, r->host);
-  CUDA(r->cudaMemset(r->recv, 0x5a, r->room));
+  CUDA(r->cudaMemset(r->recv, KIT_NCCL_UNTOUCHED, r->room));
   CUDA(r->cudaMemcpy(p.send, r->host, kit_nccl_send_count(c) * kit_nccl_type_size(c->type), HOST_TO_DEVICE));
 }
 
