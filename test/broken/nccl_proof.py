@@ -26,6 +26,7 @@ SIMPLE = ("--only", "all_reduce.ring.Simple")
 GDR = ("--gdr", "on", *SIMPLE)
 ALONE = ("--gdr", "on", "--ranks", "4", "--only", "alltoall")
 GROUPS = (*ALONE, "--ranks-per-host", "2")
+SHRINKING = ("--gdr", "on", "--ranks", "4", "--only", "alltoallv", "--ranks-per-host", "2")
 REPEATED = ("--only", "comm.repeated", "--repeat", "6")
 USUAL = ("--types", "float", "--redops", "sum")
 LIMITS = {True: "60", False: "90"}  # seconds: of a case that hangs, of others; NCCL itself needs some before it
@@ -61,6 +62,10 @@ DEFECTS = {
     "group_done_early": Defect("a group is done before its bytes are there", GROUPS, "fail", "wrong elements", ALONE),
     "group_flush_nothing": Defect("iflush of a group flushes nothing", GROUPS, "fail", HIDDEN, ALONE),
     "group_refused": Defect("irecv of a group fails", GROUPS, "fail", "NCCL result 2", ALONE),
+    "group_tag_kept": Defect("when a message of a group was its sender's last, its tag stays that of the smaller group",
+                             SHRINKING, "fail hang", "in a collective|NCCL result", GROUPS),
+    "group_ends_whole": Defect("when a group is smaller than the one before, those under way are done with it",
+                               SHRINKING, "fail", "wrong elements", GROUPS),
     # connections
     "connect_never": Defect("connect never has a connection", SIMPLE, "hang", "in a collective"),
     "close_crash": Defect("closeSend crashes", SIMPLE, "crash", "SIGSEGV in ncclCommDestroy"),
@@ -157,7 +162,8 @@ def document(by_library):
     yield f"What the kit said is of {releases[0]}."
     yield ""
     yield "NCCL makes groups of receives only of several ranks of a host: the defects of groups pass by"
-    yield f"`{' '.join(ALONE)}`, where each rank is one."
+    yield f"`{' '.join(ALONE)}`, where each rank is one. Groups whose size falls are of unequal messages: those"
+    yield f"defects pass by `{' '.join(GROUPS)}`."
     yield ""
     yield "| defect | what the plugin does | options | what the kit said |"
     yield "|---|---|---|---|"

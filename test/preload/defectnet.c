@@ -16,7 +16,7 @@
 #include "rail/net.h"
 
 #define EXPORT __attribute__((visibility("default")))
-enum { MOST = 4096, MAX_GROUP = 8, FIFTH = 5 };
+enum { MOST = 4096, MAX_COMMS = 1024, MAX_GROUP = 8, FIFTH = 5 };
 
 struct mr {
   void *inner;
@@ -26,6 +26,7 @@ struct mr {
 struct request {
   bool used, is_recv, gpu;
   void *inner;  /* NULL: there is nothing to wait for */
+  bool early;    /* to be reported as done whatever has arrived */
   bool reported; /* as done, and is not */
   int n;
   int handed_out; /* how often: 2 by one_request_for_two; -1: and one of them is done */
@@ -33,10 +34,16 @@ struct request {
   size_t sizes[MAX_GROUP];
 };
 
+struct group {
+  void *comm;
+  int n, tags[MAX_GROUP];
+};
+
 static const struct rail_net_v12 *inner;
 static const struct rail_net_v11 *inner_v11;
 static struct request pool[MOST];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the pool's `used`, and the counts */
+static struct group groups[MAX_COMMS]; /* the last one of each connection that receives */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the pool's `used`, groups, and the counts */
 static int sends, receives;
 static bool ended;
 static void (*nic_wrote)(const void *nic, const void *p, size_t size);
@@ -190,6 +197,25 @@ static struct request *outstanding(void *comm) {
   return r < pool + MOST ? r : NULL;
 }
 
+/* Keeps the group as the connection's last one; returns the one before it. */
+static struct group exchange_group(void *comm, int n, const int *tags) {
+  struct group now = {.comm = comm, .n = n}, *g = groups;
+  memcpy(now.tags, tags, (size_t)n * sizeof *tags);
+  pthread_mutex_lock(&lock);
+  while (g < groups + MAX_COMMS && g->comm && g->comm != comm) g++;
+  if (g == groups + MAX_COMMS) abort();
+  struct group before = *g;
+  *g = now;
+  pthread_mutex_unlock(&lock);
+  return before;
+}
+
+/* Groups of the connection that are under way, and of more buffers than n, are done at the next test. */
+static void end_larger_groups(void *comm, int n) {
+  for (struct request *r = pool; r < pool + MOST; r++)
+    if (r->used && r->is_recv && r->comm == comm && r->n > n) r->early = true;
+}
+
 /* Two pointers exchanged. */
 static void swap(void **a, void **b) {
   void *was = *a;
@@ -212,6 +238,9 @@ static int irecv(void *comm, int n, void **data, size_t *sizes, int *tags, void 
     r->sizes[i] = room[i] = sizes[i];
     mrs[i] = mr->inner;
   }
+  struct group before = exchange_group(comm, n, tags);
+  if (n < before.n && has("group_tag_kept")) tags = before.tags;
+  if (n < before.n && has("group_ends_whole")) end_larger_groups(comm, n);
   if (n > 1 && has("group_swapped")) swap(&buffers[0], &buffers[1]), swap(&mrs[0], &mrs[1]);
   int result = inner->irecv(comm, n, buffers, room, tags, mrs, phandles, &r->inner);
   r->is_recv = result == RAIL_OK && r->inner;
@@ -238,7 +267,7 @@ static void finish_receive(struct request *r, int *sizes) {
 
 /* Is the receive reported before its bytes are there? */
 static bool is_early(const struct request *r) {
-  return r->is_recv && (has("done_early") || (r->n > 1 && has("group_done_early")));
+  return r->is_recv && (r->early || has("done_early") || (r->n > 1 && has("group_done_early")));
 }
 
 /* What was reported so goes on. */
@@ -251,7 +280,7 @@ static void go_on_with_reported(void) {
 
 static int test(void *request, int *done, int *sizes) {
   struct request *r = request;
-  if (has("done_early") || has("group_done_early")) go_on_with_reported();
+  if (has("done_early") || has("group_done_early") || has("group_ends_whole")) go_on_with_reported();
   *done = 1;
   if (!r->inner) return free_request(r), RAIL_OK;
   if (is_early(r)) {
