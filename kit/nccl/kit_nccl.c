@@ -83,7 +83,7 @@ static uint64_t limit_of(const struct kit_nccl *how, const struct nccl_case *t) 
   return how->limit_ms * (repeats ? 1 + (uint64_t)how->repeat / 10 : 1);
 }
 
-/* ---- the environment of a rank ---- */
+/* ---- the environment of a process ---- */
 
 struct env {
   char *entries[MAX_ENV + 1];
@@ -110,13 +110,17 @@ static void free_env(struct env *e) {
   for (int i = 0; i < e->n; i++) free(e->entries[i]);
 }
 
+static int processes_of(const struct kit_nccl *how) { return how->ranks / how->gpus_per_process; }
+static int processes_per_host(const struct kit_nccl *how) { return how->ranks_per_host / how->gpus_per_process; }
+
 /* GPUs of a host. Each rank has one of its own, also where all are told to be one host. */
 static int gpus_of(const struct kit_nccl *how) { return how->ranks_per_host > 1 ? how->ranks_per_host : how->ranks; }
 
-/* NCCL_HOSTID says which ranks are one host. Where several are, what lies between these may leave out the network. */
-static void add_host(struct env *e, const struct kit_nccl *how, int rank, int topology) {
+/* NCCL_HOSTID says which processes are one host. Where several ranks are, what lies between these may leave out the
+ * network. */
+static void add_host(struct env *e, const struct kit_nccl *how, int process, int topology) {
   bool several = how->ranks_per_host > 1;
-  if (!getenv("NCCL_HOSTID")) add_env(e, "NCCL_HOSTID=ghost-%d", rank / how->ranks_per_host);
+  if (!getenv("NCCL_HOSTID")) add_env(e, "NCCL_HOSTID=ghost-%d", process / processes_per_host(how));
   add_env(e, "GHOST_DEVICES=%d", gpus_of(how));
   add_default(e, "NCCL_P2P_DISABLE", several ? "0" : "1");
   add_default(e, "NCCL_SHM_DISABLE", several ? "0" : "1");
@@ -126,7 +130,7 @@ static void add_host(struct env *e, const struct kit_nccl *how, int rank, int to
 }
 
 /* What needs kernels that ghost has not, or a GPU's features, is off. */
-static void make_env(struct env *e, const struct run *run, const struct nccl_case *t, int rank, int log) {
+static void make_env(struct env *e, const struct run *run, const struct nccl_case *t, int process, int log) {
   static const char *const off[] = {"NCCL_PAT_ENABLE",  "NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER",
                                     "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE",   "NCCL_RAS_ENABLE",
                                     "NCCL_WIN_ENABLE",  "NCCL_GIN_ENABLE"};
@@ -134,7 +138,7 @@ static void make_env(struct env *e, const struct run *run, const struct nccl_cas
   const char *path = getenv("LD_LIBRARY_PATH"), *level = getenv("NCCL_DEBUG");
   bool trace = level && strcasecmp(level, "TRACE") == 0;
   add_env(e, "LD_LIBRARY_PATH=%s%s%s", run->ghost, path ? ":" : "", path ? path : "");
-  add_host(e, how, rank, run->topology);
+  add_host(e, how, process, run->topology);
   add_env(e, "NCCL_NET_PLUGIN=%s", how->plugin);
   add_env(e, "NCCL_NET=%s", run->probe.name);
   add_env(e, "NCCL_DEBUG=%s", trace ? "TRACE" : "INFO");
@@ -259,10 +263,10 @@ static bool is_nccls_own(const char *name) { return strcasecmp(name, "Socket") =
 
 /* Of one host, since a rank in the middle of a ring may have no connection to another one. */
 static struct proof check_host(struct run *run, struct kit_result *r, const int *logs, int host) {
-  int n = run->how->ranks_per_host, first = host * n;
+  int n = run->how->ranks_per_host, first = host * n, processes = processes_per_host(run->how);
   struct proof p = {.several_a_host = n > 1};
   char ranks[64];
-  for (int i = first; i < first + n; i++) read_log(&p, logs[i], run->probe.name);
+  for (int i = 0; i < processes; i++) read_log(&p, logs[host * processes + i], run->probe.name);
   if (n > 1) snprintf(ranks, sizeof ranks, "ranks %d to %d", first, first + n - 1);
   else snprintf(ranks, sizeof ranks, "rank %d", first);
   if (is_nccls_own(run->probe.name))
@@ -304,17 +308,20 @@ static void format_repeat_command(struct kit_result *r, const struct kit_nccl *h
   kit_append_quoted(r->again, room, how->library);
   size_t at = strlen(r->again);
   snprintf(r->again + at, room - at,
-           " --ranks %d --ranks-per-host %d --channels %d --limit %g --repeat %d --sizes %s%s%s%s%s --only %s%s%s",
-           how->ranks, how->ranks_per_host, how->channels, (double)how->limit_ms / 1000, how->repeat, sizes,
-           how->types ? " --types " : "", how->types ? how->types : "", how->redops ? " --redops " : "",
-           how->redops ? how->redops : "", t->name, how->oob ? " --oob" : "", how->gdr ? " --gdr on" : "");
+           " --ranks %d --gpus-per-process %d --ranks-per-host %d --channels %d --limit %g --repeat %d --sizes %s"
+           "%s%s%s%s --only %s%s%s",
+           how->ranks, how->gpus_per_process, how->ranks_per_host, how->channels, (double)how->limit_ms / 1000,
+           how->repeat, sizes, how->types ? " --types " : "", how->types ? how->types : "",
+           how->redops ? " --redops " : "", how->redops ? how->redops : "", t->name,
+           how->oob ? " --oob" : "", how->gdr ? " --gdr on" : "");
 }
 
 static void run_case(struct run *run, const struct nccl_case *t) {
   const struct kit_nccl *how = run->how;
   struct kit_result r = {.id = t->id, .name = t->name, .what = t->what, .source = SOURCE, .level = KIT_MUST,
                          .version = kit_probe_newest(&run->probe), .seed = run->report.seed};
-  struct kit_group_options group = {.nprocesses = how->ranks, .on_message = on_message, .arg = &r};
+  int processes = processes_of(how);
+  struct kit_group_options group = {.nprocesses = processes, .on_message = on_message, .arg = &r};
   struct kit_outcome outcome;
   struct env env[KIT_NCCL_MAX_RANKS] = {{{NULL}, 0}};
   int logs[KIT_NCCL_MAX_RANKS] = {0};
@@ -329,6 +336,7 @@ static void run_case(struct run *run, const struct nccl_case *t) {
   kit_job_add(&group.job, "library", "%s", how->library);
   if (t->scenario) kit_job_add(&group.job, "scenario", "%s", t->scenario->name);
   kit_job_add(&group.job, "gpus", "%d", gpus_of(how));
+  kit_job_add(&group.job, "gpus_per_process", "%d", how->gpus_per_process);
   kit_job_add(&group.job, "repeat", "%d", how->repeat);
   kit_job_add(&group.job, "coll", "%d", (int)t->coll);
   kit_job_add(&group.job, "algo", "%s", !t->algo ? "RING" : t->algo[0] == 'T' ? "TREE" : "RING");
@@ -336,16 +344,16 @@ static void run_case(struct run *run, const struct nccl_case *t) {
   kit_job_add(&group.job, "sizes", "%s", sizes);
   if (how->types) kit_job_add(&group.job, "types", "%s", how->types);
   if (how->redops) kit_job_add(&group.job, "redops", "%s", how->redops);
-  for (int i = 0; i < how->ranks; i++) {
+  for (int i = 0; i < processes; i++) {
     logs[i] = make_file("log");
     make_env(&env[i], run, t, i, logs[i]);
     group.setup[i].env = (const char *const *)env[i].entries;
   }
   kit_report_progress(&run->report, t->name);
   kit_group_run(NULL, &group, &outcome);
-  kit_result_outcome(&r, &outcome, how->ranks);
+  kit_result_outcome(&r, &outcome, processes);
   check_log(run, &r, logs);
-  for (int i = 0; i < how->ranks; i++) {
+  for (int i = 0; i < processes; i++) {
     close(logs[i]);
     free_env(&env[i]);
   }

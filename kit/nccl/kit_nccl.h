@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A plugin under NCCL's own host code, on a GPU that ghost emulates: one process a rank. NCCL takes each for a host of
- * its own, so that all data goes through the plugin, or so many of them for one as ranks_per_host says.
+ * A plugin under NCCL's own host code, on GPUs that ghost emulates: one process a rank, or gpus_per_process ranks. NCCL
+ * takes each process for a host of its own, so that all data between processes goes through the plugin, or so many
+ * ranks for one host as ranks_per_host says.
  */
 #ifndef RAIL_KIT_NCCL_H
 #define RAIL_KIT_NCCL_H
@@ -13,6 +14,7 @@
 
 #define KIT_NCCL_SIZES 16
 #define KIT_NCCL_MAX_RANKS 8
+#define KIT_NCCL_MAX_GPUS (KIT_NCCL_MAX_RANKS / 2) /* of a process, or of a host */
 #define KIT_NCCL_WARM 3 /* communicators of comm.repeated after which nothing may grow any more */
 #define KIT_NCCL_SCENARIOS 6
 #define KIT_NCCL_UNTOUCHED 0x5a /* each byte of a receive buffer before a call */
@@ -22,6 +24,7 @@ struct kit_nccl_rank;
 struct kit_nccl {
   const char *plugin, *library; /* files; of NCCL: libnccl.so.2 */
   int ranks, channels;
+  int gpus_per_process;           /* ranks of a process, a divisor of ranks_per_host */
   int ranks_per_host;             /* a divisor of ranks, and less: there are several hosts */
   uint64_t sizes[KIT_NCCL_SIZES]; /* bytes that a rank sends */
   unsigned nsizes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One rank: a communicator made, one collective with all sizes, types and operations, contents checked. */
+ * One process: a communicator made, one collective with all sizes, types and operations, contents checked. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,47 +9,61 @@
 
 #define FULL_MATRIX (64u << 10) /* bytes up to which all types and operations are tried; beyond: the first of them */
 
+/* The ranks of this process: one thread makes their calls. */
+struct ranks {
+  struct kit_process *self;
+  struct kit_nccl_rank of[KIT_NCCL_MAX_GPUS];
+  int n;
+};
+
 /* Microseconds; the number of wrong elements is added. */
-static double one_call(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong) {
-  kit_nccl_prepare(r, c, in_place);
+static double one_call(struct ranks *all, const struct kit_nccl_call *c, bool in_place, size_t *wrong) {
+  struct kit_nccl_call calls[KIT_NCCL_MAX_GPUS];
+  for (int i = 0; i < all->n; i++) {
+    calls[i] = *c;
+    calls[i].rank = all->of[i].rank;
+    kit_nccl_prepare(&all->of[i], &calls[i], in_place);
+  }
   uint64_t start = rail_now_ns();
-  int result = kit_nccl_start(r, c, in_place);
+  int result = all->n == 1 ? kit_nccl_start(all->of, calls, in_place)
+                           : kit_nccl_start_all(all->of, calls, all->n, in_place);
   ENSURE(result == 0, "%s of %zu %s: NCCL result %d: %s", kit_nccl_colls[c->coll], c->count, kit_nccl_types[c->type],
-         result, kit_nccl_last_error(r));
-  NCCL(r, kit_nccl_wait(r));
+         result, kit_nccl_last_error(all->of));
+  for (struct kit_nccl_rank *r = all->of; r < all->of + all->n; r++) NCCL(r, kit_nccl_wait(r));
   double us = (double)(rail_now_ns() - start) / 1e3;
-  kit_nccl_finish(r, c, in_place, wrong);
+  for (int i = 0; i < all->n; i++) kit_nccl_finish(&all->of[i], &calls[i], in_place, wrong);
   return us;
 }
 
-/* What all ranks found, at rank 0. */
-static size_t sum_wrong(struct kit_nccl_rank *r, size_t mine) {
+/* What all processes found, at the first. */
+static size_t sum_wrong(struct kit_process *self, size_t mine) {
   uint64_t sum = mine, other;
-  if (r->rank > 0) {
-    kit_send_bytes(r->self, 0, &sum, sizeof sum);
+  if (kit_process_rank(self) > 0) {
+    kit_send_bytes(self, 0, &sum, sizeof sum);
     return mine;
   }
-  for (int from = 1; from < r->n; from++) {
-    kit_recv_bytes(r->self, from, &other, sizeof other);
+  for (int from = 1; from < kit_process_count(self); from++) {
+    kit_recv_bytes(self, from, &other, sizeof other);
     sum += other;
   }
   return (size_t)sum;
 }
 
-static void one_row(struct kit_nccl_rank *r, struct kit_nccl_call c) {
+static void one_row(struct ranks *all, struct kit_nccl_call c) {
+  c.rank = all->of[0].rank;
   bool places = kit_nccl_in_place(&c) >= 0;
   size_t wrong[2] = {0, 0};
   double us[2] = {0, 0};
   for (int i = 0; i < 1 + places; i++) {
     c.round++;
-    us[i] = one_call(r, &c, i == 1, &wrong[i]);
-    wrong[i] = sum_wrong(r, wrong[i]);
+    us[i] = one_call(all, &c, i == 1, &wrong[i]);
+    wrong[i] = sum_wrong(all->self, wrong[i]);
   }
   char inside[64] = "          -        -";
   if (places) snprintf(inside, sizeof inside, "%11.1f %8zu", us[1], wrong[1]);
   bool rooted = c.coll == KIT_NCCL_BROADCAST || c.coll == KIT_NCCL_REDUCE;
-  if (r->rank == 0)
-    kit_note(r->self, "%12zu %12zu %9s %6s %4d %11.1f %8zu %s", c.count * kit_nccl_type_size(c.type), c.count,
+  if (kit_process_rank(all->self) == 0)
+    kit_note(all->self, "%12zu %12zu %9s %6s %4d %11.1f %8zu %s", c.count * kit_nccl_type_size(c.type), c.count,
              kit_nccl_types[c.type], kit_nccl_reduces(c.coll) ? kit_nccl_redops[c.redop] : "-", rooted ? c.root : -1,
              us[0], wrong[0], inside);
 }
@@ -81,18 +95,18 @@ static bool built(const struct kit_nccl_rank *r, const struct kit_nccl_call *c) 
   return r->has(text);
 }
 
-static void each_size(struct kit_nccl_rank *r, struct kit_nccl_call c, const char *sizes, bool first) {
+static void each_size(struct ranks *all, struct kit_nccl_call c, const char *sizes, bool first) {
   for (const char *at = sizes; *at;) {
     char *end;
     uint64_t bytes = strtoull(at, &end, 10);
     at = end + (*end == ',');
     c.count = bytes / kit_nccl_type_size(c.type);
-    if (bytes <= FULL_MATRIX || first) one_row(r, c);
+    if (bytes <= FULL_MATRIX || first) one_row(all, c);
     c.round += 2; /* contents are others, and alltoallv's parts */
   }
 }
 
-static unsigned each_kind(struct kit_nccl_rank *r, struct kit_nccl_call c, const struct kit_job *job) {
+static unsigned each_kind(struct ranks *all, struct kit_nccl_call c, const struct kit_job *job) {
   char types[512] = "", redops[256] = "", sizes[512];
   bool some_types = kit_job_arg(job, "types") != NULL, some_redops = kit_job_arg(job, "redops") != NULL;
   if (some_types) snprintf(types, sizeof types, "%s", kit_job_arg(job, "types"));
@@ -103,10 +117,10 @@ static unsigned each_kind(struct kit_nccl_rank *r, struct kit_nccl_call c, const
     for (c.redop = 0; kit_nccl_redops[c.redop] && (c.redop == 0 || kit_nccl_reduces(c.coll)); c.redop++) {
       if (!listed(some_types ? types : NULL, kit_nccl_types[c.type])) continue;
       if (!listed(some_redops ? redops : NULL, kit_nccl_redops[c.redop])) continue;
-      if (!built(r, &c) || !kit_nccl_exact(&c)) continue;
+      if (!built(&all->of[0], &c) || !kit_nccl_exact(&c)) continue;
       c.root = (int)(tried % (unsigned)c.ranks);
       c.round += 16;
-      each_size(r, c, sizes, tried++ == 0);
+      each_size(all, c, sizes, tried++ == 0);
     }
   return tried;
 }
@@ -122,28 +136,44 @@ static uint64_t largest(const char *sizes) {
   return most;
 }
 
+static void open_ranks(struct ranks *all, const char *algo, const char *proto) {
+  const struct kit_job *job = kit_process_job(all->self);
+  all->n = (int)kit_job_number(job, "gpus_per_process", 1);
+  ENSURE(all->n >= 1 && all->n <= KIT_NCCL_MAX_GPUS, "%d GPUs a process", all->n);
+  size_t ranks = (size_t)(kit_process_count(all->self) * all->n);
+  for (int i = 0; i < all->n; i++) {
+    kit_nccl_rank_open(&all->of[i], all->self, i, (size_t)largest(kit_job_arg(job, "sizes")) * ranks);
+    all->of[i].algo = algo;
+    all->of[i].proto = proto;
+  }
+  if (all->n == 1) all->of[0].comm = kit_nccl_make_comm(&all->of[0]);
+  else kit_nccl_make_comms(all->of, all->n);
+}
+
+static void close_ranks(struct ranks *all) {
+  for (struct kit_nccl_rank *r = all->of; r < all->of + all->n; r++) CUDA(r->cudaStreamSynchronize(r->stream));
+  kit_barrier(all->self);
+  if (all->n == 1) kit_nccl_destroy_comm(&all->of[0], all->of[0].comm);
+  else kit_nccl_destroy_comms(all->of, all->n);
+  for (struct kit_nccl_rank *r = all->of; r < all->of + all->n; r++) kit_nccl_rank_close(r);
+}
+
 void kit_nccl_process(struct kit_process *self) {
   const struct kit_job *job = kit_process_job(self);
-  struct kit_nccl_rank rank, *r = &rank;
+  struct ranks all = {.self = self};
   char algo[16], proto[16];
   if (kit_job_arg(job, "scenario")) {
     kit_nccl_scenario(self);
     return;
   }
-  struct kit_nccl_call c = {.coll = (enum kit_nccl_coll)kit_job_number(job, "coll", 0),
-                            .rank = kit_process_rank(self), .ranks = kit_process_count(self)};
+  struct kit_nccl_call c = {.coll = (enum kit_nccl_coll)kit_job_number(job, "coll", 0)};
   ENSURE(c.coll < KIT_NCCL_COLLS, "collective %d", (int)c.coll);
   snprintf(algo, sizeof algo, "%s", kit_job_arg(job, "algo"));
   snprintf(proto, sizeof proto, "%s", kit_job_arg(job, "proto"));
-  kit_nccl_rank_open(r, self, (size_t)largest(kit_job_arg(job, "sizes")) * (size_t)c.ranks);
-  r->algo = algo;
-  r->proto = proto;
-  r->comm = kit_nccl_make_comm(r);
-  unsigned tried = each_kind(r, c, job);
-  CUDA(r->cudaStreamSynchronize(r->stream));
-  kit_barrier(self);
-  kit_nccl_destroy_comm(r, r->comm);
-  kit_nccl_rank_close(r);
-  ENSURE(!r->wrong[0], "%s", r->wrong);
+  open_ranks(&all, algo, proto);
+  c.ranks = all.of[0].n;
+  unsigned tried = each_kind(&all, c, job);
+  close_ranks(&all);
+  for (int i = 0; i < all.n; i++) ENSURE(!all.of[i].wrong[0], "%s", all.of[i].wrong);
   if (!tried) kit_skip("this NCCL was built without %s %s, or --types and --redops leave nothing", algo, proto);
 }

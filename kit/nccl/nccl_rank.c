@@ -33,11 +33,16 @@ static void open_nccl(struct kit_nccl_rank *r, const char *path) {
   *(void **)&r->failure = symbol_of(driver, "ghost_nccl_failure");
 }
 
-void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, size_t room) {
-  *r = (struct kit_nccl_rank){.self = self, .rank = kit_process_rank(self), .n = kit_process_count(self),
-                              .room = room};
-  open_nccl(r, kit_job_arg(kit_process_job(self), "library"));
-  CUDA(r->cudaSetDevice(r->rank % (int)kit_job_number(kit_process_job(self), "gpus", 1)));
+static void use_gpu(const struct kit_nccl_rank *r) { CUDA(r->cudaSetDevice(r->gpu)); }
+
+void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, int which, size_t room) {
+  const struct kit_job *job = kit_process_job(self);
+  int gpus = (int)kit_job_number(job, "gpus_per_process", 1);
+  *r = (struct kit_nccl_rank){.self = self, .rank = kit_process_rank(self) * gpus + which,
+                              .n = kit_process_count(self) * gpus, .room = room};
+  r->gpu = r->rank % (int)kit_job_number(job, "gpus", 1);
+  open_nccl(r, kit_job_arg(job, "library"));
+  use_gpu(r);
   CUDA(r->cudaStreamCreateWithFlags(&r->stream, NON_BLOCKING));
   CUDA(r->cudaMalloc((void **)&r->send, room));
   CUDA(r->cudaMalloc((void **)&r->recv, room));
@@ -46,25 +51,52 @@ void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, size_
 }
 
 void kit_nccl_rank_close(struct kit_nccl_rank *r) {
+  use_gpu(r);
   CUDA(r->cudaFree(r->send));
   CUDA(r->cudaFree(r->recv));
   CUDA(r->cudaStreamDestroy(r->stream));
   free(r->host);
 }
 
-void *kit_nccl_make_comm(struct kit_nccl_rank *r) {
+/* One for all ranks, made by the first process. */
+static struct kit_nccl_id get_id(struct kit_nccl_rank *r) {
   struct kit_nccl_id id;
-  void *comm = NULL;
-  if (r->rank == 0) {
-    NCCL(r, r->ncclGetUniqueId(&id));
-    for (int to = 1; to < r->n; to++) kit_send_bytes(r->self, to, &id, sizeof id);
-  } else {
+  if (kit_process_rank(r->self) > 0) {
     kit_recv_bytes(r->self, 0, &id, sizeof id);
+    return id;
   }
+  NCCL(r, r->ncclGetUniqueId(&id));
+  for (int to = 1; to < kit_process_count(r->self); to++) kit_send_bytes(r->self, to, &id, sizeof id);
+  return id;
+}
+
+void *kit_nccl_make_comm(struct kit_nccl_rank *r) {
+  struct kit_nccl_id id = get_id(r);
+  void *comm = NULL;
   kit_call_begin(KIT_CALL_COMM_INIT);
   NCCL(r, r->ncclCommInitRank(&comm, r->n, id, r->rank));
   kit_call_end();
   return comm;
+}
+
+void kit_nccl_make_comms(struct kit_nccl_rank *ranks, int n) {
+  struct kit_nccl_id id = get_id(&ranks[0]);
+  kit_call_begin(KIT_CALL_COMM_INIT);
+  NCCL(ranks, ranks->ncclGroupStart());
+  for (struct kit_nccl_rank *r = ranks; r < ranks + n; r++) {
+    use_gpu(r);
+    NCCL(r, r->ncclCommInitRank(&r->comm, r->n, id, r->rank));
+  }
+  NCCL(ranks, ranks->ncclGroupEnd());
+  kit_call_end();
+}
+
+void kit_nccl_destroy_comms(struct kit_nccl_rank *ranks, int n) {
+  kit_call_begin(KIT_CALL_COMM_DESTROY);
+  NCCL(ranks, ranks->ncclGroupStart());
+  for (struct kit_nccl_rank *r = ranks; r < ranks + n; r++) NCCL(r, r->ncclCommDestroy(r->comm));
+  NCCL(ranks, ranks->ncclGroupEnd());
+  kit_call_end();
 }
 
 void kit_nccl_destroy_comm(struct kit_nccl_rank *r, void *comm) {
@@ -125,6 +157,7 @@ static struct places places_of(const struct kit_nccl_rank *r, const struct kit_n
 
 void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
   struct places p = places_of(r, c, in_place);
+  use_gpu(r);
   kit_nccl_fill(c, r->host);
   CUDA(r->cudaMemset(r->recv, KIT_NCCL_UNTOUCHED, r->room));
   CUDA(r->cudaMemcpy(p.send, r->host, kit_nccl_send_count(c) * kit_nccl_type_size(c->type), HOST_TO_DEVICE));
@@ -132,10 +165,20 @@ void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bo
 
 int kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place) {
   struct places p = places_of(r, c, in_place);
+  use_gpu(r);
   kit_call_begin(KIT_CALL_COLLECTIVE);
   int result = make_call(r, c, p.send, p.recv);
   kit_call_end();
   return result;
+}
+
+int kit_nccl_start_all(struct kit_nccl_rank *ranks, const struct kit_nccl_call *calls, int n, bool in_place) {
+  int result = ranks->ncclGroupStart();
+  for (int i = 0; i < n && result == 0; i++) result = kit_nccl_start(&ranks[i], &calls[i], in_place);
+  kit_call_begin(KIT_CALL_COLLECTIVE);
+  int end = ranks->ncclGroupEnd();
+  kit_call_end();
+  return result ? result : end;
 }
 
 bool kit_nccl_poll(struct kit_nccl_rank *r, int *error) {
@@ -159,6 +202,7 @@ int kit_nccl_wait(struct kit_nccl_rank *r) {
 void kit_nccl_finish(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong) {
   struct places p = places_of(r, c, in_place);
   char first[128];
+  use_gpu(r);
   CUDA(r->cudaMemcpy(r->host, p.recv, kit_nccl_recv_count(c) * kit_nccl_type_size(c->type), DEVICE_TO_HOST));
   size_t bad = kit_nccl_verify(c, r->host, first, sizeof first);
   if (bad && !r->wrong[0])

@@ -43,7 +43,7 @@ struct kit_nccl_id { char bytes[128]; };
 
 struct kit_nccl_rank {
   struct kit_process *self;
-  int rank, n;
+  int rank, n, gpu;
 #define FIELD_(symbol, arguments) int(*symbol) arguments;
   KIT_NCCL_CALLS(FIELD_)
 #undef FIELD_
@@ -71,20 +71,26 @@ const char *kit_nccl_last_error(const struct kit_nccl_rank *r);
     ENSURE(result_ == 0, "%s: CUDA result %d", #call, result_); \
   } while (0)
 
-/* Opens the job's NCCL, chooses the rank's GPU, makes a stream and buffers. */
-void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, size_t room);
+/* Opens the job's NCCL, chooses the rank's GPU, makes a stream and buffers. which: of the process' ranks. */
+void kit_nccl_rank_open(struct kit_nccl_rank *r, struct kit_process *self, int which, size_t room);
 /* Frees these. */
 void kit_nccl_rank_close(struct kit_nccl_rank *r);
 
-/* A communicator of all ranks, and its end. */
+/* A communicator of all ranks, and its end. With one rank a process. */
 void *kit_nccl_make_comm(struct kit_nccl_rank *r);
 void kit_nccl_destroy_comm(struct kit_nccl_rank *r, void *comm);
+
+/* The same of the n ranks of a process: each one's comm is made and destroyed, by one group of NCCL's. */
+void kit_nccl_make_comms(struct kit_nccl_rank *ranks, int n);
+void kit_nccl_destroy_comms(struct kit_nccl_rank *ranks, int n);
 
 /* What a call is made of, one after the other. `prepare` fills the buffers; `start` calls NCCL and returns its result;
  * `wait` returns when the stream has done it, or with NCCL's result when that reports an error; `finish` compares, adds
  * the number of wrong elements, and writes the first of them to r->wrong. */
 void kit_nccl_prepare(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
 int kit_nccl_start(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place);
+/* The ranks' calls as one group of NCCL's; the first result that is no success. */
+int kit_nccl_start_all(struct kit_nccl_rank *ranks, const struct kit_nccl_call *calls, int n, bool in_place);
 int kit_nccl_wait(struct kit_nccl_rank *r);
 /* Looks once: true when the stream has done it, or when *error, which is 0 otherwise, has NCCL's result. */
 bool kit_nccl_poll(struct kit_nccl_rank *r, int *error);

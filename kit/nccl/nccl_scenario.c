@@ -85,7 +85,7 @@ static void repeated(struct kit_nccl_rank *r) {
 /* Neither waits for the other; each has a stream and buffers of its own. */
 static void two_at_once(struct kit_nccl_rank *first) {
   struct kit_nccl_rank second;
-  kit_nccl_rank_open(&second, first->self, first->room);
+  kit_nccl_rank_open(&second, first->self, 0, first->room);
   struct kit_nccl_rank *both[2] = {first, &second}, *r = first;
   for (int i = 0; i < 2; i++) both[i]->comm = kit_nccl_make_comm(both[i]);
   for (unsigned round = 0; round < ROUNDS; round++) {
@@ -257,10 +257,12 @@ const struct kit_nccl_scenario kit_nccl_scenarios[] = {
 
 void kit_nccl_scenario(struct kit_process *self) {
   struct kit_nccl_rank r;
-  const char *name = kit_job_arg(kit_process_job(self), "scenario");
+  if (kit_job_number(kit_process_job(self), "gpus_per_process", 1) > 1)
+    kit_skip("communicators are made, split and lost with one GPU a process; leave out --gpus-per-process");
+  const char *name = kit_job_arg(kit_process_job(self), "scenario"); /* good until the next argument is read */
   for (int i = 0; i < KIT_NCCL_SCENARIOS; i++) {
     if (strcmp(kit_nccl_scenarios[i].name, name) != 0) continue;
-    kit_nccl_rank_open(&r, self, LARGE * sizeof(float));
+    kit_nccl_rank_open(&r, self, 0, LARGE * sizeof(float));
     kit_nccl_scenarios[i].run(&r);
     kit_nccl_rank_close(&r);
     return;

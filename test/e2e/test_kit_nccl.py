@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 400
+# TEST-LIMIT: 600
 # TEST-READS: build/bin/rail-kit build/lib/ghost/libcuda.so.1 build/lib/ghost/libcudart.so.13
 # TEST-READS: build/lib/libnccl-net-socket.so build/lib/libnccl-net-ib.so build/lib/emu/libibverbs.so.1 test/e2e/coll.py
 # TEST-READS: build/lib/libnccl-net-railtrace.so
@@ -60,17 +60,18 @@ def the_line_that_repeats_a_case_repeats_it():
     """Over a library that is NCCL by its name only: what fails says how it is run again, and that does the same."""
     with tempfile.TemporaryDirectory() as folder:
         nccl = library(folder, "libnccl.so.2", "-Wl,--no-as-needed", str(BUILD / "lib/ghost/libcudart.so.13"))
-        chosen = ["--ranks", "4", "--ranks-per-host", "2", "--channels", "1", "--limit", "20", "--sizes", "8,2K",
-                  "--types", "float,int8", "--redops", "sum,max", "--only", "all_reduce.ring.LL", "--oob",
-                  "--gdr", "on"]
+        chosen = ["--ranks", "4", "--gpus-per-process", "2", "--ranks-per-host", "2", "--channels", "1",
+                  "--limit", "20", "--sizes", "8,2K", "--types", "float,int8", "--redops", "sum,max",
+                  "--only", "all_reduce.ring.LL", "--oob", "--gdr", "on"]
         done = run([KIT, "nccl", SOCKET, "--nccl", nccl, *chosen, "--json", "-"])
         if "without libelf" in done.stderr:
             raise Skip("this rail-kit was built without libelf")
         assert done.returncode == 1, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         first = json.loads(done.stdout)["results"]
         words = shlex.split(first[0]["again"])
-        for option in ("--ranks 4", "--ranks-per-host 2", "--channels 1", "--limit 20", "--sizes 8,2048",
-                       "--types float,int8", "--redops sum,max", "--only all_reduce.ring.LL", "--oob", "--gdr on"):
+        for option in ("--ranks 4", "--gpus-per-process 2", "--ranks-per-host 2", "--channels 1", "--limit 20",
+                       "--sizes 8,2048", "--types float,int8", "--redops sum,max", "--only all_reduce.ring.LL",
+                       "--oob", "--gdr on"):
             assert option in " ".join(words), (option, words)
         done = run([KIT, *words[1:], "--json", "-"])
         again = json.loads(done.stdout)["results"]
@@ -84,7 +85,10 @@ def arguments_are_checked():
                        (("nccl", SOCKET, "--nccl", "x", "--sizes", "8,x"), "8,x"),
                        (("nccl", SOCKET, "--nccl", "x", "--ranks", "1"), "--ranks"),
                        (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--ranks-per-host", "3"), "divisor"),
-                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--ranks-per-host", "4"), "divisor")):
+                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--ranks-per-host", "4"), "divisor"),
+                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--gpus-per-process", "4"), "divisor"),
+                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "6", "--gpus-per-process", "2",
+                         "--ranks-per-host", "3"), "multiple")):
         done = run([KIT, *args])
         assert done.returncode == 2 and word in done.stderr, (args, done)
     listed = run([KIT, "nccl", "--list", "--only", "all_reduce,*.LL128"]).stdout.split()
@@ -97,7 +101,7 @@ def need_nccl():
 
 
 def kit(plugin, *args, status=0, **changes):
-    done = run([KIT, "nccl", plugin, "--nccl", NCCL, "--json", "-", *args], **changes)
+    done = run([KIT, "nccl", plugin, "--nccl", NCCL, "--json", "-", *args], limit=300, **changes)
     assert done.returncode == status, (done.returncode, done.stdout[-3000:], done.stderr[-3000:])
     return json.loads(done.stdout)
 
@@ -145,6 +149,16 @@ def several_ranks_are_a_host():
     alone = kit(SOCKET, *options, "--only", "all_reduce.ring.Simple")
     through = {r["name"]: figure(r, "connections_by_the_plugin") for r in shared["results"]}
     assert through["all_reduce.ring.Simple"] < figure(alone["results"][0], "connections_by_the_plugin"), through
+
+
+def several_gpus_are_a_process():
+    """One thread makes the calls of two ranks; they are one host, and all between the two hosts is the plugin's."""
+    need_nccl()
+    report = kit(SOCKET, "--ranks", "4", "--gpus-per-process", "2", "--types", "float", "--redops", "sum",
+                 "--sizes", "8,1000,256K", "--only", "*.ring.LL,all_reduce.*.Simple,sendrecv,alltoall*,comm.split")
+    status = {r["name"]: r["status"] for r in report["results"]}
+    assert status.pop("comm.split") == "skip" and set(status.values()) == {"pass"} and len(status) == 10, report
+    assert all(figure(r, "connections_by_the_plugin") >= 4 for r in report["results"] if r["status"] == "pass"), report
 
 
 def groups_of_receives(case, *options):
@@ -207,5 +221,6 @@ if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
         arguments_are_checked, our_plugin_carries_every_collective, communicators_are_made_and_lost,
-        four_ranks_and_the_bootstrap, several_ranks_are_a_host, ranks_of_a_host_receive_in_groups,
-        groups_shrink, writes_to_gpu_memory_need_a_flush, another_network_is_noticed)])
+        four_ranks_and_the_bootstrap, several_ranks_are_a_host, several_gpus_are_a_process,
+        ranks_of_a_host_receive_in_groups, groups_shrink, writes_to_gpu_memory_need_a_flush,
+        another_network_is_noticed)])

@@ -57,9 +57,12 @@ static const char *const off_on[] = {"off", "on", NULL};
 static const struct tool_option options[] = {
     {"nccl", 'n', "PATH", "libnccl.so.2, built with a dynamic CUDA runtime: see docs/nccl.md", TOOL_TEXT,
      AT(how.library), .allowed = "a file"},
-    {"ranks", 'r', "N", "processes", TOOL_INT, AT(how.ranks), .min = 2, .max = KIT_NCCL_MAX_RANKS, .preset = "2"},
+    {"ranks", 'r', "N", "GPUs, in as many processes", TOOL_INT, AT(how.ranks), .min = 2,
+     .max = KIT_NCCL_MAX_RANKS, .preset = "2"},
     {"ranks-per-host", 0, "N", "so many of them are one host: a divisor of the ranks, and less", TOOL_INT,
-     AT(how.ranks_per_host), .min = 1, .max = KIT_NCCL_MAX_RANKS / 2, .preset = "1"},
+     AT(how.ranks_per_host), .min = 1, .max = KIT_NCCL_MAX_GPUS, .preset = "those of a process"},
+    {"gpus-per-process", 0, "N", "GPUs of a process, each of which is a rank", TOOL_INT, AT(how.gpus_per_process),
+     .min = 1, .max = KIT_NCCL_MAX_GPUS, .preset = "1"},
     {"channels", 'c', "N", "of NCCL's", TOOL_INT, AT(how.channels), .min = 1, .max = 16, .preset = "2"},
     {"only", 'o', "LIST", "these cases: names, numbers, areas (all_reduce), patterns (*.ring.LL)", LIST,
      AT(how.only)},
@@ -88,9 +91,9 @@ static const struct tool_command command = {
     .usage = "PLUGIN --nccl PATH [option...]",
     .about = "Runs NCCL's own host code over a plugin, with no GPU: its kernels run on the CPU, on a CUDA driver and\n"
              "runtime that emulate one. A process a rank, each of which NCCL takes for a host, so that all data goes\n"
-             "through the plugin, or several for one; contents are compared with scalar code, and NCCL's log is asked\n"
-             "which plugin carries each connection. Other cases make communicators, split and lose them. Times say\n"
-             "nothing about a GPU. Variables that are set stay: NCCL_P2P_DISABLE=0.",
+             "through the plugin, or several for one; or a process several ranks. Contents are compared with scalar\n"
+             "code, and NCCL's log is asked which plugin carries each connection. Other cases make communicators,\n"
+             "split and lose them. Times say nothing about a GPU. Variables that are set stay: NCCL_P2P_DISABLE=0.",
     .options = options,
     .noptions = sizeof options / sizeof *options,
     .tail = RK_EXIT_STATUS,
@@ -100,12 +103,15 @@ static int refuse_hosts(const struct kit_nccl *how) {
   char what[128];
   snprintf(what, sizeof what, "--ranks-per-host %d: --ranks is %d; allowed: a divisor of it that leaves several hosts",
            how->ranks_per_host, how->ranks);
+  if (how->ranks_per_host % how->gpus_per_process != 0)
+    snprintf(what, sizeof what, "--ranks-per-host %d: --gpus-per-process is %d; allowed: a multiple of it",
+             how->ranks_per_host, how->gpus_per_process);
   tool_misuse(&command, what, NULL);
   return TOOL_EXIT_USAGE;
 }
 
 int rk_nccl(int argc, char **argv) {
-  struct nccl_options o = {.how = {.ranks = 2, .ranks_per_host = 1, .channels = 2, .repeat = REPEAT,
+  struct nccl_options o = {.how = {.ranks = 2, .gpus_per_process = 1, .channels = 2, .repeat = REPEAT,
                                    .limit_ms = 60000, .nsizes = 4, .sizes = {8, 1000, 64 << 10, 1 << 20}}};
   char **plugins;
   int r = tool_options_read(&command, argc, argv, &o, &plugins);
@@ -114,7 +120,9 @@ int rk_nccl(int argc, char **argv) {
   if (!plugins[0]) return tool_misuse(&command, "a plugin is missing", NULL), TOOL_EXIT_USAGE;
   if (plugins[1]) return tool_misuse(&command, "one plugin at a time, not also", plugins[1]), TOOL_EXIT_USAGE;
   if (!o.how.library) return tool_misuse(&command, "--nccl is missing", NULL), TOOL_EXIT_USAGE;
-  if (o.how.ranks % o.how.ranks_per_host != 0 || o.how.ranks == o.how.ranks_per_host)
+  if (!o.how.ranks_per_host) o.how.ranks_per_host = o.how.gpus_per_process;
+  if (o.how.ranks % o.how.ranks_per_host != 0 || o.how.ranks == o.how.ranks_per_host ||
+      o.how.ranks_per_host % o.how.gpus_per_process != 0)
     return refuse_hosts(&o.how);
   o.how.plugin = plugins[0];
   return kit_nccl_run(&o.how);
