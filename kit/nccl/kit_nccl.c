@@ -143,7 +143,7 @@ static void make_env(struct env *e, const struct run *run, const struct nccl_cas
   add_env(e, "NCCL_NET=%s", run->probe.name);
   add_env(e, "NCCL_DEBUG=%s", trace ? "TRACE" : "INFO");
   add_env(e, "NCCL_DEBUG_FILE=/proc/self/fd/%d", log);
-  add_env(e, "NCCL_DEBUG_SUBSYS=INIT,NET,ENV");
+  add_env(e, "NCCL_DEBUG_SUBSYS=INIT,NET,ENV,ALLOC,ALLOC_HOST");
   if (t->algo) add_env(e, "NCCL_ALGO=%s", t->algo);
   if (t->proto) add_env(e, "NCCL_PROTO=%s", t->proto);
   if (how->oob) add_env(e, "NCCL_OOB_NET_ENABLE=1");
@@ -203,9 +203,8 @@ static bool is_within_host(const char *via) {
 /* device: "0", or "0(3)", through rank 3, and what else NCCL says. */
 static bool is_by_another(const char *device) { return device[strspn(device, "0123456789")] == '('; }
 
-static void read_line(struct proof *p, const char *line, size_t n, const char *name) {
-  char text[512], wanted[280];
-  snprintf(text, sizeof text, "%.*s", (int)n, line);
+static void read_line(struct proof *p, const char *text, const char *name) {
+  char wanted[280];
   snprintf(wanted, sizeof wanted, " via NET/%s/", name);
   const char *via = strstr(text, " via "), *version = strstr(text, "NCCL version "), *warn = strstr(text, "NCCL WARN ");
   bool connection = via && (strstr(text, "Channel ") || strstr(text, "[send]") || strstr(text, "[receive]")) &&
@@ -221,6 +220,19 @@ static void read_line(struct proof *p, const char *line, size_t n, const char *n
   if (warn && !p->warning[0]) snprintf(p->warning, sizeof p->warning, "%.500s", warn);
 }
 
+/* NCCL unlinks its shared memory once both ends have it, and the rest with the communicator. That of ranks which were
+ * killed stays, and only NCCL's log has its names (ncclShmOpen in src/misc/shmutils.cc). */
+static void remove_shared_memory(const char *text) {
+  static const char allocated[] = " bytes of shared memory in ", folder[] = "/dev/shm/";
+  const char *at = strstr(text, allocated), *path = at ? at + strlen(allocated) : "";
+  const char *name = strncmp(path, folder, strlen(folder)) == 0 ? path + strlen(folder) : "";
+  char file[64];
+  if (strncmp(name, "nccl-", 5) != 0 || strchr(name, '/') || strlen(path) >= sizeof file) return;
+  snprintf(file, sizeof file, "%s", path);
+  file[strcspn(file, " ")] = 0;
+  unlink(file);
+}
+
 static void read_log(struct proof *p, int log, const char *name) {
   struct stat st;
   if (fstat(log, &st) != 0 || st.st_size <= 0) return;
@@ -229,7 +241,10 @@ static void read_log(struct proof *p, int log, const char *name) {
   for (char *line = at; line < end;) {
     char *next = memchr(line, '\n', (size_t)(end - line));
     size_t n = (size_t)((next ? next : end) - line);
-    read_line(p, line, n, name);
+    char text[512];
+    snprintf(text, sizeof text, "%.*s", (int)n, line);
+    read_line(p, text, name);
+    remove_shared_memory(text);
     line += n + 1;
   }
   munmap(at, (size_t)st.st_size);

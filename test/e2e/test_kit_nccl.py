@@ -22,12 +22,31 @@ TRACE = str(BUILD / "lib" / "libnccl-net-railtrace.so")
 NCCL = os.environ.get("RAIL_TEST_NCCL")
 
 
-def library(folder, soname, *linked):
+NOTHING = "int ncclGetVersion(int *v);\nint ncclGetVersion(int *v) { *v = 1; return 0; }\n"
+# As NCCL makes shared memory, and logs it; the names are written to a file of the test's, too.
+MAKES_SHARED_MEMORY = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+__attribute__((constructor)) static void make(void) {
+  char path[] = "/dev/shm/nccl-XXXXXX";
+  FILE *log = fopen(getenv("NCCL_DEBUG_FILE"), "a"), *names = fopen(getenv("NAMES"), "a");
+  close(mkstemp(path));
+  fprintf(log, "host:1:2 [0] NCCL INFO Allocated 4096 bytes of shared memory in %s\n", path);
+  fprintf(log, "host:1:2 [0] NCCL INFO Allocated 4096 bytes of shared memory in %s\n", getenv("OTHER"));
+  fprintf(names, "%s\n", path);
+  fclose(log);
+  fclose(names);
+}
+"""
+
+
+def library(folder, soname, *linked, code=NOTHING):
     """A shared library of that soname, linked with those."""
     path = f"{folder}/lib.so"
     source = f"{folder}/x.c"
     with open(source, "w") as f:
-        f.write("int ncclGetVersion(int *v);\nint ncclGetVersion(int *v) { *v = 1; return 0; }\n")
+        f.write(code)
     compiler = os.environ.get("CC", "gcc").split()[0]
     subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{soname}", source, *linked, "-o", path],
                    check=True)
@@ -77,6 +96,22 @@ def the_line_that_repeats_a_case_repeats_it():
         again = json.loads(done.stdout)["results"]
         assert [(r["name"], r["status"], r["again"]) for r in again] == \
             [(r["name"], r["status"], r["again"]) for r in first], (first, again)
+
+
+def shared_memory_that_is_left_is_removed():
+    """What NCCL's log says that it made under NCCL's names; nothing else, whatever a line says."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="other-") as other:
+        nccl = library(folder, "libnccl.so.2", "-Wl,--no-as-needed", str(BUILD / "lib/ghost/libcudart.so.13"),
+                       code=MAKES_SHARED_MEMORY)
+        done = run([KIT, "nccl", SOCKET, "--nccl", nccl, "--only", "all_reduce.ring.LL"],
+                   NAMES=f"{folder}/names", OTHER=other.name)
+        if "without libelf" in done.stderr:
+            raise Skip("this rail-kit was built without libelf")
+        names = pathlib.Path(f"{folder}/names").read_text().split()
+        left = [name for name in names if os.path.exists(name)]
+        for name in left:
+            os.unlink(name)
+        assert len(names) == 2 and not left and os.path.exists(other.name), (names, left, done)
 
 
 def arguments_are_checked():
@@ -220,7 +255,7 @@ def another_network_is_noticed():
 if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
-        arguments_are_checked, our_plugin_carries_every_collective, communicators_are_made_and_lost,
-        four_ranks_and_the_bootstrap, several_ranks_are_a_host, several_gpus_are_a_process,
+        shared_memory_that_is_left_is_removed, arguments_are_checked, our_plugin_carries_every_collective,
+        communicators_are_made_and_lost, four_ranks_and_the_bootstrap, several_ranks_are_a_host, several_gpus_are_a_process,
         ranks_of_a_host_receive_in_groups, groups_shrink, writes_to_gpu_memory_need_a_flush,
         another_network_is_noticed)])
