@@ -151,6 +151,7 @@ GH_API int cuStreamBeginCapture_v2(void *stream, int mode);
 GH_API int cuStreamEndCapture(void *stream, void **graph);
 GH_API int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
                                      const void **dependencies, size_t *n);
+GH_API int cuStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t n, unsigned flags);
 GH_API int cuThreadExchangeStreamCaptureMode(int *mode);
 GH_API int cuEventCreate(void **event, unsigned flags);
 GH_API int cuEventDestroy_v2(void *event);
@@ -160,6 +161,8 @@ GH_API int cuEventSynchronize(void *event);
 GH_API int cuUserObjectCreate(void **object, void *arg, void (*destroy)(void *arg), unsigned count, unsigned flags);
 GH_API int cuUserObjectRelease(void *object, unsigned count);
 GH_API int cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags);
+GH_API int cuGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event);
+GH_API int cuGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t n);
 GH_API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags);
 GH_API int cuGraphLaunch(void *exec, void *stream);
 GH_API int cuGraphExecDestroy(void *exec);

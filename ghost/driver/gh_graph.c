@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The emulated driver's graphs: what a capture noted down, in the order in which it was asked for. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "ghost/driver/gh_queue.h"
 
@@ -34,6 +35,93 @@ GH_API int cuStreamBeginCapture_v2(void *stream, int mode) {
   gh_queue_join(s, c);
   return gh_queue_leave(OK);
 }
+
+/* ---- nodes, of a graph that is being captured: its capture is the graph ---- */
+
+static struct capture *capture_of(const void *graph) {
+  for (const struct stream *s = gh_queue_all(); s; s = s->next)
+    if (s->capture && s->capture == graph) return s->capture;
+  return NULL;
+}
+
+static struct node *find_node(const struct capture *c, const void *node) {
+  struct node *n = c->nodes;
+  while (n && n != node) n = n->next;
+  return n;
+}
+
+static struct node *add_node(struct capture *c, const struct before *before) {
+  struct node *n = calloc(1, sizeof *n);
+  if (!n) return NULL;
+  *n = (struct node){.next = c->nodes, .before = *before};
+  return c->nodes = n;
+}
+
+static void add_before(struct before *to, const struct before *from) {
+  for (int i = 0; i < MAX_CAPTURED; i++)
+    if (to->nodes[i] < from->nodes[i]) to->nodes[i] = from->nodes[i];
+}
+
+static void free_capture(struct capture *c) {
+  while (c->nodes) {
+    struct node *next = c->nodes->next;
+    free(c->nodes);
+    c->nodes = next;
+  }
+  free(c);
+}
+
+/* flags: 1 replaces what comes before the stream's next item, 0 adds to that. */
+GH_API int cuStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t n, unsigned flags) {
+  struct stream *s;
+  struct before before = {{0}};
+  int r = gh_queue_enter("cuStreamUpdateCaptureDependencies", stream, &s);
+  if (r) return r;
+  if (!s->capture || flags > 1) return gh_queue_leave(INVALID_VALUE);
+  for (size_t i = 0; i < n; i++) {
+    const struct node *node = find_node(s->capture, nodes[i]);
+    if (!node) return gh_queue_leave(INVALID_VALUE);
+    add_before(&before, &node->before);
+  }
+  if (flags == 0) add_before(&before, &s->before);
+  s->before = before;
+  return gh_queue_leave(OK);
+}
+
+/* A launch of the graph records the event when it comes here. What the node waits for was captured before, as all that
+ * is told of it later (cuGraphAddDependencies) must have been: items of a launch run in the order of the capture. */
+GH_API int cuGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event) {
+  struct before before = {{0}};
+  int r = gh_enter_context("cuGraphAddEventRecordNode");
+  if (r) return r;
+  pthread_mutex_lock(&gh_queue_lock);
+  struct capture *c = capture_of(graph);
+  for (size_t i = 0; c && i < n; i++) {
+    const struct node *of = find_node(c, after[i]);
+    if (!of) c = NULL;
+    else add_before(&before, &of->before);
+  }
+  if (!c) return gh_queue_leave(INVALID_VALUE);
+  if (!(*node = add_node(c, &before))) return gh_queue_leave(OUT_OF_MEMORY);
+  gh_items_add(&c->end, &(struct item){.kind = RECORD, .event = event});
+  return gh_queue_leave(OK);
+}
+
+GH_API int cuGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t n) {
+  int r = gh_enter_context("cuGraphAddDependencies");
+  if (r) return r;
+  pthread_mutex_lock(&gh_queue_lock);
+  struct capture *c = capture_of(graph);
+  for (size_t i = 0; c && i < n; i++) {
+    const struct node *a = find_node(c, from[i]);
+    struct node *b = find_node(c, to[i]);
+    if (!a || !b) return gh_queue_leave(INVALID_VALUE);
+    add_before(&b->before, &a->before);
+  }
+  return gh_queue_leave(c ? OK : INVALID_VALUE);
+}
+
+/* ---- captures ---- */
 
 /* Takes all streams out of the capture. False if the first has not waited for all that another did. */
 static bool end_for_all_streams(struct capture *c, const struct stream *first) {
@@ -114,8 +202,19 @@ GH_API int cuStreamEndCapture(void *stream, void **graph) {
     gh_items_free(c->first);
     release_all(&c->objects);
   }
-  free(c);
+  free_capture(c);
   return r;
+}
+
+/* What comes before the stream's next item is shown as one node, or as none. */
+static int show_nodes(struct stream *s, const void **nodes, size_t *n) {
+  static const struct before nothing;
+  struct capture *c = s->capture;
+  size_t shown = memcmp(&s->before, &nothing, sizeof nothing) != 0;
+  if (shown && !(c->shown[0] = add_node(c, &s->before))) return OUT_OF_MEMORY;
+  if (nodes) *(const void *const **)nodes = c->shown;
+  if (n) *n = shown;
+  return OK;
 }
 
 GH_API int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph, const void **dependencies,
@@ -123,11 +222,12 @@ GH_API int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, vo
   struct stream *s;
   int r = gh_queue_enter("cuStreamGetCaptureInfo_v2", stream, &s);
   if (r) return r;
-  if (!status || dependencies || n) return gh_queue_leave(INVALID_VALUE); /* there are no nodes to show */
+  if (!status) return gh_queue_leave(INVALID_VALUE);
+  if (s->capture && (dependencies || n)) r = show_nodes(s, dependencies, n);
   if (graph) *graph = s->capture;
   *status = !s->capture ? 0 : s->capture->invalid ? 2 : 1;
   if (id) *id = s->capture ? s->capture->id : 0;
-  return gh_queue_leave(OK);
+  return gh_queue_leave(r);
 }
 
 static struct item *copy_items(const struct item *list) {
@@ -157,6 +257,17 @@ GH_API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long l
   return OK;
 }
 
+static void launch_item(struct stream *s, const struct item *i) {
+  if (!i->event) {
+    gh_queue_append(s, i);
+  } else if (i->kind == WAIT) {
+    gh_queue_wait(s, i->event->mark);
+  } else {
+    i->event->of = NULL;
+    gh_queue_record(s, &i->event->mark);
+  }
+}
+
 GH_API int cuGraphLaunch(void *exec, void *stream) {
   struct stream *s;
   struct exec *e = exec;
@@ -164,7 +275,7 @@ GH_API int cuGraphLaunch(void *exec, void *stream) {
   if (r) return r;
   if (e->alive != ALIVE_EXEC || s->capture) return gh_queue_leave(s->capture ? CAPTURE_UNSUPPORTED : INVALID_HANDLE);
   gh_queue_wait(s, e->last);
-  for (const struct item *i = e->first; i; i = i->next) gh_queue_append(s, i);
+  for (const struct item *i = e->first; i; i = i->next) launch_item(s, i);
   gh_queue_record(s, &e->last);
   return gh_queue_leave(OK);
 }

@@ -16,7 +16,7 @@ struct mark {
 };
 
 /* In a capture: how many nodes of each of its streams come before something. */
-#define MAX_CAPTURED 8
+#define MAX_CAPTURED 16
 struct before { int nodes[MAX_CAPTURED]; };
 
 struct event {
@@ -47,6 +47,7 @@ struct item {
   size_t size;
   unsigned char value;
   struct mark *mark;
+  struct event *event;      /* RECORD, WAIT of a graph: as the event is at each launch, until which it must live */
 };
 
 /* How long something may take, on the wall. */
@@ -79,8 +80,17 @@ struct objects {
   int n;
 };
 
+/* What a program holds as nodes of a graph that is being captured: all that comes before something. */
+struct node {
+  struct node *next;
+  struct before before;
+};
+
 struct capture {
   uint64_t id;
+  struct node *nodes;
+  const void *shown[1]; /* the nodes that the last query has given */
+  struct before given;  /* items of each stream, ever */
   struct objects objects;
   int mode;
   bool invalid;
@@ -111,6 +121,7 @@ void gh_queue_append(struct stream *s, const struct item *item);
 void gh_queue_record(struct stream *s, struct mark **mark);
 void gh_queue_wait(struct stream *s, struct mark *mark); /* NULL: for nothing */
 void gh_mark_unref(struct mark *m);
+void gh_items_add(struct item ***end, const struct item *item); /* a copy */
 void gh_items_free(struct item *list);
 void gh_blob_ref(struct gh_blob *blob); /* of an item that is copied; may be NULL */
 void gh_blob_unref(struct gh_blob *blob);

@@ -7,6 +7,7 @@
 
 #define ALIVE_STREAM 0x73747265616dull
 #define ALIVE_EVENT 0x6576656e74ull
+#define WAIT_EXTERNAL 1u /* the event is none of the capture's */
 
 pthread_mutex_t gh_queue_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t gh_queue_changed = PTHREAD_COND_INITIALIZER;
@@ -132,7 +133,7 @@ struct stream *gh_queue_stream(void *handle) {
 
 struct stream *gh_queue_all(void) { return streams; }
 
-static void append(struct item ***end, const struct item *item) {
+void gh_items_add(struct item ***end, const struct item *item) {
   struct item *copy = malloc(sizeof *copy);
   *copy = *item;
   copy->next = NULL;
@@ -143,7 +144,7 @@ static void append(struct item ***end, const struct item *item) {
 }
 
 void gh_queue_append(struct stream *s, const struct item *item) {
-  append(&s->end, item);
+  gh_items_add(&s->end, item);
   s->given++;
   pthread_cond_broadcast(&gh_queue_changed);
 }
@@ -191,8 +192,8 @@ int gh_queue_add(struct stream *s, const struct item *item) {
   }
   struct capture *c = s->capture;
   if (c->invalid) return CAPTURE_INVALIDATED;
-  append(&c->end, item);
-  s->before.nodes[s->index]++;
+  gh_items_add(&c->end, item);
+  s->before.nodes[s->index] = ++c->given.nodes[s->index];
   if (item->kind != KERNEL) return OK;
   /* All kernels are of one communicator: they must not run side by side. */
   if (!all_before(&c->kernel, &s->before)) return UNORDERED;
@@ -257,7 +258,7 @@ GH_API int cuStreamDestroy_v2(void *stream) {
   struct stream *s;
   int r = gh_queue_enter("cuStreamDestroy_v2", stream, &s);
   if (r) return r;
-  if (s == legacy || s->capture) return gh_queue_leave(INVALID_VALUE);
+  if (s == legacy || (s->capture && s->index == 0)) return gh_queue_leave(INVALID_VALUE);
   struct stream **at = &streams;
   while (*at != s) at = &(*at)->next;
   *at = s->next;
@@ -380,7 +381,11 @@ GH_API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
   struct stream *s;
   struct event *e = event;
   int r = gh_queue_enter("cuStreamWaitEvent", stream, &s);
-  if (r || flags || e->alive != ALIVE_EVENT) return r ? r : gh_queue_leave(flags ? INVALID_VALUE : INVALID_HANDLE);
+  bool external = flags == WAIT_EXTERNAL;
+  if (r || (flags && !external) || e->alive != ALIVE_EVENT)
+    return r ? r : gh_queue_leave(e->alive == ALIVE_EVENT ? INVALID_VALUE : INVALID_HANDLE);
+  if (external && !s->capture) return gh_queue_leave(INVALID_VALUE);
+  if (external) return gh_queue_leave(gh_queue_add(s, &(struct item){.kind = WAIT, .event = e}));
   if (e->of) return gh_queue_leave(wait_captured(s, e));
   if (s->capture) {
     s->capture->invalid = true;

@@ -101,14 +101,25 @@ GH_API int cudaLaunchKernelExC(const struct gh_launch_config_rt *config, const v
 GH_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status);
 GH_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                             unsigned long long flags, int *status);
-/* What NCCL does when a stream captures needs a graph's nodes, which the driver does not show: not supported. */
 GH_API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
                                     const void **nodes, const void **edges, size_t *n);
 GH_API int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
                                        const void **nodes, size_t *n);
-GH_API int cudaStreamUpdateCaptureDependencies(void);
-GH_API int cudaGraphAddEventRecordNode(void);
-GH_API int cudaGraphAddDependencies(void);
+/* Edges have no data here. */
+#if GH_RT_VERSION >= 13000
+GH_API int cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, const void *edges, size_t n, unsigned flags);
+GH_API int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges, size_t n);
+#else
+GH_API int cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t n, unsigned flags);
+GH_API int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t n);
+#endif
+GH_API int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event);
+GH_API int cudaStreamBeginCapture(void *stream, int mode);
+GH_API int cudaStreamEndCapture(void *stream, void **graph);
+GH_API int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags);
+GH_API int cudaGraphLaunch(void *exec, void *stream);
+GH_API int cudaGraphExecDestroy(void *exec);
+GH_API int cudaGraphDestroy(void *graph);
 GH_API int cudaMemcpyBatchAsync(void);
 GH_API int cudaArrayGetInfo(void);
 

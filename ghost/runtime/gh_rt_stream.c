@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The runtime's streams, events, and what little it has of graphs. */
+ * The runtime's streams, events, and graphs. */
 #include "ghost/runtime/gh_cudart.h"
 
 GH_API int cudaStreamCreate(void **stream) { GH_RT_CALL(cuStreamCreate(stream, 0)); }
@@ -38,8 +38,7 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
                         size_t *n) {
   uint64_t number = 0;
   int r = gh_rt_enter();
-  if (r == 0) r = cuStreamGetCaptureInfo_v2(stream, status, &number, graph, NULL, NULL);
-  if (r == 0 && *status && (nodes || n)) r = GH_RT_NOT_SUPPORTED;
+  if (r == 0) r = cuStreamGetCaptureInfo_v2(stream, status, &number, graph, nodes, n);
   if (r == 0 && id) *id = number;
   return gh_rt_leave(r);
 }
@@ -63,8 +62,35 @@ GH_API int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, 
   GH_RT_CALL(cuGraphRetainUserObject(graph, object, count, flags));
 }
 
-GH_API int cudaStreamUpdateCaptureDependencies(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
-GH_API int cudaGraphAddEventRecordNode(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
-GH_API int cudaGraphAddDependencies(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
+#if GH_RT_VERSION >= 13000
+GH_API int cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, const void *edges, size_t n,
+                                               unsigned flags) {
+  if (edges) return gh_rt_leave(GH_RT_NOT_SUPPORTED);
+  GH_RT_CALL(cuStreamUpdateCaptureDependencies(stream, nodes, n, flags));
+}
+GH_API int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges, size_t n) {
+  if (edges) return gh_rt_leave(GH_RT_NOT_SUPPORTED);
+  GH_RT_CALL(cuGraphAddDependencies(graph, from, to, n));
+}
+#else
+GH_API int cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t n, unsigned flags) {
+  GH_RT_CALL(cuStreamUpdateCaptureDependencies(stream, nodes, n, flags));
+}
+GH_API int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t n) {
+  GH_RT_CALL(cuGraphAddDependencies(graph, from, to, n));
+}
+#endif
+
+GH_API int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event) {
+  GH_RT_CALL(cuGraphAddEventRecordNode(node, graph, after, n, event));
+}
+GH_API int cudaStreamBeginCapture(void *stream, int mode) { GH_RT_CALL(cuStreamBeginCapture_v2(stream, mode)); }
+GH_API int cudaStreamEndCapture(void *stream, void **graph) { GH_RT_CALL(cuStreamEndCapture(stream, graph)); }
+GH_API int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags) {
+  GH_RT_CALL(cuGraphInstantiateWithFlags(exec, graph, flags));
+}
+GH_API int cudaGraphLaunch(void *exec, void *stream) { GH_RT_CALL(cuGraphLaunch(exec, stream)); }
+GH_API int cudaGraphExecDestroy(void *exec) { GH_RT_CALL(cuGraphExecDestroy(exec)); }
+GH_API int cudaGraphDestroy(void *graph) { GH_RT_CALL(cuGraphDestroy(graph)); }
 GH_API int cudaMemcpyBatchAsync(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
 GH_API int cudaArrayGetInfo(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }

@@ -16,7 +16,7 @@
 #define KIT_NCCL_MAX_RANKS 8
 #define KIT_NCCL_MAX_GPUS (KIT_NCCL_MAX_RANKS / 2) /* of a process, or of a host */
 #define KIT_NCCL_WARM 3 /* communicators of comm.repeated after which nothing may grow any more */
-#define KIT_NCCL_SCENARIOS 6
+#define KIT_NCCL_SCENARIOS 7
 #define KIT_NCCL_UNTOUCHED 0x5a /* each byte of a receive buffer before a call */
 
 struct kit_nccl_rank;

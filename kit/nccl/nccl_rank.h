@@ -39,7 +39,13 @@ struct kit_nccl_id { char bytes[128]; };
   X(cudaStreamCreateWithFlags, (void **stream, unsigned flags))                                              \
   X(cudaStreamQuery, (void *stream))                                                                         \
   X(cudaStreamSynchronize, (void *stream))                                                                   \
-  X(cudaStreamDestroy, (void *stream))
+  X(cudaStreamDestroy, (void *stream))                                                                       \
+  X(cudaStreamBeginCapture, (void *stream, int mode))                                                        \
+  X(cudaStreamEndCapture, (void *stream, void **graph))                                                      \
+  X(cudaGraphInstantiate, (void **exec, void *graph, unsigned long long flags))                              \
+  X(cudaGraphLaunch, (void *exec, void *stream))                                                             \
+  X(cudaGraphExecDestroy, (void *exec))                                                                      \
+  X(cudaGraphDestroy, (void *graph))
 
 struct kit_nccl_rank {
   struct kit_process *self;

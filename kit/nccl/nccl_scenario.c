@@ -23,6 +23,8 @@
 #define LARGE (256u << 10) /* elements: several steps of every channel */
 #define ROUNDS 20          /* before something happens */
 #define STOPPED_S 3
+#define GRAPH_LAUNCHES 3
+#define CAPTURE_THREAD 1 /* cudaStreamCaptureModeThreadLocal */
 
 static struct kit_nccl_call all_reduce(const struct kit_nccl_rank *r, size_t count, unsigned round) {
   return (struct kit_nccl_call){.coll = KIT_NCCL_ALL_REDUCE, .type = FLOAT, .count = count, .rank = r->rank,
@@ -123,6 +125,38 @@ static void split(struct kit_nccl_rank *r) {
   kit_barrier(r->self);
   kit_nccl_destroy_comm(r, child.comm);
   one_call(r, LARGE, 0);
+  kit_barrier(r->self);
+  kit_nccl_destroy_comm(r, r->comm);
+}
+
+/* ---- a graph ---- */
+
+/* One all-reduce that a stream has captured, as what the stream then does for each launch. */
+static void *capture(struct kit_nccl_rank *r, const struct kit_nccl_call *c) {
+  void *graph, *exec;
+  CUDA(r->cudaStreamBeginCapture(r->stream, CAPTURE_THREAD));
+  NCCL(r, kit_nccl_start(r, c, false));
+  CUDA(r->cudaStreamEndCapture(r->stream, &graph));
+  CUDA(r->cudaGraphInstantiate(&exec, graph, 0));
+  CUDA(r->cudaGraphDestroy(graph));
+  return exec;
+}
+
+/* Launched again and again with other contents, between calls that are in no graph. */
+static void captured(struct kit_nccl_rank *r) {
+  struct kit_nccl_call c = all_reduce(r, LARGE, 0);
+  size_t wrong = 0;
+  r->comm = kit_nccl_make_comm(r);
+  void *exec = capture(r, &c);
+  for (c.round = 0; c.round < GRAPH_LAUNCHES; c.round++) {
+    kit_nccl_prepare(r, &c, false);
+    CUDA(r->cudaGraphLaunch(exec, r->stream));
+    NCCL(r, kit_nccl_wait(r));
+    kit_nccl_finish(r, &c, false, &wrong);
+    ENSURE(!wrong, "launch %u of a graph: %s", c.round, r->wrong);
+    one_call(r, SMALL, c.round);
+  }
+  CUDA(r->cudaGraphExecDestroy(exec));
   kit_barrier(r->self);
   kit_nccl_destroy_comm(r, r->comm);
 }
@@ -249,6 +283,8 @@ const struct kit_nccl_scenario kit_nccl_scenarios[] = {
   {"comm.two_at_once", "two communicators of one process work at the same time, and one when the other is gone", false,
    two_at_once},
   {"comm.split", "a communicator that was split works beside its parts", false, split},
+  {"comm.graph", "a collective that was captured in a CUDA graph is launched several times, between others", false,
+   captured},
   {"fault.killed", "when a rank is killed NCCL reports an error on another one, and all can abort", false, killed},
   {"fault.aborted", "when a rank aborts NCCL reports an error on another one, and a new communicator works", false,
    aborted},

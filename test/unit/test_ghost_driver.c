@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Ghost's driver and runtime: the order in a stream, copies of any direction, kinds of memory and whose it is. */
+ * Ghost's driver and runtime: the order in a stream, copies of any direction, kinds of memory and whose it is,
+ * graphs. */
+#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -214,7 +216,80 @@ TEST(a_dma_buf_leads_to_its_memory) {
   close(fd);
 }
 
+static atomic_int gate;
+
+static void wait_for_gate(void *arg) {
+  (void)arg;
+  while (!atomic_load(&gate)) usleep(100);
+}
+
+/* As NCCL captures: a stream joins without what came before, waits for an event of a stream that is not captured, and
+ * the event's next record is a node of its own. The event is the one of each launch. */
+TEST(a_launch_waits_for_events_outside_of_its_graph) {
+  enum { SIZE = 64, REPLACE = 1, EXTERNAL = 1, THREAD = 1, LAUNCHES = 2, BUSY = 600 };
+  open_libraries();
+  int (*begin)(void *, int) = symbol("cudaStreamBeginCapture");
+  int (*end)(void *, void **) = symbol("cudaStreamEndCapture");
+  int (*info)(void *, int *, unsigned long long *, void **, void *const **, const void **, size_t *) =
+      symbol("cudaStreamGetCaptureInfo");
+  int (*follow)(void *, void **, const void *, size_t, unsigned) = symbol("cudaStreamUpdateCaptureDependencies");
+  int (*add_record)(void **, void *, void *const *, size_t, void *) = symbol("cudaGraphAddEventRecordNode");
+  int (*depend)(void *, void *const *, void *const *, const void *, size_t) = symbol("cudaGraphAddDependencies");
+  int (*instantiate)(void **, void *, unsigned long long) = symbol("cudaGraphInstantiate");
+  int (*launch)(void *, void *) = symbol("cudaGraphLaunch"), (*end_exec)(void *) = symbol("cudaGraphExecDestroy");
+  int (*end_graph)(void *) = symbol("cudaGraphDestroy"), (*query)(void *) = symbol("cudaStreamQuery");
+  int (*make_event)(void **) = symbol("cudaEventCreate"), (*end_event)(void *) = symbol("cudaEventDestroy");
+  int (*record)(void *, void *) = symbol("cudaEventRecord"), (*over)(void *) = symbol("cudaEventQuery");
+  int (*wait)(void *, void *, unsigned) = symbol("cudaStreamWaitEvent");
+  int (*call_host)(void *, void (*)(void *), void *) = symbol("cudaLaunchHostFunc");
+  char *memory;
+  void *origin, *joined, *live, *fork, *outside, *graph, *exec, *capture, *node, *const *nodes;
+  size_t n;
+  int status;
+  CUDA(cuda_malloc((void **)&memory, SIZE));
+  void **const streams[] = {&origin, &joined, &live}, **const events[] = {&fork, &outside};
+  for (int i = 0; i < 3; i++) CUDA(make_stream(streams[i], 1));
+  for (int i = 0; i < 2; i++) CUDA(make_event(events[i]));
+  CHECK(wait(live, outside, EXTERNAL) != 0); /* it does not capture */
+
+  CUDA(begin(origin, THREAD));
+  CUDA(record(fork, origin));
+  CUDA(wait(joined, fork, 0));
+  CUDA(follow(joined, NULL, NULL, 0, REPLACE));
+  CUDA(info(joined, &status, NULL, &capture, &nodes, NULL, &n));
+  CHECK(status == 1 && n == 0);
+  CUDA(wait(joined, outside, EXTERNAL));
+  CUDA(async_set(memory, 1, SIZE, joined));
+  CUDA(add_record(&node, capture, NULL, 0, outside));
+  CUDA(info(joined, &status, NULL, &capture, &nodes, NULL, &n));
+  CHECK_INT((int)n, 1);
+  CUDA(depend(capture, nodes, &node, NULL, 1));
+  CUDA(follow(joined, &node, NULL, 1, REPLACE));
+  CHECK(follow(joined, &capture, NULL, 1, REPLACE) != 0); /* no node */
+  CUDA(record(fork, joined));
+  CUDA(wait(origin, fork, 0));
+  CUDA(end(origin, &graph));
+  CUDA(instantiate(&exec, graph, 0));
+  CUDA(end_graph(graph));
+  for (int i = 0; i < LAUNCHES; i++) {
+    memset(memory, 0, SIZE);
+    atomic_store(&gate, 0);
+    CUDA(call_host(live, wait_for_gate, NULL));
+    CUDA(record(outside, live));
+    CUDA(launch(exec, origin));
+    CHECK(query(origin) == BUSY && memory[0] == 0);
+    atomic_store(&gate, 1);
+    CUDA(sync_stream(origin));
+    CHECK(memory[0] == 1 && over(outside) == 0);
+  }
+  CUDA(end_exec(exec));
+  for (int i = 0; i < 3; i++) CUDA(end_stream(*streams[i]));
+  for (int i = 0; i < 2; i++) CUDA(end_event(*events[i]));
+  CUDA(cuda_free(memory));
+}
+
 TEST_MAIN(TEST_CASE(what_nics_wrote_is_counted), TEST_CASE(a_dma_buf_leads_to_its_memory),
           TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
           TEST_CASE(memory_has_ends_and_owners), TEST_CASE(memory_of_another_process),
-          TEST_CASE(the_runtime_says_what_the_driver_does))
+          TEST_CASE(the_runtime_says_what_the_driver_does),
+          TEST_CASE(a_launch_waits_for_events_outside_of_its_graph))
