@@ -144,7 +144,7 @@ struct emu_cq {
   uint32_t cap, head;
   _Atomic uint32_t count; /* changed under the lock; read without it by a poll that may find nothing */
   unsigned int users, async_events, comp_events; /* events: given out and not acknowledged */
-  enum emu_arm armed;
+  _Atomic(enum emu_arm) armed;
   bool overrun, is_ready;
   uint32_t since_progress;
   STAILQ_ENTRY(emu_cq) ready;
@@ -346,7 +346,7 @@ extern struct emu_state {
   uint64_t next_held;    /* no packet that a fault holds back is due earlier */
   uint64_t engine_until; /* the thread sleeps no longer than that; 0: it is awake */
   int64_t clock_skip;    /* of the virtual clock: ns before real time */
-  _Atomic uint64_t polls;
+  _Atomic uint64_t polls, armed_polls; /* all of them; those of CQs that were to notify */
 } emu;
 
 static inline struct emu_qp *emu_qp_find(uint32_t qpn) {

@@ -117,6 +117,8 @@ int emu_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc) {
   struct emu_cq *cq = (struct emu_cq *)(void *)ibv;
   if (n <= 0) return n < 0 ? -EINVAL : 0;
   atomic_fetch_add_explicit(&emu.polls, 1, memory_order_relaxed);
+  if (atomic_load_explicit(&cq->armed, memory_order_relaxed) != EMU_UNARMED)
+    atomic_fetch_add_explicit(&emu.armed_polls, 1, memory_order_relaxed);
   if (pthread_mutex_trylock(&emu.lock) != 0) {
     bool is_empty = atomic_load_explicit(&cq->count, memory_order_relaxed) == 0;
     if (is_empty && emu.progress_by == EMU_BY_THREAD) return 0; /* whoever has the lock makes progress */
