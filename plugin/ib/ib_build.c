@@ -17,6 +17,7 @@
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_two_sided.h"
+#include "plugin/ib/ib_wait.h"
 
 static void fill_base(struct ib_setup *s) {
   struct ib_comm *c = s->comm;
@@ -73,8 +74,7 @@ rail_result_t ib_setup_cqs(struct rail_setup *base) {
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s has completion queues of up to %d "
                            "entries, and %d are needed; lower NCCL_IB_QPS_PER_CONNECTION", port->name,
                            port->hca->attr.max_cqe, entries);
-  rail->cq = ib_verbs.create_cq(port->hca->context, entries, s->comm, NULL, 0);
-  if (!rail->cq)
+  if (!ib_wait_create_cq(s->comm, rail, entries))
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "%s: no completion queue of %d entries: %s; "
                            "is the limit of locked memory (ulimit -l) large enough?", port->name, entries,
                            strerror(errno));
@@ -199,6 +199,7 @@ rail_result_t ib_setup_start(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct ib_remote_ring ring = {.addr = s->peers.ctrl_addr};
   memcpy(ring.rkeys, s->peers.rkeys, sizeof ring.rkeys);
+  ib_wait_open(s->comm);
   bool ok = !s->plan.failover || ib_failover_init(s->comm) == RAIL_OK;
   if (base->connector && s->plan.two_sided) ok = ib_two_sided_open(s->comm, &ring) && ok;
   if (!base->connector) ib_recv_comm_start(s->comm, &ring, ib_progress);

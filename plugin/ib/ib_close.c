@@ -17,6 +17,7 @@
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_stats.h"
+#include "plugin/ib/ib_wait.h"
 #include "plugin/ib/ib_watch.h"
 
 static void warn_if(int err, const struct ib_comm *comm, const char *what) {
@@ -25,15 +26,18 @@ static void warn_if(int err, const struct ib_comm *comm, const char *what) {
               comm->peer_text, what, strerror(err));
 }
 
-/* Users before what they use: data QPs, what the RDMA CM has of them, flush QPs, their CQs, then the registrations. */
+/* Users before what they use: data QPs, what the RDMA CM has of them, flush QPs, their CQs and the channels of those,
+ * then the registrations. */
 static void destroy_verbs(struct ib_comm *comm) {
   for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_destroy(&comm->qps[i]);
   ib_return_close(comm);
   ib_cm_close(comm);
   if (!comm->sender) ib_flush_close(comm);
+  ib_wait_close(comm);
   for (unsigned int r = 0; r < comm->nrails; r++) {
     struct ib_rail *rail = &comm->rails[r];
     if (rail->cq) warn_if(ib_verbs.destroy_cq(rail->cq), comm, "ibv_destroy_cq");
+    warn_if(ib_wait_destroy_channel(rail), comm, "ibv_destroy_comp_channel");
     if (rail->ctrl_mr) warn_if(ib_verbs.dereg_mr(rail->ctrl_mr), comm, "ibv_dereg_mr");
     rail->cq = NULL;
     rail->ctrl_mr = NULL;

@@ -55,6 +55,8 @@
 struct ib_rail {
   struct ib_port *port;
   struct ibv_cq *cq;
+  struct ibv_comp_channel *channel; /* its events (ib_wait.h); NULL: it has none, and is polled */
+  unsigned int unacknowledged;      /* events that were read */
   int gid_index;
   uint8_t gid[16];
   uint16_t lid; /* InfiniBand: at the handshake, as the peer's address vectors have it */
@@ -88,6 +90,13 @@ struct ib_ctrl_buf {
 };
 _Static_assert(offsetof(struct ib_ctrl_buf, refused) == sizeof(struct ib_cts_ring), "docs/protocol-ib.md says where");
 
+/* What ib_wait.c has of a comm. */
+struct ib_wait {
+  struct ib_wait_set *set; /* its thread's; NULL: no test has found nothing yet */
+  LIST_ENTRY(ib_comm) link; /* in it */
+  _Atomic bool armed;      /* its CQs are to notify, and were empty after that */
+};
+
 struct ib_comm {
   uint32_t magic;
   bool sender;
@@ -117,6 +126,9 @@ struct ib_comm {
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
   bool idle;                        /* the last poll found nothing, after some of those */
+  bool events;                      /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
+  bool idle_work;                   /* such a test has something to do: that, or to look at the wait for a turn */
+  struct ib_wait wait;
   uint64_t probe_deadline;          /* the HCA must complete something by then; 0: no limit yet */
   LIST_HEAD(, ib_mhandle) mhandles; /* under the lock of ib_mr.c */
   _Atomic uint32_t outstanding;     /* requests given out and not done: written by the progress thread */

@@ -149,14 +149,14 @@ static void free_setup(struct rail_setup *base) {
 static void log_connected(const struct ib_setup *s) {
   const struct ib_comm *c = s->comm;
   char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
-  RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s (GID %s) and its %s (GID %s), %u queue pair%s%s%s%s%s%s",
+  RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s (GID %s) and its %s (GID %s), %u queue pair%s%s%s%s%s%s%s",
             s->base.connector ? "connected to" : "accepted", c->peer_text, s->device->name,
             ib_gid_text(s->mine.rails[0].gid, mine), s->theirs.rails[0].name,
             ib_gid_text(s->theirs.rails[0].gid, theirs),
             c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
             s->base.handshake.session.keyed ? ", authenticated" : "", c->cm ? ", by the RDMA CM" : "",
             c->plan.notices ? ", parts reported by SEND" : "",
-            c->plan.two_sided ? ", payload by SEND (no failover)" : "");
+            c->plan.two_sided ? ", payload by SEND (no failover)" : "", c->events ? ", waits for events" : "");
 }
 
 /* The comm, watched, is the caller's. */

@@ -185,6 +185,12 @@ static const struct rail_param rows[] = {
    .offset = AT(port_grace_ms),
    .doc = "With RAIL_IB_FAILOVER: for how long a port may be down, while its HCA retries, before connections give up "
           "their queue pairs over it. 0: at once."},
+  {.name = "RAIL_IB_PROGRESS", .type = RAIL_PARAM_ENUM, .def = "poll", .words = "poll|event|auto",
+   .offset = AT(progress),
+   .doc = "What a test does that finds nothing. poll: it returns at once. event: after some that found nothing it "
+          "waits for a completion of any connection that its thread tests, for 0.1 ms at most, and leaves its core to "
+          "others. auto: it does so while other threads want the core. Except with poll each connection takes a file "
+          "descriptor more for each port, and each thread that tests some takes one."},
 };
 
 const struct rail_param_table ib_param_table = {.module = "ib", .rows = rows, .count = RAIL_COUNT_OF(rows),

@@ -40,6 +40,7 @@ struct ib_params {
   int64_t flush;        /* RAIL_IB_FLUSH: enum ib_flush_mode */
   int64_t port_grace_ms; /* RAIL_IB_PORT_GRACE: how long a port may be down before it counts as lost */
   int64_t failover;     /* RAIL_IB_FAILOVER: a connection outlives a QP, where it has another */
+  int64_t progress;     /* RAIL_IB_PROGRESS: enum ib_progress_kind */
 };
 extern struct ib_params ib_params;
 extern const struct rail_param_table ib_param_table;

@@ -13,6 +13,7 @@
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_two_sided.h"
+#include "plugin/ib/ib_wait.h"
 
 #define BATCH 16
 #define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */
@@ -78,6 +79,7 @@ static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *
  * too: it may finish requests. */
 static __attribute__((noinline)) void handle_completions(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs,
                                                          int n) {
+  if (rail_unlikely(comm->events)) ib_wait_found(comm);
   for (int batch = 1; n > 0; batch++) {
     for (int i = 0; i < n; i++) (void)dispatch(comm, &wcs[i]);
     comm->completions += (uint32_t)n;
@@ -224,11 +226,18 @@ RAIL_COLD static rail_result_t handle_faults(struct ib_request *r, uint32_t faul
 
 /* A send may wait for the turn of one that is never called (ib_two_sided.h). No fault tells of that, so every few tests
  * that find nothing look at it. */
-static __attribute__((noinline)) rail_result_t check_turn(struct ib_comm *comm) {
+static rail_result_t check_turn(struct ib_comm *comm) {
   struct ib_two_sided *t = comm->sender ? ib_send_comm_of(comm)->two_sided : NULL;
   if (!t || ++t->empty_tests % EMPTY_TESTS) return RAIL_OK;
   rail_result_t result = ib_send_check_turn(ib_send_comm_of(comm));
   return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
+}
+
+/* What the test of a request that found nothing has to do on some connections. */
+static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_request *r) {
+  bool found;
+  RAIL_TRY(check_turn(r->comm));
+  return r->comm->events && ib_wait_idle(r->comm, r) ? poll_all(r->comm, &found) : RAIL_OK;
 }
 
 /* The result is the comm's. */
@@ -238,7 +247,7 @@ RAIL_HOT_INLINE rail_result_t progress_request(struct ib_request *r) {
   if (found || !r->pending) return RAIL_OK;
   uint32_t faults = atomic_load_explicit(&r->comm->faults, memory_order_acquire);
   if (rail_unlikely(faults)) return handle_faults(r, faults);
-  return rail_unlikely(r->comm->plan.two_sided) ? check_turn(r->comm) : RAIL_OK;
+  return rail_unlikely(r->comm->idle_work) ? work_when_idle(r) : RAIL_OK;
 }
 
 RAIL_COLD static rail_result_t bad_request(const struct ib_request *r) {

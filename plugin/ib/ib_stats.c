@@ -25,6 +25,10 @@ static const struct rail_stats_counter comm_counters[] = {
   [IB_COMM_RESENT] = {"resent", RAIL_STATS_COUNTER,
                       "Parts of messages, or CTS entries, that were written again because of that."},
   [IB_COMM_RETURNED] = {"returned", RAIL_STATS_COUNTER, "Queue pairs that were lost, and are in use again."},
+  [IB_COMM_WAITS_EVENT] = {"waits_event", RAIL_STATS_COUNTER,
+                           "Times that test waited for a completion of any connection of its thread "
+                           "(RAIL_IB_PROGRESS)."},
+  [IB_COMM_WAKEUPS] = {"wakeups", RAIL_STATS_COUNTER, "Times that such a wait ended because one came."},
   [IB_COMM_OUTSTANDING] = {"outstanding", RAIL_STATS_GAUGE, "Requests that are not done."},
   [IB_COMM_LAST_PROGRESS] = {"progress_time", RAIL_STATS_TIME, "When a transfer completed last."},
 };

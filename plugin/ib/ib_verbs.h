@@ -3,8 +3,8 @@
  * libibverbs, opened when it is first needed (NCCL_IBVERBS_LIB, libibverbs.so.1, libibverbs.so), and librdmacm where
  * queue pairs are set up by the RDMA CM (RAIL_IB_RDMACM_LIB, librdmacm.so.1, librdmacm.so). All functions of the
  * libraries are called through these tables, so that the plugin loads where they are not installed. Inline functions of
- * verbs.h over a context's table (ibv_post_send, ibv_post_recv, ibv_poll_cq) are called directly. Its macros over
- * ibv_reg_mr, ibv_query_port and ibv_get_device_list are not used: they would link to the library.
+ * verbs.h over a context's table (ibv_post_send, ibv_post_recv, ibv_poll_cq, ibv_req_notify_cq) are called directly.
+ * Its macros over ibv_reg_mr, ibv_query_port and ibv_get_device_list are not used: they would link to the library.
  */
 #ifndef IB_VERBS_H
 #define IB_VERBS_H
@@ -33,6 +33,10 @@ struct ib_verbs {
   struct ibv_cq *(*create_cq)(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *k,
                               int comp_vector);
   int (*destroy_cq)(struct ibv_cq *cq);
+  struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context); /* as below: NULL where it is absent */
+  int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
+  int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context);
+  void (*ack_cq_events)(struct ibv_cq *cq, unsigned int n);
   struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
   int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
   int (*query_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init_attr);

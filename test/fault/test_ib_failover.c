@@ -53,14 +53,14 @@ struct scenario {
   bool differed; /* before anything was lost */
   long requests;
   int switches, lost, returned; /* losses that were reported; queue pairs of both sides */
-  int by_cm; /* sides whose queue pairs the RDMA CM has set up */
+  int by_cm, by_events; /* sides whose queue pairs the RDMA CM has set up; whose tests wait for events */
   uint64_t slowest_ns; /* from the last port that came up to a return */
 };
 
 static struct kit_net net;
 static struct kit_pair pair;
 static uint8_t out[WINDOW][MOST], in[MESSAGES][MOST + 64];
-static atomic_int switches, lost, returned, by_cm;
+static atomic_int switches, lost, returned, by_cm, by_events;
 static _Atomic uint64_t last_up, slowest;
 
 /* ---- a connection ------------------------------------------------------------- */
@@ -74,6 +74,7 @@ static void count_warning(const char *text) {
 
 static void count_info(const char *text) {
   if (strstr(text, ", by the RDMA CM")) atomic_fetch_add(&by_cm, 1);
+  if (strstr(text, ", waits for events")) atomic_fetch_add(&by_events, 1);
   if (strstr(text, "is up again after")) atomic_store(&last_up, rail_now_ns());
   if (!strstr(text, "is in use again")) return;
   uint64_t up = atomic_load(&last_up), ns = up ? rail_now_ns() - up : 0;
@@ -245,6 +246,7 @@ static void child(struct pipes *io, void *arg) {
   s->lost = atomic_load(&lost);
   s->returned = atomic_load(&returned);
   s->by_cm = atomic_load(&by_cm);
+  s->by_events = atomic_load(&by_events);
   s->slowest_ns = atomic_load(&slowest);
   pipe_write(io, s, sizeof *s);
 }
@@ -255,6 +257,7 @@ static void run(struct scenario *s) {
   pipe_read(&p.io, s, sizeof *s);
   proc_join(&p);
   CHECK_INT(s->by_cm, cm_is_asked_for() ? 2 : 0);
+  CHECK_INT(s->by_events, getenv("RAIL_IB_PROGRESS") ? 2 : 0);
 }
 
 /* ---- cases ----------------------------------------------------------------------- */
@@ -308,6 +311,15 @@ TEST(by_the_rdma_cm) {
   fail_at_each(DEVICE, 1, 83);
   fail_at_each(QUEUE_PAIR, 2, 83);
   unsetenv("RAIL_IB_CM");
+}
+
+/* Tests wait for completions, and nothing completes over what is lost. */
+TEST(while_tests_wait) {
+  setenv("RAIL_IB_PROGRESS", "event", 1);
+  fail_at_each(PORT, 1, 83);
+  fail_at_each(DEVICE, 1, 83);
+  fail_at_each(QUEUE_PAIR, 2, 83);
+  unsetenv("RAIL_IB_PROGRESS");
 }
 
 /* The second one fails while what the first one carried is written again. */
@@ -461,6 +473,7 @@ int main(int argc, char **argv) {
     TEST_CASE(a_port_comes_back_in_time), TEST_CASE(a_lost_port_returns), TEST_CASE(it_is_lost_while_it_returns),
     TEST_CASE(it_is_lost_again_long_after_its_return), TEST_CASE(another_is_lost_during_a_return),
     TEST_CASE(a_broken_queue_pair_returns), TEST_CASE(a_return_fails_at_first), TEST_CASE(all_fail),
-    TEST_CASE(by_the_rdma_cm), TEST_CASE(a_slow_rail_beside_those_that_fail), TEST_CASE(these_faults)};
+    TEST_CASE(by_the_rdma_cm),
+    TEST_CASE(while_tests_wait), TEST_CASE(a_slow_rail_beside_those_that_fail), TEST_CASE(these_faults)};
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
