@@ -160,7 +160,7 @@ static void await_arrival(struct ofi_send_comm *sc) {
 static void report_last(struct ofi_recv_comm *rc) {
   struct ofi_endpoint *endpoint = rc->base.endpoint;
   ofi_endpoint_lock(endpoint);
-  if (rc->link.due && !endpoint->shut && !peer_is_gone(&rc->base)) endpoint->ops->report(&rc->link);
+  if (rc->report_link.due && !endpoint->shut && !peer_is_gone(&rc->base)) endpoint->ops->report(&rc->report_link);
   ofi_endpoint_unlock(endpoint);
 }
 

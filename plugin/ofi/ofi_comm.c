@@ -25,7 +25,7 @@ RAIL_COLD struct ofi_comm *ofi_comm_refuse(const void *comm, uint32_t kind_magic
 static bool new_sender(struct ofi_comm *comm) {
   struct ofi_send_comm *sc = ofi_send_comm_of(comm);
   SLIST_INIT(&sc->free);
-  sc->head = sc->tail = sc->next_eager = sc->report.seen = sc->report.freed = OFI_FIRST_SEQ;
+  sc->grants_applied = sc->grants_used = sc->next_eager = sc->report.seen = sc->report.freed = OFI_FIRST_SEQ;
   sc->sends = calloc(OFI_MAX_SENDS, sizeof *sc->sends);
   /* What each part of a send posts: one frame. */
   if (!sc->sends ||
@@ -38,7 +38,7 @@ static bool new_sender(struct ofi_comm *comm) {
 
 static bool new_receiver(struct ofi_comm *comm) {
   struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
-  rc->next_seq = rc->open = rc->ungranted = rc->ngrants = OFI_FIRST_SEQ;
+  rc->next_seq = rc->first_incomplete = rc->ungranted = rc->ngrants = OFI_FIRST_SEQ;
   rc->report.seen = rc->report.freed = OFI_FIRST_SEQ;
   rc->reported = rc->report;
   SLIST_INIT(&rc->free_flushes);
@@ -131,7 +131,7 @@ void ofi_comm_free(struct ofi_comm *comm) {
   }
   if (!comm->sender) {
     struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
-    ofi_endpoint_report(comm->endpoint, &rc->link, OFI_REPORT_NONE);
+    ofi_endpoint_report(comm->endpoint, &rc->report_link, OFI_REPORT_NONE);
     ofi_memory_free(&rc->flush_target);
   } else if (ofi_send_comm_of(comm)->unreported) {
     comm->endpoint->nunreported--;

@@ -159,7 +159,7 @@ struct ofi_recv_buffer {
 struct ofi_recv {
   struct ofi_request base;
   uint32_t seq;        /* of the receives of this comm */
-  uint32_t number;     /* of its GRANT, once `posted` */
+  uint32_t grant_seq;  /* number of its GRANT, once `posted` */
   bool posted, granted; /* its tagged receives are; its GRANT is sent */
   uint32_t n, pending; /* buffers; those without their message */
   struct ofi_op grant;
@@ -188,7 +188,8 @@ struct ofi_send_comm {
   uint32_t sends_used; /* of the pool's memory: the rest was never taken */
   struct ofi_send *sends; /* OFI_MAX_SENDS */
   uint8_t *send_frames; /* the frames of all sends, in comm->frames */
-  uint32_t head, tail; /* GRANTs before head are here; before tail all their buffers are taken */
+  uint32_t grants_applied; /* number of the first GRANT that does not count yet: it, or one before it, is missing */
+  uint32_t grants_used;    /* all buffers of the GRANTs before this number are taken */
   struct ofi_slot slots[OFI_MAX_GRANTS];
   bool granted_last;   /* the latest message went to a buffer that was granted */
 
@@ -210,17 +211,17 @@ struct ofi_send_comm {
 struct ofi_recv_comm {
   struct ofi_comm base;
   uint32_t next_seq;
-  uint32_t open;      /* receives before it have all their messages */
+  uint32_t first_incomplete; /* receives before it have all their messages */
   uint32_t ungranted; /* receives before it are granted, or done */
   uint32_t ngrants;   /* number of the next GRANT */
   struct ofi_recv *granted[OFI_MAX_RECVS]; /* by number of the GRANT */
-  bool wanted;        /* the sender asks for the GRANT of the next receive, whatever it is */
-  bool lost;          /* a control message to the sender failed while no receive was outstanding */
+  bool grant_wanted;       /* the sender asks for the GRANT of the next receive, whatever it is */
+  bool sender_unreachable; /* a control message to it failed while no receive was outstanding */
 
   struct ofi_report report, reported; /* what there is to say; what the sender was told */
-  bool asked;                         /* it wants a report when there is `asked_for` */
-  struct ofi_report asked_for;
-  struct ofi_report_link link;
+  bool report_wanted;                 /* by the sender, when as much is here as report_wanted_at says */
+  struct ofi_report report_wanted_at;
+  struct ofi_report_link report_link;
   uint32_t unexpected;  /* places in this state */
   struct ofi_place places[OFI_MAX_GRANTS];
   uint8_t *payloads;    /* OFI_MAX_GRANTS of comm->max_inline */

@@ -38,19 +38,19 @@ static void update_report(struct ofi_recv_comm *rc) {
   const struct ofi_report *r = &rc->report;
   uint32_t freed = r->freed - rc->reported.freed, room = rc->base.eager - (r->seen - r->freed);
   bool due = freed && freed >= room / 2; /* half of what the sender can have */
-  if (rail_unlikely(rc->asked) && (int32_t)(r->seen - rc->asked_for.seen) >= 0 &&
-      (int32_t)(r->filled - rc->asked_for.filled) >= 0) {
-    rc->asked = false;
+  if (rail_unlikely(rc->report_wanted) && (int32_t)(r->seen - rc->report_wanted_at.seen) >= 0 &&
+      (int32_t)(r->filled - rc->report_wanted_at.filled) >= 0) {
+    rc->report_wanted = false;
     due = true;
   }
   if (memcmp(r, &rc->reported, sizeof *r) == 0) return;
-  ofi_endpoint_report(rc->base.endpoint, &rc->link, due ? OFI_REPORT_NOW : OFI_REPORT_LATER);
+  ofi_endpoint_report(rc->base.endpoint, &rc->report_link, due ? OFI_REPORT_NOW : OFI_REPORT_LATER);
 }
 
 /* A sender that has closed takes no control message, and what it had sent is here. So one that cannot be sent is an
  * error where a receive waits for more, now or later. */
 static void control_failed(struct ofi_recv_comm *rc, struct ofi_op *op, const struct ofi_completion *completion) {
-  rc->lost = true;
+  rc->sender_unreachable = true;
   if (atomic_load_explicit(&rc->base.outstanding, memory_order_relaxed)) (void)ofi_comm_fail_op(op, completion);
 }
 
@@ -133,13 +133,13 @@ static bool is_unfilled(const struct ofi_recv_buffer *b) { return !b->done && !b
 /* The oldest buffer of the tag whose message is not another one: of a GRANT before `count` the sender knew. NULL: none
  * is posted. */
 static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count) {
-  for (uint32_t seq = rc->open; seq != rc->next_seq; seq++) {
+  for (uint32_t seq = rc->first_incomplete; seq != rc->next_seq; seq++) {
     struct ofi_recv *recv = recv_at(rc, seq);
     if (recv->pending == 0) {
-      if (seq == rc->open) rc->open++;
+      if (seq == rc->first_incomplete) rc->first_incomplete++;
       continue;
     }
-    if (recv->granted && (int32_t)(recv->number - count) < 0) continue;
+    if (recv->granted && (int32_t)(recv->grant_seq - count) < 0) continue;
     for (unsigned int i = 0; i < recv->n; i++)
       if (recv->buffers[i].tag == tag && is_unfilled(&recv->buffers[i])) return &recv->buffers[i];
   }
@@ -249,7 +249,7 @@ static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsig
   b->op.data = b->data;
   b->op.size = b->capacity;
   b->op.desc = b->mr ? b->mr->descs[comm->paths[path].local_nic] : NULL;
-  b->op.tag = ofi_tag(comm->index, recv->number, index);
+  b->op.tag = ofi_tag(comm->index, recv->grant_seq, index);
   return ofi_comm_post(comm, &b->op, OFI_OP_TRECV, path);
 }
 
@@ -261,7 +261,7 @@ static uint64_t remote_addr(const struct ofi_comm *comm, const struct ofi_recv_b
 
 /* Of the next GRANT, whose number is in their tags. */
 static rail_result_t post_trecvs(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
-  recv->number = rc->ngrants;
+  recv->grant_seq = rc->ngrants;
   recv->posted = true;
   for (unsigned int i = 0; i < recv->n; i++)
     if (recv->buffers[i].kind == OFI_BUFFER_TAGGED && is_unfilled(&recv->buffers[i]))
@@ -280,7 +280,7 @@ static rail_result_t send_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv)
   struct ofi_comm *comm = &rc->base;
   struct ofi_frame frame;
   ofi_frame_begin(&frame, OFI_FRAME_GRANT);
-  frame.seq = recv->number;
+  frame.seq = recv->grant_seq;
   frame.nbuffers = recv->n;
   frame.nkeys = comm->endpoint->nnics;
   frame.report = rc->reported = rc->report;
@@ -293,10 +293,10 @@ static rail_result_t send_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv)
                                            .takes_data = b->takes_data};
     if (kind == OFI_BUFFER_RMA && b->mr) memcpy(frame.buffers[i].keys, b->mr->keys, sizeof b->mr->keys);
   }
-  rc->granted[recv->number % OFI_MAX_RECVS] = recv;
+  rc->granted[recv->grant_seq % OFI_MAX_RECVS] = recv;
   rc->ngrants++;
   recv->granted = true;
-  if (rc->link.due == OFI_REPORT_LATER) ofi_endpoint_report(comm->endpoint, &rc->link, OFI_REPORT_NONE);
+  if (rc->report_link.due == OFI_REPORT_LATER) ofi_endpoint_report(comm->endpoint, &rc->report_link, OFI_REPORT_NONE);
   return ofi_comm_post_frame(comm, &recv->grant, OFI_OP_GRANT, 0, &frame, recv->frame);
 }
 
@@ -308,35 +308,35 @@ static void grant_all(struct ofi_recv_comm *rc) {
     if (recv->pending == 0) continue; /* EAGERs have filled all of it */
     if (!recv->posted && post_trecvs(rc, recv) != RAIL_OK) return;
     if (rail_unlikely(is_waiting(recv))) {
-      ofi_endpoint_report(rc->base.endpoint, &rc->link, OFI_REPORT_NOW); /* it is tried again with each poll */
+      ofi_endpoint_report(rc->base.endpoint, &rc->report_link, OFI_REPORT_NOW); /* it is tried again with each poll */
       return;
     }
-    rc->wanted = false;
+    rc->grant_wanted = false;
     if (send_grant(rc, recv) != RAIL_OK) return;
   }
 }
 
 /* What the endpoint calls for comms that have something to send: GRANTs that were held, reports. */
 void ofi_recv_report(struct ofi_report_link *link) {
-  struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, link);
+  struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, report_link);
   if (rail_unlikely(ofi_comm_status(&rc->base) != RAIL_OK)) return;
   struct ofi_recv *recv = recv_at(rc, rc->ungranted);
   if (rail_unlikely(rc->ungranted != rc->next_seq && recv->posted)) grant_all(rc);
   uint32_t gone = atomic_load_explicit(&rc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
-  if (gone || rc->lost || memcmp(&rc->report, &rc->reported, sizeof rc->report) == 0) return;
+  if (gone || rc->sender_unreachable || memcmp(&rc->report, &rc->reported, sizeof rc->report) == 0) return;
   if (rail_unlikely(rc->ack.state != OFI_OP_IDLE)) return; /* its completion asks again */
   send_ack(rc);
 }
 
 /* Must the sender know of it? Not where its messages come on credit. */
 static bool needs_grant(const struct ofi_recv_comm *rc, const struct ofi_recv *recv) {
-  if (!rc->base.eager || rc->wanted || rc->report.seen - rc->report.freed >= rc->base.eager / 2) return true;
+  if (!rc->base.eager || rc->grant_wanted || rc->report.seen - rc->report.freed >= rc->base.eager / 2) return true;
   for (unsigned int i = 0; i < recv->n; i++)
     if (recv->buffers[i].kind != OFI_BUFFER_INLINE && is_unfilled(&recv->buffers[i])) return true;
   return false;
 }
 
-RAIL_COLD static rail_result_t report_lost(struct ofi_comm *comm) {
+RAIL_COLD static rail_result_t fail_unreachable(struct ofi_comm *comm) {
   return ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "the provider could not send the peer an earlier control message; has "
                        "it closed the connection? check: the peer's log, the fabric between the two");
 }
@@ -357,7 +357,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
     return rail_first_error(&rc->base.error);
   }
   recv->seq = rc->next_seq++;
-  rc->open = clamp_to_ring(rc, rc->open);
+  rc->first_incomplete = clamp_to_ring(rc, rc->first_incomplete);
   rc->ungranted = clamp_to_ring(rc, rc->ungranted);
   recv->n = recv->pending = (uint32_t)n;
   recv->posted = recv->granted = false;
@@ -377,7 +377,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   *request = recv;
   /* The request exists now: test reports a failure. */
   if (rc->unexpected && rail_unlikely(!take_unexpected(rc, recv))) return RAIL_OK;
-  if (rail_unlikely(recv->pending && rc->lost)) (void)report_lost(&rc->base);
+  if (rail_unlikely(recv->pending && rc->sender_unreachable)) (void)fail_unreachable(&rc->base);
   else if (recv->pending && needs_grant(rc, recv)) grant_all(rc);
   return RAIL_OK;
 }
@@ -416,7 +416,7 @@ static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, cons
 static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
   struct ofi_recv *recv = rc->granted[frame->seq % OFI_MAX_RECVS];
   struct ofi_recv_buffer *b = recv ? &recv->buffers[frame->index] : NULL;
-  bool posted = recv && recv->granted && recv->number == frame->seq && frame->index < recv->n && is_unfilled(b);
+  bool posted = recv && recv->granted && recv->grant_seq == frame->seq && frame->index < recv->n && is_unfilled(b);
   if (rail_unlikely(!posted)) {
     protocol_error(&rc->base, frame, "data for a buffer that is not granted");
   } else if (frame->size > b->capacity) {
@@ -434,8 +434,8 @@ static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *fra
 
 /* The sender is about to close, or has found no buffer for a message: a small one may be posted that is not granted. */
 static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) {
-  rc->asked = rc->wanted = true;
-  rc->asked_for = (struct ofi_report){.seen = frame->seq, .filled = frame->count};
+  rc->report_wanted = rc->grant_wanted = true;
+  rc->report_wanted_at = (struct ofi_report){.seen = frame->seq, .filled = frame->count};
   grant_all(rc);
   update_report(rc);
 }

@@ -96,14 +96,14 @@ static bool take_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
     if (b->kind == OFI_BUFFER_FILLED || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
   }
   if (slot->taken == (1u << slot->n) - 1) slot->granted = false;
-  sc->head++;
+  sc->grants_applied++;
   sc->asked = false;
   sc->refused_ns = 0;
   return true;
 }
 
 static bool take_held_ack(struct ofi_send_comm *sc) {
-  if (!sc->report_held || sc->held_seq != sc->head) return true;
+  if (!sc->report_held || sc->held_seq != sc->grants_applied) return true;
   sc->report_held = false;
   return take_report(sc, &sc->held);
 }
@@ -111,7 +111,8 @@ static bool take_held_ack(struct ofi_send_comm *sc) {
 /* False: no GRANT that a receiver sends. When it makes one, that which had the slot before is filled. */
 static bool handle_grant(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
   struct ofi_slot *slot = &sc->slots[frame->seq % OFI_MAX_GRANTS];
-  if (frame->seq - sc->head >= OFI_MAX_GRANTS || frame->nkeys != sc->base.remote_nics || slot->granted) return false;
+  if (frame->seq - sc->grants_applied >= OFI_MAX_GRANTS || frame->nkeys != sc->base.remote_nics || slot->granted)
+    return false;
   for (unsigned int i = 0; i < frame->nbuffers; i++)
     if (!is_buffer_right(&sc->base, &frame->buffers[i])) return false;
   slot->seq = frame->seq;
@@ -120,15 +121,15 @@ static bool handle_grant(struct ofi_send_comm *sc, const struct ofi_frame *frame
   slot->granted = true;
   slot->report = frame->report;
   memcpy(slot->buffers, frame->buffers, frame->nbuffers * sizeof frame->buffers[0]);
-  for (slot = &sc->slots[sc->head % OFI_MAX_GRANTS]; slot->granted && slot->seq == sc->head;
-       slot = &sc->slots[sc->head % OFI_MAX_GRANTS])
+  for (slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS]; slot->granted && slot->seq == sc->grants_applied;
+       slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS])
     if (!take_grant(sc, slot) || !take_held_ack(sc)) return false;
   return true;
 }
 
 /* Of those that came too early the one that knows most is kept. */
 static bool handle_ack(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
-  uint32_t ahead = frame->seq - sc->head;
+  uint32_t ahead = frame->seq - sc->grants_applied;
   if (ahead == 0) {
     /* One that was overtaken says nothing new. */
     bool old = (int32_t)(frame->report.seen - sc->report.seen) < 0 ||
@@ -177,11 +178,11 @@ void ofi_send_revoked(struct ofi_send_comm *sc) {
 /* ---- match -------------------------------------------------------------------- */
 
 /* The oldest buffer of this tag that is granted and not taken. */
-static struct ofi_slot *match(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
-  for (uint32_t seq = sc->tail; seq != sc->head; seq++) {
+static struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
+  for (uint32_t seq = sc->grants_used; seq != sc->grants_applied; seq++) {
     struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
     bool full = !slot->granted || slot->seq != seq;
-    if (full && seq == sc->tail) sc->tail++;
+    if (full && seq == sc->grants_used) sc->grants_used++;
     for (unsigned int i = 0; !full && i < slot->n; i++)
       if (!(slot->taken & 1u << i) && slot->buffers[i].tag == tag) {
         *index = i;
@@ -231,7 +232,7 @@ static void prepare_eager(struct ofi_send *send, uint32_t tag) {
   ofi_frame_begin(&frame, OFI_FRAME_EAGER);
   frame.seq = sc->next_eager++;
   frame.tag = tag;
-  frame.count = sc->head;
+  frame.count = sc->grants_applied;
   sc->in_flight[frame.seq % OFI_MAX_GRANTS].tag = tag;
   sc->in_flight[frame.seq % OFI_MAX_GRANTS].matched = false;
   prepare_inline(send, OFI_OP_EAGER, &frame);
@@ -370,21 +371,16 @@ RAIL_COLD static rail_result_t peer_revoked(struct ofi_send_comm *sc) {
   return ofi_comm_fail_faults(&sc->base, RAIL_OOB_PEER_CLOSED);
 }
 
-/* A buffer that was granted for this tag; NULL: there is none, or credit will do. Where the receiver grants, as for
- * messages that are larger than this one, its next GRANT may have come. */
-static struct ofi_slot *find_granted(struct ofi_send_comm *sc, uint32_t tag, bool credit, unsigned int *index) {
-  struct ofi_slot *slot = match(sc, tag, index);
-  if (slot || (credit && !sc->granted_last)) return slot;
-  (void)ofi_poll(sc->base.endpoint); /* the caller may have no request to test */
-  return match(sc, tag, index);
-}
-
 /* *send: the request, and the buffer that it goes to; NULL: on credit. Without one it is not now. Under the lock. */
 static rail_result_t begin(struct ofi_send_comm *sc, const void *data, size_t size, uint32_t tag,
                            struct ofi_mhandle *mr, struct ofi_send **out, const struct ofi_buffer **buffer) {
   unsigned int index = 0;
   bool credit = has_credit(sc, size, mr);
-  struct ofi_slot *slot = find_granted(sc, tag, credit, &index);
+  struct ofi_slot *slot = oldest_granted(sc, tag, &index);
+  if (!slot && (!credit || sc->granted_last)) { /* where the receiver grants, its next GRANT may have come */
+    (void)ofi_poll(sc->base.endpoint); /* the caller may have no request to test */
+    slot = oldest_granted(sc, tag, &index);
+  }
   RAIL_TRY(ofi_comm_status(&sc->base)); /* who had the lock, or the poll, may have ended it */
   if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
   bool gone = atomic_load_explicit(&sc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;

@@ -237,7 +237,7 @@ TEST(without_credit) {
     void *recv = rig_recv(&r, in, SMALL, 1, r.mh_in);
     CHECK_INT(rig_finish(&r, rig_send(&r, out, (size_t)i % SMALL, 1, r.mh_out), recv), i % SMALL);
   }
-  CHECK_INT(RIG_LOCKED(r.sc, sc()->head), OFI_FIRST_SEQ + 600);
+  CHECK_INT(RIG_LOCKED(r.sc, sc()->grants_applied), OFI_FIRST_SEQ + 600);
   rig_close_idle_pair(&r);
 }
 

@@ -80,7 +80,7 @@ TEST(a_failed_write_is_not_received) {
 }
 
 static void await_grant(void) {
-  RIG_UNTIL(RIG_LOCKED(r.sc, ofi_send_comm_of(r.sc)->head) != OFI_FIRST_SEQ, {
+  RIG_UNTIL(RIG_LOCKED(r.sc, ofi_send_comm_of(r.sc)->grants_applied) != OFI_FIRST_SEQ, {
     rig_poll(r.sc);
     rig_poll(r.rc);
   });
