@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One connection: its state, its requests, and the two kinds of comm. Made by ofi_setup.c during the handshake, used by
- * ofi_send.c, ofi_recv.c, ofi_flush.c and ofi_progress.c, ended by ofi_close.c.
+ * ofi_send.c, ofi_recv.c, ofi_grant.c, ofi_flush.c and ofi_progress.c, ended by ofi_close.c.
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
  * deregMr and close in its service thread. Any thread that polls the endpoint may complete requests of this comm. So
@@ -160,7 +160,7 @@ struct ofi_recv {
   struct ofi_request base;
   uint32_t seq;        /* of the receives of this comm */
   uint32_t grant_seq;  /* number of its GRANT, once `posted` */
-  bool posted, granted; /* its tagged receives are; its GRANT is sent */
+  bool posted, granted; /* its tagged receives are; its GRANT is sent, by `grant` of it or of an earlier receive */
   uint32_t n, pending; /* buffers; those without their message */
   struct ofi_op grant;
   uint8_t *frame;      /* OFI_FRAME_MAX, in comm->frames */
@@ -214,6 +214,8 @@ struct ofi_recv_comm {
   uint32_t first_incomplete; /* receives before it have all their messages */
   uint32_t ungranted; /* receives before it are granted, or done */
   uint32_t ngrants;   /* number of the next GRANT */
+  bool grants_due;    /* the next poll grants all receives that are not; report_link is in the list */
+  uint64_t last_grant_poll; /* endpoint->polls when an irecv granted at once */
   struct ofi_recv *granted[OFI_MAX_RECVS]; /* by number of the GRANT */
   bool grant_wanted;       /* the sender asks for the GRANT of the next receive, whatever it is */
   bool sender_unreachable; /* a control message to it failed while no receive was outstanding */
@@ -240,6 +242,11 @@ static inline struct ofi_send_comm *ofi_send_comm_of(struct ofi_comm *comm) {
 static inline struct ofi_recv_comm *ofi_recv_comm_of(struct ofi_comm *comm) {
   return rail_container_of(comm, struct ofi_recv_comm, base);
 }
+
+static inline struct ofi_recv *ofi_recv_at(struct ofi_recv_comm *rc, uint32_t seq) {
+  return &rc->recvs[seq % OFI_MAX_RECVS];
+}
+static inline bool ofi_recv_is_unfilled(const struct ofi_recv_buffer *b) { return !b->done && !b->cancelled; }
 
 /* ---- what both kinds share: ofi_comm.c ----------------------------------------- */
 

@@ -281,6 +281,7 @@ static long poll_in_background(struct ofi_endpoint *endpoint) {
     if (wanted) atomic_compare_exchange_strong(&endpoint->wanted, &wanted, wanted - 1);
     long longer = RAIL_MAX(RAIL_MIN(2 * endpoint->pause_ms, LONGEST_MS), OFI_FIRST_MS);
     endpoint->pause_ms = ofi_poll_quietly(endpoint) ? OFI_FIRST_MS : longer;
+    endpoint->polls_seen = endpoint->polls;
     ms = endpoint->pause_ms;
   }
   ofi_endpoint_unlock(endpoint);

@@ -110,10 +110,10 @@ struct ofi_endpoint {
   uint32_t nops;        /* of comms, not idle */
   uint32_t nrequests;   /* of comms, not done */
   uint32_t nunreported; /* senders whose peers have not reported all that was sent */
-  uint64_t polls;       /* by callers */
+  uint64_t polls;       /* made, ever */
   /* The watch thread's: */
   _Atomic uint32_t wanted; /* polls, whether or not operations are under way */
-  uint64_t polls_seen;
+  uint64_t polls_seen; /* at its last look or poll */
   long pause_ms; /* between its last poll and the next */
 };
 

@@ -109,20 +109,16 @@ static void send_reports(struct ofi_endpoint *endpoint, struct ofi_report_list *
   }
 }
 
-static bool poll_nics(struct ofi_endpoint *endpoint) {
+bool ofi_poll(struct ofi_endpoint *endpoint) {
   bool any = false;
+  endpoint->polls++;
   for (unsigned int i = 0; i < endpoint->nnics; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
   if (rail_unlikely(!TAILQ_EMPTY(&endpoint->reports_now))) send_reports(endpoint, &endpoint->reports_now);
   return any;
 }
 
 bool ofi_poll_quietly(struct ofi_endpoint *endpoint) {
-  bool any = poll_nics(endpoint);
+  bool any = ofi_poll(endpoint);
   send_reports(endpoint, &endpoint->reports_later);
   return any;
-}
-
-bool ofi_poll(struct ofi_endpoint *endpoint) {
-  endpoint->polls++;
-  return poll_nics(endpoint);
 }

@@ -3,9 +3,10 @@
  * A receive from irecv to its completion.
  *
  * irecv takes the next place of the table. A small message may be there already (EAGER), or come on credit: then the
- * sender need not know of the receive. Else its buffers are granted to the sender in one control message. How the bytes
- * of a message come depends on the buffer: inside a control message, into a tagged receive that is posted before its
- * GRANT, or by writes of the sender, of which each part ends with a FIN. The receive is done when all its buffers are.
+ * sender need not know of the receive. Else its buffers are granted to the sender, in one control message with those of
+ * other receives that are posted in a row. How the bytes of a message come depends on the buffer: inside a control
+ * message, into a tagged receive that is posted before its GRANT, or by writes of the sender, of which each part ends
+ * with a FIN. The receive is done when all its buffers are.
  *
  * GRANTs are made in the order of the receives: what stands before a receive that needs one is granted, too. So both
  * sides agree which buffer an EAGER is for: the oldest of its tag that is not filled, and that its sender did not know
@@ -18,6 +19,7 @@
 #include <string.h>
 
 #include "common/base/ordered_copy.h"
+#include "plugin/ofi/ofi_grant.h"
 #include "plugin/ofi/ofi_progress.h"
 
 static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
@@ -102,7 +104,6 @@ RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_fra
 
 /* ---- messages on credit ------------------------------------------------------------ */
 
-static struct ofi_recv *recv_at(struct ofi_recv_comm *rc, uint32_t seq) { return &rc->recvs[seq % OFI_MAX_RECVS]; }
 static struct ofi_place *place_at(struct ofi_recv_comm *rc, uint32_t seq) {
   return &rc->places[seq % OFI_MAX_GRANTS];
 }
@@ -128,20 +129,18 @@ static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void
   return true;
 }
 
-static bool is_unfilled(const struct ofi_recv_buffer *b) { return !b->done && !b->cancelled; }
-
 /* The oldest buffer of the tag whose message is not another one: of a GRANT before `count` the sender knew. NULL: none
  * is posted. */
 static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count) {
   for (uint32_t seq = rc->first_incomplete; seq != rc->next_seq; seq++) {
-    struct ofi_recv *recv = recv_at(rc, seq);
+    struct ofi_recv *recv = ofi_recv_at(rc, seq);
     if (recv->pending == 0) {
       if (seq == rc->first_incomplete) rc->first_incomplete++;
       continue;
     }
     if (recv->granted && (int32_t)(recv->grant_seq - count) < 0) continue;
     for (unsigned int i = 0; i < recv->n; i++)
-      if (recv->buffers[i].tag == tag && is_unfilled(&recv->buffers[i])) return &recv->buffers[i];
+      if (recv->buffers[i].tag == tag && ofi_recv_is_unfilled(&recv->buffers[i])) return &recv->buffers[i];
   }
   return NULL;
 }
@@ -243,97 +242,15 @@ static void choose_kind(const struct ofi_comm *comm, struct ofi_recv_buffer *b) 
   b->takes_data = host && b->kind != OFI_BUFFER_TAGGED;
 }
 
-static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsigned int path) {
-  struct ofi_recv_buffer *b = &recv->buffers[index];
-  struct ofi_comm *comm = recv->base.comm;
-  b->op.data = b->data;
-  b->op.size = b->capacity;
-  b->op.desc = b->mr ? b->mr->descs[comm->paths[path].local_nic] : NULL;
-  b->op.tag = ofi_tag(comm->index, recv->grant_seq, index);
-  return ofi_comm_post(comm, &b->op, OFI_OP_TRECV, path);
-}
-
-/* The address that a peer names to write to the buffer: a virtual one, or an offset in the registration. */
-static uint64_t remote_addr(const struct ofi_comm *comm, const struct ofi_recv_buffer *b) {
-  uint64_t addr = (uintptr_t)b->data;
-  return !b->mr ? 0 : comm->device->rails[0]->caps.mr_virt_addr ? addr : addr - b->mr->addr;
-}
-
-/* Of the next GRANT, whose number is in their tags. */
-static rail_result_t post_trecvs(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
-  recv->grant_seq = rc->ngrants;
-  recv->posted = true;
-  for (unsigned int i = 0; i < recv->n; i++)
-    if (recv->buffers[i].kind == OFI_BUFFER_TAGGED && is_unfilled(&recv->buffers[i]))
-      RAIL_TRY(post_trecv(recv, i, ofi_comm_least_path(recv->base.comm)));
-  return RAIL_OK;
-}
-
-/* Has the provider no room for a tagged receive of it yet? */
-static bool is_waiting(const struct ofi_recv *recv) {
-  for (unsigned int i = 0; i < recv->n; i++)
-    if (recv->buffers[i].op.state == OFI_OP_WAITING) return true;
-  return false;
-}
-
-static rail_result_t send_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
-  struct ofi_comm *comm = &rc->base;
-  struct ofi_frame frame;
-  ofi_frame_begin(&frame, OFI_FRAME_GRANT);
-  frame.seq = recv->grant_seq;
-  frame.nbuffers = recv->n;
-  frame.nkeys = comm->endpoint->nnics;
-  frame.report = rc->reported = rc->report;
-  for (unsigned int i = 0; i < recv->n; i++) {
-    struct ofi_recv_buffer *b = &recv->buffers[i];
-    enum ofi_buffer_kind kind = is_unfilled(b) ? b->kind : OFI_BUFFER_FILLED;
-    frame.buffers[i] = (struct ofi_buffer){.addr = kind == OFI_BUFFER_RMA ? remote_addr(comm, b) : 0,
-                                           .size = b->capacity, .tag = b->tag, .kind = kind,
-                                           .path = kind == OFI_BUFFER_TAGGED ? b->op.path : 0,
-                                           .takes_data = b->takes_data};
-    if (kind == OFI_BUFFER_RMA && b->mr) memcpy(frame.buffers[i].keys, b->mr->keys, sizeof b->mr->keys);
-  }
-  rc->granted[recv->grant_seq % OFI_MAX_RECVS] = recv;
-  rc->ngrants++;
-  recv->granted = true;
-  if (rc->report_link.due == OFI_REPORT_LATER) ofi_endpoint_report(comm->endpoint, &rc->report_link, OFI_REPORT_NONE);
-  return ofi_comm_post_frame(comm, &recv->grant, OFI_OP_GRANT, 0, &frame, recv->frame);
-}
-
-/* Grants all receives that are not, in order. A GRANT follows the tagged receives that it is about: messages for those
- * that are not posted would fill the sender's queue, and the ones that are posted wait behind them. */
-static void grant_all(struct ofi_recv_comm *rc) {
-  for (; rc->ungranted != rc->next_seq; rc->ungranted++) {
-    struct ofi_recv *recv = recv_at(rc, rc->ungranted);
-    if (recv->pending == 0) continue; /* EAGERs have filled all of it */
-    if (!recv->posted && post_trecvs(rc, recv) != RAIL_OK) return;
-    if (rail_unlikely(is_waiting(recv))) {
-      ofi_endpoint_report(rc->base.endpoint, &rc->report_link, OFI_REPORT_NOW); /* it is tried again with each poll */
-      return;
-    }
-    rc->grant_wanted = false;
-    if (send_grant(rc, recv) != RAIL_OK) return;
-  }
-}
-
 /* What the endpoint calls for comms that have something to send: GRANTs that were held, reports. */
 void ofi_recv_report(struct ofi_report_link *link) {
   struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, report_link);
   if (rail_unlikely(ofi_comm_status(&rc->base) != RAIL_OK)) return;
-  struct ofi_recv *recv = recv_at(rc, rc->ungranted);
-  if (rail_unlikely(rc->ungranted != rc->next_seq && recv->posted)) grant_all(rc);
+  if (rc->grants_due) ofi_grant_all(rc);
   uint32_t gone = atomic_load_explicit(&rc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
   if (gone || rc->sender_unreachable || memcmp(&rc->report, &rc->reported, sizeof rc->report) == 0) return;
   if (rail_unlikely(rc->ack.state != OFI_OP_IDLE)) return; /* its completion asks again */
   send_ack(rc);
-}
-
-/* Must the sender know of it? Not where its messages come on credit. */
-static bool needs_grant(const struct ofi_recv_comm *rc, const struct ofi_recv *recv) {
-  if (!rc->base.eager || rc->grant_wanted || rc->report.seen - rc->report.freed >= rc->base.eager / 2) return true;
-  for (unsigned int i = 0; i < recv->n; i++)
-    if (recv->buffers[i].kind != OFI_BUFFER_INLINE && is_unfilled(&recv->buffers[i])) return true;
-  return false;
 }
 
 RAIL_COLD static rail_result_t fail_unreachable(struct ofi_comm *comm) {
@@ -378,7 +295,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   /* The request exists now: test reports a failure. */
   if (rc->unexpected && rail_unlikely(!take_unexpected(rc, recv))) return RAIL_OK;
   if (rail_unlikely(recv->pending && rc->sender_unreachable)) (void)fail_unreachable(&rc->base);
-  else if (recv->pending && needs_grant(rc, recv)) grant_all(rc);
+  else if (recv->pending && ofi_grant_is_needed(rc, recv)) ofi_grant_soon(rc);
   return RAIL_OK;
 }
 
@@ -416,7 +333,8 @@ static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, cons
 static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
   struct ofi_recv *recv = rc->granted[frame->seq % OFI_MAX_RECVS];
   struct ofi_recv_buffer *b = recv ? &recv->buffers[frame->index] : NULL;
-  bool posted = recv && recv->granted && recv->grant_seq == frame->seq && frame->index < recv->n && is_unfilled(b);
+  bool posted = recv && recv->granted && recv->grant_seq == frame->seq && frame->index < recv->n &&
+                ofi_recv_is_unfilled(b);
   if (rail_unlikely(!posted)) {
     protocol_error(&rc->base, frame, "data for a buffer that is not granted");
   } else if (frame->size > b->capacity) {
@@ -436,7 +354,7 @@ static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *fra
 static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) {
   rc->report_wanted = rc->grant_wanted = true;
   rc->report_wanted_at = (struct ofi_report){.seen = frame->seq, .filled = frame->count};
-  grant_all(rc);
+  ofi_grant_all(rc);
   update_report(rc);
 }
 

@@ -108,19 +108,32 @@ static bool take_held_ack(struct ofi_send_comm *sc) {
   return take_report(sc, &sc->held);
 }
 
-/* False: no GRANT that a receiver sends. When it makes one, that which had the slot before is filled. */
-static bool handle_grant(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
-  struct ofi_slot *slot = &sc->slots[frame->seq % OFI_MAX_GRANTS];
-  if (frame->seq - sc->grants_applied >= OFI_MAX_GRANTS || frame->nkeys != sc->base.remote_nics || slot->granted)
-    return false;
-  for (unsigned int i = 0; i < frame->nbuffers; i++)
-    if (!is_buffer_right(&sc->base, &frame->buffers[i])) return false;
-  slot->seq = frame->seq;
-  slot->n = (uint8_t)frame->nbuffers;
+/* Keeps the GRANT of n buffers. False: none that a receiver makes. When it makes one, that which had the slot before is
+ * filled. */
+static bool keep_grant(struct ofi_send_comm *sc, uint32_t seq, const struct ofi_buffer *buffers, unsigned int n,
+                       const struct ofi_report *report) {
+  struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
+  if (seq - sc->grants_applied >= OFI_MAX_GRANTS || slot->granted) return false;
+  for (unsigned int i = 0; i < n; i++)
+    if (!is_buffer_right(&sc->base, &buffers[i])) return false;
+  slot->seq = seq;
+  slot->n = (uint8_t)n;
   slot->taken = 0;
   slot->granted = true;
-  slot->report = frame->report;
-  memcpy(slot->buffers, frame->buffers, frame->nbuffers * sizeof frame->buffers[0]);
+  slot->report = *report;
+  memcpy(slot->buffers, buffers, n * sizeof *buffers);
+  return true;
+}
+
+/* GRANTs of one frame: all are kept before the first counts. False: none that a receiver sends. */
+static bool handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
+  struct ofi_slot *slot;
+  uint32_t seq = frame->seq;
+  if (frame->nkeys != sc->base.remote_nics) return false;
+  for (unsigned int i = 0, n; i < frame->nbuffers; i += n) {
+    for (n = 1; !frame->buffers[i + n - 1].last; n++) continue; /* ofi_frame_decode has checked that there is one */
+    if (!keep_grant(sc, seq++, &frame->buffers[i], n, &frame->report)) return false;
+  }
   for (slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS]; slot->granted && slot->seq == sc->grants_applied;
        slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS])
     if (!take_grant(sc, slot) || !take_held_ack(sc)) return false;
@@ -158,7 +171,7 @@ void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
     ofi_send_revoked(sc);
     return;
   }
-  if (frame->type == OFI_FRAME_GRANT) good = handle_grant(sc, frame);
+  if (frame->type == OFI_FRAME_GRANT) good = handle_grants(sc, frame);
   else if (frame->type == OFI_FRAME_ACK) good = handle_ack(sc, frame);
   else if (frame->type == OFI_FRAME_TOO_LARGE && sc->report.seen != sc->next_eager) {
     peer_refused_size(&sc->base, frame->size);

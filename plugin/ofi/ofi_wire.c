@@ -93,7 +93,7 @@ static uint8_t *encode_buffers(const struct ofi_frame *frame, uint8_t *at) {
     const struct ofi_buffer *b = &frame->buffers[i];
     const struct ofi_buffer_wire wire = {.addr = htole64(b->addr), .size = htole64(b->size), .tag = htole32(b->tag),
                                          .kind = (uint8_t)b->kind, .path = (uint8_t)b->path,
-                                         .takes_data = b->takes_data};
+                                         .takes_data = b->takes_data, .last = b->last};
     memcpy(at, &wire, sizeof wire);
     at += sizeof wire;
     for (unsigned int k = 0; k < frame->nkeys; k++, at += 8) {
@@ -121,14 +121,14 @@ static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buff
   memcpy(&wire, at, sizeof wire);
   *b = (struct ofi_buffer){.addr = le64toh(wire.addr), .size = le64toh(wire.size), .tag = le32toh(wire.tag),
                            .kind = (enum ofi_buffer_kind)wire.kind, .path = wire.path,
-                           .takes_data = wire.takes_data != 0};
+                           .takes_data = wire.takes_data != 0, .last = wire.last != 0};
   for (unsigned int k = 0; k < nkeys; k++) {
     uint64_t key_wire;
     memcpy(&key_wire, at + sizeof wire + 8 * k, sizeof key_wire);
     b->keys[k] = le64toh(key_wire);
   }
   return b->kind >= OFI_BUFFER_TAGGED && b->kind <= OFI_BUFFER_FILLED && b->path < OFI_MAX_PATHS &&
-         b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && !wire.zero;
+         b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && wire.last <= 1;
 }
 
 /* What each type must have, and nothing else. */
@@ -150,16 +150,19 @@ static bool fits_type(const struct ofi_frame *frame, size_t payload) {
 /* What follows the frame of a GRANT or an ACK. Not inlined: a message with a payload needs none of its registers. */
 __attribute__((noinline)) static bool decode_report(const uint8_t *at, size_t size, struct ofi_frame *frame) {
   struct ofi_report_wire report;
-  size_t each = sizeof(struct ofi_buffer_wire) + frame->nkeys * 8u;
-  if (size != sizeof report + frame->nbuffers * each) return false;
+  size_t each = OFI_BUFFER_SIZE(frame->nkeys), all = frame->nbuffers * each;
+  unsigned int group = 0; /* buffers of the same receive so far */
+  if (all > OFI_BUFFERS_MAX || size != sizeof report + all) return false;
   memcpy(&report, at, sizeof report);
   if (report.zero) return false;
   frame->report = (struct ofi_report){.seen = le32toh(report.seen), .freed = le32toh(report.freed),
                                       .filled = le32toh(report.filled)};
   at += sizeof report;
-  for (unsigned int i = 0; i < frame->nbuffers; i++, at += each)
-    if (!decode_buffer(at, frame->nkeys, &frame->buffers[i])) return false;
-  return fits_type(frame, 0);
+  for (unsigned int i = 0; i < frame->nbuffers; i++, at += each) {
+    if (!decode_buffer(at, frame->nkeys, &frame->buffers[i]) || ++group > OFI_MAX_GROUP) return false;
+    if (frame->buffers[i].last) group = 0;
+  }
+  return !group && fits_type(frame, 0);
 }
 
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload) {
@@ -169,7 +172,7 @@ bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, c
   memcpy(&wire, bytes, sizeof wire);
   size -= sizeof wire;
   if (wire.magic != OFI_FRAME_MAGIC || wire.version != OFI_WIRE_VERSION || wire.type < OFI_FRAME_PING ||
-      wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_MAX_GROUP || wire.index >= OFI_MAX_GROUP ||
+      wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_FRAME_BUFFERS || wire.index >= OFI_MAX_GROUP ||
       wire.nkeys > OFI_MAX_PATHS || (wire.nkeys && !wire.nbuffers) || wire.zero)
     return false;
   ofi_frame_begin(frame, (enum ofi_frame_type)wire.type);

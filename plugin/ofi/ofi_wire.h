@@ -6,7 +6,7 @@
  *
  *   PING    both ways            the handshake's: the path `index` carries messages
  *   EAGER   sender → receiver    a whole message on credit, with its tag; it may come before its receive
- *   GRANT   receiver → sender    the buffers of one irecv, and a report
+ *   GRANT   receiver → sender    the buffers of one or several irecvs, and a report
  *   ACK     receiver → sender    a report alone: what has arrived, and how much credit is free again
  *   DATA    sender → receiver    a whole message for a buffer that was granted
  *   FIN     sender → receiver    one part of a message was written to the buffer
@@ -16,9 +16,9 @@
  *   REVOKED sender → receiver    nothing will be
  *
  * A frame names the comm it is for by an index and a random token, which the comm's side chose and sent in its OFFER:
- * an endpoint serves many comms, and anybody who knows its address may send to it. GRANTs are numbered, and so are
- * EAGERs; a frame names a buffer by the number of its GRANT and an index. Numbers are 32 bits and wrap; they begin at
- * OFI_FIRST_SEQ, 256 before the wrap, so that every connection of some length crosses it.
+ * an endpoint serves many comms, and anybody who knows its address may send to it. GRANTs, one for each receive, are
+ * numbered, and so are EAGERs; a frame names a buffer by the number of its GRANT and an index. Numbers are 32 bits and
+ * wrap; they begin at OFI_FIRST_SEQ, 256 before the wrap, so that every connection of some length crosses it.
  *
  * All integers are little-endian. Whatever changes here raises OFI_WIRE_VERSION; docs/protocol-ofi.md is the
  * description.
@@ -35,7 +35,7 @@
 #include "plugin/ofi/ofi_param.h"
 #include "rail/net.h"
 
-#define OFI_WIRE_VERSION 2
+#define OFI_WIRE_VERSION 3
 #define OFI_MAX_PATHS 4      /* NICs of one device */
 #define OFI_MAX_GROUP 8      /* buffers of one irecv: maxRecvs */
 #define OFI_MAX_RECVS RAIL_NET_MAX_REQUESTS /* irecvs outstanding on one comm */
@@ -141,23 +141,27 @@ struct ofi_buffer {
   enum ofi_buffer_kind kind;
   unsigned int path;   /* of the tagged receive */
   bool takes_data;     /* a DATA is as good: host memory */
+  bool last;           /* of its receive; the next one's is of the next GRANT */
 };
+
+/* Of one frame, of all its receives: as many as fit into OFI_FRAME_MAX where each has one key. */
+#define OFI_FRAME_BUFFERS 14
 
 struct ofi_frame {
   enum ofi_frame_type type;
   uint32_t comm;
   uint64_t token;
-  uint32_t seq;       /* GRANT, EAGER: its number; ACK: of the next GRANT; DATA, FIN, TOO_LARGE: of the buffer's GRANT;
-                         ASK: of the next EAGER */
+  uint32_t seq;       /* GRANT, EAGER: its number, the first if there are several; ACK: of the next GRANT;
+                         DATA, FIN, TOO_LARGE: of the buffer's GRANT; ASK: of the next EAGER */
   unsigned int index; /* DATA, FIN, TOO_LARGE: of the buffer; PING: of the path */
   unsigned int parts; /* FIN: of the message; else 0 */
-  unsigned int nbuffers; /* GRANT 1..OFI_MAX_GROUP, else 0 */
+  unsigned int nbuffers; /* GRANT 1..OFI_FRAME_BUFFERS, else 0 */
   unsigned int nkeys; /* of each buffer: NICs of the receiver */
   uint64_t size;      /* EAGER, DATA, FIN, TOO_LARGE: of the message */
   uint32_t tag;       /* EAGER */
   uint32_t count;     /* EAGER: number of the first GRANT that its sender did not know; ASK: of messages for buffers */
   struct ofi_report report; /* GRANT, ACK */
-  struct ofi_buffer buffers[OFI_MAX_GROUP];
+  struct ofi_buffer buffers[OFI_FRAME_BUFFERS];
 };
 
 /* A frame without buffers, of which only `type` is set; much cheaper than to zero all of it. */
@@ -189,14 +193,15 @@ struct ofi_report_wire {
 struct ofi_buffer_wire { /* then nkeys keys of 8 bytes */
   uint64_t addr, size;
   uint32_t tag;
-  uint8_t kind, path, takes_data, zero;
+  uint8_t kind, path, takes_data, last;
 };
 _Static_assert(sizeof(struct ofi_buffer_wire) == 24, "buffer layout");
 
 #define OFI_FRAME_SIZE sizeof(struct ofi_frame_wire)
-#define OFI_FRAME_MAX                                    \
-  (OFI_FRAME_SIZE + sizeof(struct ofi_report_wire) +       \
-   OFI_MAX_GROUP * (sizeof(struct ofi_buffer_wire) + OFI_MAX_PATHS * 8))
+#define OFI_BUFFER_SIZE(nkeys) (sizeof(struct ofi_buffer_wire) + 8u * (nkeys))
+#define OFI_BUFFERS_MAX (OFI_MAX_GROUP * OFI_BUFFER_SIZE(OFI_MAX_PATHS)) /* bytes: any one receive fits */
+_Static_assert(OFI_FRAME_BUFFERS == OFI_BUFFERS_MAX / OFI_BUFFER_SIZE(1), "buffers of a frame");
+#define OFI_FRAME_MAX (OFI_FRAME_SIZE + sizeof(struct ofi_report_wire) + OFI_BUFFERS_MAX)
 
 static inline bool ofi_frame_has_count(unsigned int type) { return type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK; }
 

@@ -205,16 +205,16 @@ void fuzz_make_seeds(void) {
     for (unsigned int i = 0; i < 3; i++)
       grant.buffers[i] = (struct ofi_buffer){.size = i ? sizes[i] : 0, .tag = i,
                                              .kind = i < 2 ? OFI_BUFFER_FILLED : OFI_BUFFER_INLINE,
-                                             .takes_data = true};
+                                             .takes_data = true, .last = i == 2};
     put(&out, &grant);
-    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .seq = seq + 2, .report = {seq + 3, seq + 3, 0}});
+    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .seq = seq + 3, .report = {seq + 3, seq + 3, 0}});
     grant.seq++;
     for (unsigned int i = 0; i < 3; i++)
       grant.buffers[i] = (struct ofi_buffer){.size = sizes[i + 3], .tag = i,
                                              .kind = tagged ? OFI_BUFFER_TAGGED : OFI_BUFFER_RMA,
-                                             .takes_data = !tagged};
+                                             .takes_data = !tagged, .last = i > 0}; /* two receives */
     put(&out, &grant);
-    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .seq = seq + 2, .report = {seq + 3, seq + 3, 3}});
+    put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .seq = seq + 3, .report = {seq + 3, seq + 3, 3}});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_PING, .index = 1});
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_REVOKE});
     fuzz_seed(senders[tagged], out.bytes, out.size);

@@ -112,7 +112,7 @@ static struct ofi_frame model(enum ofi_frame_type type) {
       f.buffers[f.nbuffers] = (struct ofi_buffer){
         .addr = UINT64_MAX - f.nbuffers, .size = RAIL_NET_MAX_BYTES - f.nbuffers, .tag = UINT32_MAX - f.nbuffers,
         .kind = (enum ofi_buffer_kind)(1 + f.nbuffers % OFI_BUFFER_FILLED), .path = f.nbuffers % OFI_MAX_PATHS,
-        .takes_data = f.nbuffers % 2};
+        .takes_data = f.nbuffers % 2, .last = f.nbuffers + 1 == OFI_MAX_GROUP};
       for (unsigned int k = 0; k < OFI_MAX_PATHS; k++) f.buffers[f.nbuffers].keys[k] = (uint64_t)f.nbuffers << 60 | k;
     }
   }
@@ -154,7 +154,8 @@ TEST(frames_round_trip) {
     for (unsigned int i = 0; i < in.nbuffers; i++) {
       const struct ofi_buffer *a = &in.buffers[i], *b = &out.buffers[i];
       CHECK(a->addr == b->addr && a->size == b->size && a->tag == b->tag && a->kind == b->kind && a->path == b->path);
-      CHECK(a->takes_data == b->takes_data && memcmp(a->keys, b->keys, sizeof a->keys) == 0);
+      CHECK(a->takes_data == b->takes_data && a->last == b->last);
+      CHECK(memcmp(a->keys, b->keys, sizeof a->keys) == 0);
     }
     if (carries(type)) CHECK(payload == bytes + OFI_FRAME_SIZE);
     /* An EAGER has no length but its own: a shorter one is another message. */
@@ -171,12 +172,12 @@ TEST(layout) {
   struct ofi_frame f = {.type = OFI_FRAME_GRANT, .comm = 0x04030201, .token = 0x1817161514131211u, .seq = 0xffffff00u,
                         .nbuffers = 1, .nkeys = 1, .report = {.seen = 0xa4a3a2a1u, .freed = 3, .filled = 5},
                         .buffers = {{.addr = 0xb1, .size = 0xb2, .keys = {0xb3}, .tag = 0xb4,
-                                     .kind = OFI_BUFFER_RMA, .path = 1, .takes_data = true}}};
+                                     .kind = OFI_BUFFER_RMA, .path = 1, .takes_data = true, .last = true}}};
   static const uint8_t expected[] = {
     0xf1, OFI_WIRE_VERSION, 2, 0, 1, 2, 3, 4, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0, 0xff, 0xff, 0xff,
     0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     0xa1, 0xa2, 0xa3, 0xa4, 3, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
-    0xb1, 0, 0, 0, 0, 0, 0, 0, 0xb2, 0, 0, 0, 0, 0, 0, 0, 0xb4, 0, 0, 0, 2, 1, 1, 0, 0xb3, 0, 0, 0, 0, 0, 0, 0};
+    0xb1, 0, 0, 0, 0, 0, 0, 0, 0xb2, 0, 0, 0, 0, 0, 0, 0, 0xb4, 0, 0, 0, 2, 1, 1, 1, 0xb3, 0, 0, 0, 0, 0, 0, 0};
   CHECK_INT(ofi_frame_encode(&f, bytes), sizeof expected);
   for (size_t i = 0; i < sizeof expected; i++) CHECK_MSG(bytes[i] == expected[i], "byte %zu is %#x", i, bytes[i]);
   struct ofi_frame eager = {.type = OFI_FRAME_EAGER, .comm = 1, .token = 2, .seq = 3, .tag = 0xc4c3c2c1u,
@@ -212,7 +213,7 @@ TEST(fields_of_other_types) {
     CHECK_MSG(decodes(&f) == (expected), "type %d with %s", type, #change);              \
   } while (0)
     TAKEN((void)0, true);
-    TAKEN((f.nbuffers = 1, f.buffers[0] = model(OFI_FRAME_GRANT).buffers[0]), grant);
+    TAKEN((f.nbuffers = 1, f.buffers[0] = model(OFI_FRAME_GRANT).buffers[OFI_MAX_GROUP - 1]), grant);
     TAKEN(f.nbuffers = 0, !grant);
     TAKEN(f.nbuffers = 0; f.nkeys = 0, !grant);
     TAKEN(f.parts = 1, type == OFI_FRAME_FIN);
@@ -240,10 +241,12 @@ TEST(bytes_out_of_range) {
   size_t size = encode(&grant);
   static const struct { size_t at; uint8_t value; } wrong[] = {
     {0, 0xf0}, {0, 0}, {1, OFI_WIRE_VERSION + 1}, {1, 0}, {2, 0}, {2, OFI_FRAME_TYPES}, {2, 255}, {3, 1}, {3, 8},
-    {20, 1}, {21, 0}, {21, OFI_MAX_GROUP - 1}, {21, OFI_MAX_GROUP + 1}, {21, 255}, {22, 0}, {22, OFI_MAX_PATHS - 1},
-    {22, OFI_MAX_PATHS + 1}, {22, 255}, {23, 1}, {23, 255}, {24, 1}, {31, 1}, {44, 1}, {47, 255}};
+    {20, 1}, {21, 0}, {21, OFI_MAX_GROUP - 1}, {21, OFI_MAX_GROUP + 1}, {21, OFI_FRAME_BUFFERS + 1},
+    {21, 255}, {22, 0}, {22, OFI_MAX_PATHS - 1}, {22, OFI_MAX_PATHS + 1}, {22, 255}, {23, 1},
+    {23, 255}, {24, 1}, {31, 1}, {44, 1}, {47, 255}};
   static const struct { size_t at; uint8_t value; } in_buffer[] = {
-    {14, 1}, {15, 255}, {20, 0}, {20, 5}, {20, 255}, {21, OFI_MAX_PATHS}, {21, 255}, {22, 2}, {22, 255}, {23, 1}};
+    {14, 1}, {15, 255}, {20, 0}, {20, 5}, {20, 255}, {21, OFI_MAX_PATHS}, {21, 255}, {22, 2}, {22, 255}, {23, 2},
+    {23, 255}};
   CHECK(ofi_frame_decode(bytes, size, &out, &payload));
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     (void)encode(&grant);
@@ -257,6 +260,41 @@ TEST(bytes_out_of_range) {
       CHECK_MSG(!ofi_frame_decode(bytes, size, &out, &payload), "buffer %zu, byte %zu = %u was taken", b,
                 in_buffer[i].at, in_buffer[i].value);
     }
+}
+
+/* A frame of n buffers with so many keys each, of receives of `group` buffers; the last has the rest. */
+static struct ofi_frame several(unsigned int n, unsigned int keys, unsigned int group) {
+  struct ofi_frame f = model(OFI_FRAME_GRANT), one = f;
+  f.nbuffers = n;
+  f.nkeys = keys;
+  for (unsigned int i = 0; i < n; i++) {
+    f.buffers[i] = one.buffers[i % OFI_MAX_GROUP];
+    f.buffers[i].last = i + 1 == n || (i + 1) % group == 0;
+  }
+  return f;
+}
+
+/* As many buffers as fit, whatever receives they are of: each of 1 to 8, and the last buffer ends one. */
+TEST(grants_of_several_receives) {
+  for (unsigned int keys = 1; keys <= OFI_MAX_PATHS; keys++) {
+    unsigned int most = (unsigned int)(OFI_BUFFERS_MAX / OFI_BUFFER_SIZE(keys));
+    for (unsigned int n = 1; n <= most; n++)
+      for (unsigned int group = 1; group <= n; group++) {
+        struct ofi_frame f = several(n, keys, group), out;
+        const void *payload;
+        size_t size = encode(&f);
+        CHECK(size <= OFI_FRAME_MAX);
+        bool taken = ofi_frame_decode(bytes, size, &out, &payload);
+        CHECK_MSG(taken == (group <= OFI_MAX_GROUP), "%u buffers of %u keys in groups of %u", n, keys, group);
+        for (unsigned int i = 0; taken && i < n; i++) CHECK(out.buffers[i].last == f.buffers[i].last);
+        if (taken) CHECK_INT(out.nbuffers, n);
+        f.buffers[n - 1].last = false;
+        CHECK_MSG(!decodes(&f), "%u buffers, the last receive without an end", n);
+      }
+    if (most == OFI_FRAME_BUFFERS) continue;
+    struct ofi_frame more = several(most + 1, keys, 1);
+    CHECK_MSG(!decodes(&more), "%u buffers of %u keys", most + 1, keys);
+  }
 }
 
 /* ---- tags -------------------------------------------------------------------------------- */
@@ -274,4 +312,4 @@ TEST(tags) {
 
 TEST_MAIN(TEST_CASE(offer_round_trip), TEST_CASE(offer_names), TEST_CASE(offer_refuses), TEST_CASE(frames_round_trip),
           TEST_CASE(layout), TEST_CASE(payloads_of_every_size), TEST_CASE(fields_of_other_types),
-          TEST_CASE(bytes_out_of_range), TEST_CASE(tags))
+          TEST_CASE(bytes_out_of_range), TEST_CASE(grants_of_several_receives), TEST_CASE(tags))

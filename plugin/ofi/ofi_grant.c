@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * GRANTs: which receives the sender must know of, and the control messages that tell it. Tagged receives are posted
+ * before their GRANT goes.
+ */
+#include "plugin/ofi/ofi_grant.h"
+
+#include <string.h>
+
+static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsigned int path) {
+  struct ofi_recv_buffer *b = &recv->buffers[index];
+  struct ofi_comm *comm = recv->base.comm;
+  b->op.data = b->data;
+  b->op.size = b->capacity;
+  b->op.desc = b->mr ? b->mr->descs[comm->paths[path].local_nic] : NULL;
+  b->op.tag = ofi_tag(comm->index, recv->grant_seq, index);
+  return ofi_comm_post(comm, &b->op, OFI_OP_TRECV, path);
+}
+
+/* The address that a peer names to write to the buffer: a virtual one, or an offset in the registration. */
+static uint64_t remote_addr(const struct ofi_comm *comm, const struct ofi_recv_buffer *b) {
+  uint64_t addr = (uintptr_t)b->data;
+  return !b->mr ? 0 : comm->device->rails[0]->caps.mr_virt_addr ? addr : addr - b->mr->addr;
+}
+
+/* Of the next GRANT, whose number is in their tags. */
+static rail_result_t post_trecvs(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
+  recv->grant_seq = rc->ngrants;
+  recv->posted = true;
+  for (unsigned int i = 0; i < recv->n; i++)
+    if (recv->buffers[i].kind == OFI_BUFFER_TAGGED && ofi_recv_is_unfilled(&recv->buffers[i]))
+      RAIL_TRY(post_trecv(recv, i, ofi_comm_least_path(recv->base.comm)));
+  return RAIL_OK;
+}
+
+static void grant_with_next_poll(struct ofi_recv_comm *rc) {
+  rc->grants_due = true;
+  ofi_endpoint_report(rc->base.endpoint, &rc->report_link, OFI_REPORT_NOW);
+}
+
+/* Has the provider no room for a tagged receive of it yet? */
+static bool is_waiting(const struct ofi_recv *recv) {
+  for (unsigned int i = 0; i < recv->n; i++)
+    if (recv->buffers[i].op.state == OFI_OP_WAITING) return true;
+  return false;
+}
+
+/* Adds the receive's GRANT to the frame. */
+static void add_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv, struct ofi_frame *frame) {
+  for (unsigned int i = 0; i < recv->n; i++) {
+    struct ofi_recv_buffer *b = &recv->buffers[i];
+    enum ofi_buffer_kind kind = ofi_recv_is_unfilled(b) ? b->kind : OFI_BUFFER_FILLED;
+    struct ofi_buffer *out = &frame->buffers[frame->nbuffers++];
+    *out = (struct ofi_buffer){.addr = kind == OFI_BUFFER_RMA ? remote_addr(&rc->base, b) : 0,
+                               .size = b->capacity, .tag = b->tag, .kind = kind,
+                               .path = kind == OFI_BUFFER_TAGGED ? b->op.path : 0,
+                               .takes_data = b->takes_data, .last = i + 1 == recv->n};
+    if (kind == OFI_BUFFER_RMA && b->mr) memcpy(out->keys, b->mr->keys, sizeof b->mr->keys);
+  }
+  rc->granted[recv->grant_seq % OFI_MAX_RECVS] = recv;
+  rc->ngrants++;
+  recv->granted = true;
+}
+
+/* By the operation and in the memory of the first receive that the frame is about. */
+static rail_result_t send_grants(struct ofi_recv_comm *rc, struct ofi_recv *first, struct ofi_frame *frame) {
+  struct ofi_comm *comm = &rc->base;
+  frame->report = rc->reported = rc->report;
+  rc->grant_wanted = false;
+  if (rc->report_link.due == OFI_REPORT_LATER) ofi_endpoint_report(comm->endpoint, &rc->report_link, OFI_REPORT_NONE);
+  return ofi_comm_post_frame(comm, &first->grant, OFI_OP_GRANT, 0, frame, first->frame);
+}
+
+/* The next receive that is not granted and has messages to come, with its tagged receives posted: messages for those
+ * that are not would fill the sender's queue, and the ones that are posted wait behind them. NULL: there is none, or
+ * the provider has no room yet, or the comm has failed. */
+static struct ofi_recv *next_to_grant(struct ofi_recv_comm *rc) {
+  for (; rc->ungranted != rc->next_seq; rc->ungranted++) {
+    struct ofi_recv *recv = ofi_recv_at(rc, rc->ungranted);
+    if (recv->pending == 0) continue; /* EAGERs have filled all of it */
+    if (!recv->posted && post_trecvs(rc, recv) != RAIL_OK) return NULL;
+    if (rail_likely(!is_waiting(recv))) return recv;
+    grant_with_next_poll(rc);
+    return NULL;
+  }
+  return NULL;
+}
+
+void ofi_grant_all(struct ofi_recv_comm *rc) {
+  const size_t each = OFI_BUFFER_SIZE(rc->base.endpoint->nnics);
+  struct ofi_recv *first, *recv;
+  struct ofi_frame frame;
+  rc->grants_due = false;
+  recv = next_to_grant(rc);
+  while ((first = recv)) {
+    ofi_frame_begin(&frame, OFI_FRAME_GRANT);
+    frame.seq = recv->grant_seq;
+    frame.nkeys = rc->base.endpoint->nnics;
+    do {
+      add_grant(rc, recv, &frame);
+      rc->ungranted++;
+      recv = next_to_grant(rc);
+    } while (recv && (frame.nbuffers + recv->n) * each <= OFI_BUFFERS_MAX);
+    if (send_grants(rc, first, &frame) != RAIL_OK) return;
+  }
+}
+
+void ofi_grant_soon(struct ofi_recv_comm *rc) {
+  uint64_t now = rc->base.endpoint->polls;
+  if (rc->last_grant_poll == now) {
+    grant_with_next_poll(rc);
+  } else {
+    rc->last_grant_poll = now;
+    ofi_grant_all(rc);
+  }
+}
+
+bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *recv) {
+  if (!rc->base.eager || rc->grant_wanted || rc->report.seen - rc->report.freed >= rc->base.eager / 2) return true;
+  for (unsigned int i = 0; i < recv->n; i++)
+    if (recv->buffers[i].kind != OFI_BUFFER_INLINE && ofi_recv_is_unfilled(&recv->buffers[i])) return true;
+  return false;
+}
