@@ -20,8 +20,10 @@ static const char *const kinds[] = {"nic=fake0", "nic=fake0 no=rma", "nic=fake0 
                                     "nic=fake0 prov=shm inject=4096 gone=silent"};
 static const char *const ways[] = {"", "late=5 reorder=50 overtake=60", "eagain=40 burst=2"};
 
-static void open_pair(const char *offers) {
+/* Without credit nothing but GRANTs brings a message. */
+static void open_pair(const char *offers, bool credit) {
   rig_start(offers);
+  if (!credit) ofi_params.inline_bytes = 0;
   if (strstr(offers, "prov=shm")) ofi_params.provider = "shm";
   int nics = strstr(offers, "fake3") ? 4 : 1;
   rig_open_pair(&r, nics, nics, out, sizeof out, in, sizeof in);
@@ -48,7 +50,7 @@ TEST(receives_in_a_row) {
                                        "nic=fake0 prov=shm inject=4096 gone=silent"};
   for (size_t k = 0; k < RAIL_COUNT_OF(offers); k++) {
     void *recvs[MOST], *sends[MOST];
-    open_pair(offers[k]);
+    open_pair(offers[k], true);
     uint64_t each = OFI_BUFFERS_MAX / OFI_BUFFER_SIZE(rig_comm(r.rc)->endpoint->nnics);
     uint64_t frames_before = frames(), polls_before = polls();
     for (int i = 0; i < MOST; i++) recvs[i] = receive(i, SIZE, i % 3);
@@ -68,7 +70,7 @@ TEST(receives_in_a_row) {
 
 /* A receive after each poll is granted at once. */
 TEST(a_receive_after_each_poll) {
-  open_pair("nic=fake0");
+  open_pair("nic=fake0", true);
   for (int i = 0; i < 10; i++) {
     rig_poll(r.rc);
     void *recv = receive(0, SIZE, 1);
@@ -84,7 +86,7 @@ TEST(no_call_after_the_receives) {
     for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++) {
       enum { N = 3 };
       void *recvs[N], *sends[N] = {NULL};
-      open_pair(kinds[k]);
+      open_pair(kinds[k], true);
       fake_script(ways[w]);
       for (int i = 0; i < N; i++) recvs[i] = receive(i, SIZE, 1);
       for (int i = 0; i < N; i++) RIG_UNTIL(sends[i], sends[i] = rig_isend(r.sc, out + i * SIZE, SIZE, 1, r.mh_out));
@@ -102,7 +104,7 @@ TEST(messages_that_cross) {
     for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++)
       for (int small = 0; small <= N; small += 3) {
         void *recvs[N], *sends[N];
-        open_pair(kinds[k]);
+        open_pair(kinds[k], true);
         fake_script(ways[w]);
         for (int i = 0; i < N / 2; i++) recvs[i] = receive(i, SIZE, 3);
         for (int i = 0; i < small; i++) sends[i] = send_from(i, SMALL + (size_t)i, 3);
@@ -119,7 +121,7 @@ TEST(all_at_once) {
   for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
     for (int asked = 0; asked < 2; asked++) {
       void *recvs[MOST], *send = NULL;
-      open_pair(kinds[k]);
+      open_pair(kinds[k], true);
       for (int i = 0; i < MOST - 1; i++) recvs[i] = receive(i, SMALL, 1);
       CHECK_INT(grants(), 0);
       uint64_t before = frames();
@@ -140,43 +142,50 @@ TEST(all_at_once) {
 }
 
 /* Groups of every size, of which some do not fit behind another. */
-TEST(groups_in_a_row) {
+static void pass_groups(bool credit) {
   enum { N = 12 };
-  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
-    for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++) {
-      static const int sizes_of[N] = {8, 1, 7, 8, 2, 6, 5, 3, 8, 8, 4, 4};
-      void *recvs[N], *sends[N][OFI_MAX_GROUP];
-      open_pair(kinds[k]);
-      fake_script(ways[w]);
-      for (int i = 0; i < N; i++) {
-        void *data[OFI_MAX_GROUP], *mhs[OFI_MAX_GROUP];
-        size_t sizes[OFI_MAX_GROUP];
-        int tags[OFI_MAX_GROUP];
-        for (int b = 0; b < sizes_of[i]; b++) {
-          data[b] = in + i * SIZE + b * 300;
-          sizes[b] = b == i % 8 ? 300 : 200;
-          tags[b] = b;
-          mhs[b] = r.mh_in;
-        }
-        recvs[i] = rig_recv_group(&r, sizes_of[i], data, sizes, tags, mhs);
-      }
-      ofi_endpoint_lock(rig_comm(r.rc)->endpoint);
-      ofi_progress_ops.frame(r.rc, &(struct ofi_frame){.type = OFI_FRAME_ASK, .seq = OFI_FIRST_SEQ, .count = 0}, NULL);
-      ofi_endpoint_unlock(rig_comm(r.rc)->endpoint);
-      for (int i = 0; i < N; i++)
-        for (int b = 0; b < sizes_of[i]; b++)
-          sends[i][b] = send_from(i, b == i % 8 ? 300 : (size_t)(b * 20), b);
-      for (int i = N - 1; i >= 0; i--) {
-        int got[OFI_MAX_GROUP] = {0};
-        RIG_UNTIL(rig_done(recvs[i], got), rig_poll(r.sc));
-        for (int b = 0; b < sizes_of[i]; b++) {
-          RIG_UNTIL(rig_done(sends[i][b], NULL), rig_poll(r.rc));
-          CHECK_INT(got[b], b == i % 8 ? 300 : b * 20);
-          CHECK(memcmp(in + i * SIZE + b * 300, out + i * SIZE, (size_t)got[b]) == 0);
-        }
-      }
-      rig_close_idle_pair(&r);
+  static const int sizes_of[N] = {8, 1, 7, 8, 2, 6, 5, 3, 8, 8, 4, 4};
+  void *recvs[N], *sends[N][OFI_MAX_GROUP];
+  for (int i = 0; i < N; i++) {
+    void *data[OFI_MAX_GROUP], *mhs[OFI_MAX_GROUP];
+    size_t sizes[OFI_MAX_GROUP];
+    int tags[OFI_MAX_GROUP];
+    for (int b = 0; b < sizes_of[i]; b++) {
+      data[b] = in + i * SIZE + b * 300;
+      sizes[b] = b == i % 8 ? 300 : 200;
+      tags[b] = b;
+      mhs[b] = r.mh_in;
     }
+    recvs[i] = rig_recv_group(&r, sizes_of[i], data, sizes, tags, mhs);
+  }
+  if (credit) { /* else they are granted without being asked for */
+    const struct ofi_frame ask = {.type = OFI_FRAME_ASK, .seq = OFI_FIRST_SEQ};
+    ofi_endpoint_lock(rig_comm(r.rc)->endpoint);
+    ofi_progress_ops.frame(r.rc, &ask, NULL);
+    ofi_endpoint_unlock(rig_comm(r.rc)->endpoint);
+  }
+  for (int i = 0; i < N; i++)
+    for (int b = 0; b < sizes_of[i]; b++) sends[i][b] = send_from(i, b == i % 8 ? 300 : (size_t)(b * 20), b);
+  for (int i = N - 1; i >= 0; i--) {
+    int got[OFI_MAX_GROUP] = {0};
+    RIG_UNTIL(rig_done(recvs[i], got), rig_poll(r.sc));
+    for (int b = 0; b < sizes_of[i]; b++) {
+      RIG_UNTIL(rig_done(sends[i][b], NULL), rig_poll(r.rc));
+      CHECK_INT(got[b], b == i % 8 ? 300 : b * 20);
+      CHECK(memcmp(in + i * SIZE + b * 300, out + i * SIZE, (size_t)got[b]) == 0);
+    }
+  }
+}
+
+TEST(groups_in_a_row) {
+  for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
+    for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++)
+      for (int credit = 0; credit < 2; credit++) {
+        open_pair(kinds[k], credit);
+        fake_script(ways[w]);
+        pass_groups(credit);
+        rig_close_idle_pair(&r);
+      }
 }
 
 /* Close and deregMr where some receives wait for a poll to be granted: none is, and nothing is left. */
@@ -184,7 +193,7 @@ TEST(closed_before_they_are_granted) {
   for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
     for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++)
       for (int dereg = 0; dereg < 2; dereg++) {
-        open_pair(kinds[k]);
+        open_pair(kinds[k], true);
         fake_script(ways[w]);
         for (int i = 0; i < MOST; i++) (void)receive(i, SIZE, 1);
         if (dereg) {
