@@ -32,6 +32,7 @@ const char *const rail_param_names[] = {
   "RAIL_NET_FALLBACK",
   "RAIL_NET_FUSE_NO_PCI",
   "RAIL_NVML_LIB",
+  "RAIL_PAT_MAX_NET",
   "RAIL_PROXY",
   "RAIL_SIMD",
   "RAIL_SMALL_MAX",

@@ -52,6 +52,10 @@ static const struct rail_param rows[] = {
    .doc = "Largest all-reduce that three or more ranks of one host do by trees instead of a ring."},
   {.name = "RAIL_TREE_MAX_NET", .type = RAIL_PARAM_BYTES, .def = "4K", .lo = 0, .hi = 1024 * M, AT(tree_max_net),
    .doc = "The same where ranks reach each other through a plugin."},
+  {.name = "RAIL_PAT_MAX_NET", .type = RAIL_PARAM_BYTES, .def = "4K", .lo = 0, .hi = 1024 * M, AT(pat_max_net),
+   .doc = "Largest broadcast, reduce, all-gather or reduce-scatter (of the last two: one rank's block) on host memory "
+          "that three or more ranks do in log2(ranks) steps instead of by a ring, where they reach each other through "
+          "a plugin."},
   {.name = "RAIL_SMALL_MAX", .type = RAIL_PARAM_BYTES, .def = "4K", .lo = 0, .hi = 64 * K, AT(small_max),
    .doc = "The most bytes that a rank publishes for a small collective on host memory, where all ranks of the host "
           "read them; never more than 64K of all ranks. 0: none is small."},
@@ -80,9 +84,9 @@ static const struct rail_param rows[] = {
           "CUDA IPC. -2: the former where the device supports it and the driver is of CUDA 12 or later. What fails one "
           "way is tried the next."},
   {.name = "NCCL_ALGO", .type = RAIL_PARAM_STRING, AT(algo),
-   .doc = "Algorithms that may be chosen: a list of Ring, Tree (AllReduce) and Exchange (AllReduce of two ranks); ^ in "
-          "front excludes. Or one for each function: Ring;AllReduce:Tree. NCCL's other words are accepted "
-          "without effect. A call for which nothing is left fails, as with NCCL."},
+   .doc = "Algorithms that may be chosen: a list of Ring, Tree (AllReduce), Exchange (AllReduce of two ranks) and PAT "
+          "(all but AllReduce, host memory); ^ in front excludes. Or one for each function: Ring;AllReduce:Tree. "
+          "NCCL's other words are accepted without effect. A call for which nothing is left fails, as with NCCL."},
   {.name = "NCCL_PROTO", .type = RAIL_PARAM_STRING, AT(proto),
    .doc = "Protocols that may be chosen: LL, Simple, or both as a list; ^ in front excludes. Or one for each function, "
           "as with NCCL_ALGO. LL128: Simple, but between GPUs of a host LL128."},

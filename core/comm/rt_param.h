@@ -35,6 +35,7 @@ struct rt_params {
   int64_t exchange_max;
   int64_t tree_max;
   int64_t tree_max_net;
+  int64_t pat_max_net;
   int64_t small_max;
   int64_t simd; /* index in RAIL_SIMD's words; 0 is auto */
   int64_t proxy;

@@ -71,6 +71,7 @@ void rt_peer_describe(struct rt_peer *me) {
   me->exchange_max = (uint64_t)p->exchange_max;
   me->tree_max = (uint64_t)p->tree_max;
   me->tree_max_net = (uint64_t)p->tree_max_net;
+  me->pat_max_net = (uint64_t)p->pat_max_net;
   me->small_max = (uint64_t)p->small_max;
   me->nchannels = (uint32_t)p->nchannels;
   me->algos = rt_algo_masks(p->algo);
@@ -117,6 +118,7 @@ rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, ch
   RAIL_TRY(check_equal(a, b, "RAIL_EXCHANGE_MAX", a->exchange_max, b->exchange_max, why));
   RAIL_TRY(check_equal(a, b, "RAIL_TREE_MAX", a->tree_max, b->tree_max, why));
   RAIL_TRY(check_equal(a, b, "RAIL_TREE_MAX_NET", a->tree_max_net, b->tree_max_net, why));
+  RAIL_TRY(check_equal(a, b, "RAIL_PAT_MAX_NET", a->pat_max_net, b->pat_max_net, why));
   RAIL_TRY(check_equal(a, b, "RAIL_SMALL_MAX", a->small_max, b->small_max, why));
   RAIL_TRY(check_equal(a, b, "RAIL_NCHANNELS", a->nchannels, b->nchannels, why));
   RAIL_TRY(check_equal(a, b, "NCCL_ALGO (as a bit mask)", a->algos, b->algos, why));

@@ -25,7 +25,7 @@ struct rt_peer {
   uint64_t pid_ns;    /* inode of the PID namespace: /proc/PID is reachable when equal */
   int64_t pid;
   uint64_t buffsize, ll_buffsize, chunk, ll_max, exchange_max; /* must agree on all ranks */
-  uint64_t tree_max, tree_max_net, small_max;                  /* these too, */
+  uint64_t tree_max, tree_max_net, pat_max_net, small_max;     /* these too, */
   uint32_t nchannels, protos, algos;                           /* and these; masks of rt_tune.h */
   uint32_t shm_disable;
   uint64_t cores[RT_PEER_CORES / 64]; /* that its process may run on, as bits */
@@ -37,7 +37,7 @@ struct rt_peer {
   uint32_t export_types;        /* of GPU memory that it exports and imports (rt_export.h); the caller's */
   uint8_t fd_receiver[RT_FD_NAME]; /* to which file descriptors are sent, if that is one of them; the caller's */
 };
-#define RT_PEER_VERSION 0x52410008u
+#define RT_PEER_VERSION 0x52410009u
 
 /* Fills in all but the fields that the comments above leave to the caller. */
 void rt_peer_describe(struct rt_peer *me);

@@ -24,7 +24,7 @@
 static int job_before(const struct rt_plan *plan, int j, const struct rt_connector *c) {
   while (c && --j >= 0) {
     const struct rt_job_end *ends = c->is_send ? plan->jobs[j].send : plan->jobs[j].recv;
-    for (int p = 0; p < RT_PEERS; p++)
+    for (int p = 0; p < plan->jobs[j].nlinks; p++)
       if (ends[p].connector == c) return j;
   }
   return -1;
@@ -44,7 +44,7 @@ static void fill_job(struct rt_plan *plan, int j) {
       .call = prog->call,
       .next = job->next,
   };
-  for (int p = 0; p < RT_PEERS; p++) {
+  for (int p = 0; p < job->nlinks; p++) {
     struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
     d->recv[p] = recv ? &recv->conn : NULL;
     d->send[p] = send ? &send->conn : NULL;
@@ -54,7 +54,7 @@ static void fill_job(struct rt_plan *plan, int j) {
 }
 
 static rail_result_t map_connections(struct ncclComm *comm, const struct rt_job *job) {
-  for (int p = 0; p < RT_PEERS; p++) {
+  for (int p = 0; p < job->nlinks; p++) {
     if (job->recv[p].connector) RAIL_TRY(rt_gpu_map(comm, job->recv[p].connector));
     if (job->send[p].connector) RAIL_TRY(rt_gpu_map(comm, job->send[p].connector));
   }

@@ -16,7 +16,7 @@ struct rt_launch *rt_launch_new(struct rt_plan *plan) {
   size_t nops = 0;
   for (int j = 0; j < plan->njobs; j++) {
     const struct rt_job *job = &plan->jobs[j];
-    for (int p = 0; p < RT_PEERS; p++) nops += (size_t)has_op(&job->recv[p]) + (size_t)has_op(&job->send[p]);
+    for (int p = 0; p < job->nlinks; p++) nops += (size_t)has_op(&job->recv[p]) + (size_t)has_op(&job->send[p]);
   }
   struct rt_launch *launch =
       calloc(1, sizeof *launch + nops * sizeof launch->ops[0] + (size_t)plan->njobs * sizeof launch->targets[0]);
@@ -41,7 +41,7 @@ static void set_targets(struct rt_launch *launch) {
   pthread_mutex_lock(&launch->plan->comm->gpu.lock);
   for (int j = 0; j < launch->plan->njobs; j++) {
     const struct rt_job *job = &launch->plan->jobs[j];
-    for (int p = 0; p < RT_PEERS; p++) {
+    for (int p = 0; p < job->nlinks; p++) {
       launch->targets[j].recv[p] = next_target(&job->recv[p]);
       launch->targets[j].send[p] = next_target(&job->send[p]);
     }
@@ -65,9 +65,9 @@ void rt_launch_begin(struct rt_launch *launch) {
   if (plan->comm->shares_process) rt_gate_kernel_begin();
   /* Receives first: a rank that posts early is never what others wait for. */
   for (int j = 0; j < plan->njobs; j++)
-    for (int p = 0; p < RT_PEERS; p++) submit_op(launch, &plan->jobs[j], &plan->jobs[j].recv[p]);
+    for (int p = 0; p < plan->jobs[j].nlinks; p++) submit_op(launch, &plan->jobs[j], &plan->jobs[j].recv[p]);
   for (int j = 0; j < plan->njobs; j++)
-    for (int p = 0; p < RT_PEERS; p++) submit_op(launch, &plan->jobs[j], &plan->jobs[j].send[p]);
+    for (int p = 0; p < plan->jobs[j].nlinks; p++) submit_op(launch, &plan->jobs[j], &plan->jobs[j].send[p]);
 }
 
 /* ---- until it is over ----------------------------------------------------------------- */
@@ -111,7 +111,7 @@ int rt_launch_departed_peer(const struct rt_launch *launch) {
     const struct rt_target *target = &launch->targets[j];
     if (job_over(launch, j)) continue;
     /* A kernel that has not begun may still find all that it needs. */
-    for (int p = 0; p < RT_PEERS; p++) {
+    for (int p = 0; p < job->nlinks; p++) {
       const struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
       if (has_departed(recv) && rt_observe(recv->conn.tail) < target->recv[p]) return recv->peer;
       if (has_departed(send) && rt_observe(send->conn.credit) < target->send[p]) return send->peer;
@@ -126,7 +126,7 @@ void rt_launch_retire(const struct rt_launch *launch) {
   pthread_mutex_lock(&comm->gpu.lock);
   for (int j = 0; j < launch->plan->njobs; j++) {
     const struct rt_job *job = &launch->plan->jobs[j];
-    for (int p = 0; p < RT_PEERS; p++) {
+    for (int p = 0; p < job->nlinks; p++) {
       if (job->recv[p].connector) job->recv[p].connector->launches--;
       if (job->send[p].connector) job->send[p].connector->launches--;
     }

@@ -27,9 +27,9 @@ uint64_t rt_proto_bytes(enum rt_proto proto, uint64_t payload) {
   return proto == RT_SIMPLE ? payload : ll_lines(payload) * RT_LL_LINE;
 }
 
-void rt_program_count_steps(const struct rt_program *prog, uint64_t nsend[RT_PEERS], uint64_t nrecv[RT_PEERS]) {
-  memset(nsend, 0, RT_PEERS * sizeof *nsend);
-  memset(nrecv, 0, RT_PEERS * sizeof *nrecv);
+void rt_program_count_steps(const struct rt_program *prog, uint64_t nsend[RT_LINKS], uint64_t nrecv[RT_LINKS]) {
+  memset(nsend, 0, RT_LINKS * sizeof *nsend);
+  memset(nrecv, 0, RT_LINKS * sizeof *nrecv);
   struct rt_action a;
   for (uint64_t i = 0, n = rt_sched_actions(&prog->sched); i < n; i++) {
     rt_sched_action(&prog->sched, i, &a);
@@ -44,7 +44,9 @@ void rt_program_init(struct rt_program *prog) {
   prog->i = prog->ll_line = prog->ll_idle = prog->direct_steps = 0;
   prog->phase = RT_PHASE_TICKET;
   prog->blocked = NULL;
-  for (int p = 0; p < RT_PEERS; p++) {
+  prog->nlinks = 0;
+  for (int p = 0; p < RT_LINKS; p++) {
+    if (prog->recv[p] || prog->send[p]) prog->nlinks = p + 1;
     prog->grant_i[p] = 0;
     if (prog->recv[p]) prog->recv_ticket[p] = prog->recv[p]->next_ticket++;
     if (prog->send[p]) prog->send_ticket[p] = prog->send[p]->next_ticket++;
@@ -198,7 +200,7 @@ static enum rt_program_state run(struct rt_program *prog) {
   struct rt_action a;
   int budget = POLL_BUDGET;
   while (prog->i < prog->n && budget-- > 0) {
-    for (int p = 0; p < RT_PEERS; p++)
+    for (int p = 0; p < prog->nlinks; p++)
       if (prog->recv[p] && prog->recv[p]->flags & RT_CONN_PROXY) grant_receives(prog, p);
     rt_sched_action(&prog->sched, prog->i, &a);
     struct rt_conn *recv = prog->recv[a.from], *send = prog->send[a.to];
@@ -213,7 +215,7 @@ static enum rt_program_state run(struct rt_program *prog) {
 }
 
 static bool is_served(const struct rt_program *prog) {
-  for (int p = 0; p < RT_PEERS; p++)
+  for (int p = 0; p < prog->nlinks; p++)
     if ((prog->recv[p] && prog->recv[p]->serving != prog->recv_ticket[p]) ||
         (prog->send[p] && prog->send[p]->serving != prog->send_ticket[p]))
       return false;
@@ -221,7 +223,7 @@ static bool is_served(const struct rt_program *prog) {
 }
 
 static void serve_next(const struct rt_program *prog) {
-  for (int p = 0; p < RT_PEERS; p++) {
+  for (int p = 0; p < prog->nlinks; p++) {
     if (prog->recv[p]) prog->recv[p]->serving++;
     if (prog->send[p]) prog->send[p]->serving++;
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A host program: runs one schedule over its connections, which are one to receive from and one to
- * send to, or a tree's. It is what one block of NCCL's kernel is on a GPU.
+ * send to, or a tree's, or PAT's. It is what one block of NCCL's kernel is on a GPU.
  * It never waits: rt_program_poll does what can be done now and returns, so one
  * host thread runs the programs of all channels and peers in turn. It touches connections, user
  * buffers, and nothing else.
@@ -27,18 +27,19 @@ struct rt_program {
   enum rt_proto proto;
   const struct rt_reduce_fns *fns; /* NULL: nothing is reduced */
   union rt_scalar scalar;
-  struct rt_conn *recv[RT_PEERS], *send[RT_PEERS];       /* NULL where the schedule has none */
-  uint64_t recv_ticket[RT_PEERS], send_ticket[RT_PEERS]; /* see rt_conn.next_ticket */
-  /* Only for recv[0] and send[0]; a tree's steps all go through the slots. */
+  struct rt_conn *recv[RT_LINKS], *send[RT_LINKS]; /* NULL where the schedule has none */
+  /* Only for recv[0] and send[0]; the steps of trees and PAT all go through the slots. */
   struct rt_direct send_direct[2]; /* the input; the output, where it is sent on */
   struct rt_direct recv_direct;    /* the receive buffer */
 
   uint64_t call; /* rt_sched_call */
+  int nlinks;    /* of recv and send: none is behind them */
+  uint64_t recv_ticket[RT_LINKS], send_ticket[RT_LINKS]; /* see rt_conn.next_ticket */
 
   /* Progress. */
   enum { RT_PHASE_TICKET, RT_PHASE_RUN, RT_PHASE_DRAIN, RT_PHASE_DONE } phase;
   uint64_t i, n;              /* the current action, the number of actions */
-  uint64_t grant_i[RT_PEERS]; /* first action whose receive by that connection may not have been granted */
+  uint64_t grant_i[RT_LINKS]; /* first action whose receive by that connection may not have been granted */
   uint64_t ll_line;           /* LL: lines of the incoming step seen so far */
   uint64_t ll_idle;           /* LL: polls that found too few lines */
   uint64_t direct_steps;      /* send.step after the last step sent from user memory */
@@ -49,9 +50,9 @@ struct rt_program {
 };
 
 /* Steps that the program will send and receive on each connection, for the proxy's operations. */
-void rt_program_count_steps(const struct rt_program *prog, uint64_t nsend[RT_PEERS], uint64_t nrecv[RT_PEERS]);
+void rt_program_count_steps(const struct rt_program *prog, uint64_t nsend[RT_LINKS], uint64_t nrecv[RT_LINKS]);
 
-/* Sets the progress fields; the caller fills in the rest before. Takes a ticket of each connection. */
+/* Sets `call` and what follows it; the caller fills in the rest before. Takes a ticket of each connection. */
 void rt_program_init(struct rt_program *prog);
 
 enum rt_program_state rt_program_poll(struct rt_program *prog);

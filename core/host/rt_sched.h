@@ -5,10 +5,12 @@
  * at most one, so both ends of a connection compute the same number of steps
  * and need not exchange it.
  *
- * Collectives are rings: a rank receives from its predecessor and sends to its successor. `rank` and `root`
+ * Most collectives are rings: a rank receives from its predecessor and sends to its successor. `rank` and `root`
  * are ring indices; the blocks of a buffer are in the order of the ranks (`order` has the rank at each ring index).
  * Send and receive (point to point) are schedules with one side only. All of these have one peer to receive from and
- * one to send to; only a tree has more.
+ * one to send to. A tree has more, and the schedules of PAT have one of each for every power of two below the number of
+ * ranks: by connection k a rank sends to the one that is 2^k places after it, and receives from the one 2^k places
+ * before it. They run on the host only.
  */
 #ifndef RT_SCHED_H
 #define RT_SCHED_H
@@ -28,11 +30,18 @@ enum rt_coll {
   RT_COPY,     /* to oneself */
   RT_EXCHANGE, /* all-reduce of two ranks in one step: each sends its whole input and reduces the other's */
   RT_TREE,     /* all-reduce up and down a tree */
+  /* In log2(ranks) steps, rounded up. */
+  RT_PAT_ALLGATHER,
+  RT_PAT_REDUCE_SCATTER,
+  RT_PAT_BROADCAST,
+  RT_PAT_REDUCE,
   RT_COLL_COUNT
 };
 
-/* Connections each way, by number: all but a tree use the first alone. */
+/* Connections each way, by number: all but trees and PAT use the first alone. */
 enum { RT_CHILD, RT_OTHER_CHILD, RT_PARENT, RT_PEERS };
+/* The most that a schedule of the host has: PAT's, of 2^RT_LINKS ranks. */
+#define RT_LINKS 12
 
 /* RT_TREE: the rank's node. */
 struct rt_tree_node {
@@ -52,6 +61,7 @@ struct rt_sched {
   uint64_t lo, len; /* this channel's part of 0..count */
   uint64_t chunk;   /* most elements of one step, > 0 */
   struct rt_tree_node tree;
+  char *work; /* PAT: rt_sched_work bytes for blocks and sums under way; else NULL */
 };
 
 struct rt_action {
@@ -70,6 +80,14 @@ struct rt_action {
 uint64_t rt_sched_actions(const struct rt_sched *s);
 /* Fills *a for 0 <= i < rt_sched_actions(s). */
 void rt_sched_action(const struct rt_sched *s, uint64_t i, struct rt_action *a);
+
+/* How many connections each way PAT uses, and how many steps it takes: log2(nranks), rounded up. */
+int rt_sched_rounds(int nranks);
+/* The connection to the rank's parent in the tree of RT_PAT_BROADCAST, which receives from there, or RT_PAT_REDUCE; -1:
+ * it is the root. Its children are at connections 0 to *children - 1. */
+int rt_sched_pat_tree(const struct rt_sched *s, int *children);
+/* Bytes that `work` must have; 0: none. */
+uint64_t rt_sched_work(const struct rt_sched *s);
 
 /* What both ends of a connection must agree on: bytes of NCCL's count << 4 | collective. */
 uint64_t rt_sched_call(const struct rt_sched *s);

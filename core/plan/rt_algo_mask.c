@@ -28,7 +28,8 @@ struct syntax {
   int funcs; /* how many of enum rt_func, from the first, can be named */
   unsigned all;
   unsigned extra;          /* bits that are only set by name */
-  unsigned allreduce_only; /* bits of `all` that only AllReduce has */
+  unsigned allreduce_only; /* bits of `all` that only AllReduce has, */
+  unsigned others_only;    /* and that it alone has not */
 };
 
 /* NCCL's algorithms that Railyard does not have are accepted and set no bit. */
@@ -41,7 +42,7 @@ static const struct word algo_words[] = {
     {.name = "CollnetChain"},
     {.name = "NVLS"},
     {.name = "NVLSTree"},
-    {.name = "PAT"},
+    {"PAT", 1u << RT_ALGO_PAT, 1u << RT_ALGO_PAT},
 };
 /* LL128 needs 128-byte stores, which the host does not have: there it means Simple. Its own bit is set only when it
  * is named: then kernels of a GPU use it instead of Simple. */
@@ -56,7 +57,8 @@ static const struct syntax algos = {.param = "NCCL_ALGO",
                                         .nwords = RAIL_COUNT_OF(algo_words),
                                         .funcs = RT_F_SENDRECV,
                                         .all = (1u << RT_NALGO) - 1,
-                                        .allreduce_only = 1u << RT_ALGO_EXCHANGE | 1u << RT_ALGO_TREE};
+                                        .allreduce_only = 1u << RT_ALGO_EXCHANGE | 1u << RT_ALGO_TREE,
+                                        .others_only = 1u << RT_ALGO_PAT};
 static const struct syntax protos = {.param = "NCCL_PROTO",
                                          .words = proto_words,
                                          .nwords = RAIL_COUNT_OF(proto_words),
@@ -131,7 +133,7 @@ static uint32_t parse_masks(const struct syntax *syn, const char *text) {
     read_entry(syn, e, text, first, bits);
   free(copy);
   for (int f = 0; f < RT_NFUNC; f++) {
-    unsigned usable = (syn->all & ~(f == RT_F_ALLREDUCE ? 0 : syn->allreduce_only)) | syn->extra;
+    unsigned usable = (syn->all & ~(f == RT_F_ALLREDUCE ? syn->others_only : syn->allreduce_only)) | syn->extra;
     masks |= (uint32_t)(bits[f] & usable) << (unsigned)f * RT_FUNC_MASK_BITS;
   }
   return masks;

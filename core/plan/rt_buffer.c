@@ -96,6 +96,7 @@ static ncclResult_t set_or_check_device(struct ncclComm *comm, const char *call,
                     call, m->ordinal, gpu->ordinal);
   gpu->context = context;
   comm->memory = RT_DEVICE_MEMORY;
+  comm->tuning.on_device = true;
   return ncclSuccess;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "core/bootstrap/rt_boot_wire.h"
 #include "core/host/rt_types.h"
 #include "core/comm/rt_error.h"
 #include "core/gpu/rt_gate.h"
@@ -16,12 +17,15 @@
 #include "core/gpu/rt_device_plan.h"
 #include "core/plan/rt_tune.h"
 
+_Static_assert(RT_BOOT_MAX_RANKS <= 1 << RT_LINKS, "a host's schedule has a connection for each power of two");
+
 /* A group's plan under construction. */
 struct builder {
   struct ncclComm *comm;
   struct rt_plan *plan;
   struct rt_connector **connectors;
   int nconnectors;
+  int nends; /* of the plan's that jobs have */
   int ncollectives; /* among the tasks */
   uint64_t calls_before; /* the communicator's collectives with data before these */
 };
@@ -29,6 +33,8 @@ struct builder {
 static bool is_reduction(enum rt_coll coll) {
   return coll == RT_ALLREDUCE || coll == RT_REDUCE_SCATTER || coll == RT_REDUCE || coll == RT_EXCHANGE;
 }
+
+static bool is_p2p(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
 
 /* ---- operators ---------------------------------------------------------------------- */
 
@@ -56,14 +62,16 @@ static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
 
 /* ---- jobs ------------------------------------------------------------------------------- */
 
-/* A job's connector; one that is not connected yet is put in the list for rt_connect_all. */
-static rail_result_t add_connector(struct builder *b, int channel, int peer, bool is_send, struct rt_job_end *out) {
+/* A job's connector; one that is not connected yet is put in the list for rt_connect_all. `schedule`: the job's. */
+static rail_result_t add_connector(struct builder *b, uint32_t schedule, int channel, int peer, bool is_send,
+                                   struct rt_job_end *out) {
   struct rt_connector *c = rt_comm_connector(b->comm, channel, peer, is_send);
   if (!c) return RAIL_SYSTEM_ERROR;
   out->connector = c;
   if (c->connected) return RAIL_OK;
   for (int i = 0; i < b->nconnectors; i++)
     if (b->connectors[i] == c) return RAIL_OK;
+  c->schedule = schedule;
   b->connectors[b->nconnectors++] = c;
   return RAIL_OK;
 }
@@ -73,22 +81,22 @@ static rail_result_t add_connector(struct builder *b, int channel, int peer, boo
 static rail_result_t add_tree_connectors(struct builder *b, int channel, int tree, struct rt_job *job) {
   struct ncclComm *comm = b->comm;
   const struct rt_tree node = rt_tree_of(tree, comm->ring.index, comm->nranks);
-  const int peers[RT_PEERS] = {[RT_CHILD] = node.child[0], [RT_OTHER_CHILD] = node.child[1], [RT_PARENT] = node.parent};
+  const int peers[] = {[RT_CHILD] = node.child[0], [RT_OTHER_CHILD] = node.child[1], [RT_PARENT] = node.parent};
   job->program.sched.tree = (struct rt_tree_node){.children = (uint8_t)((node.child[0] >= 0) + (node.child[1] >= 0)),
                                                   .has_parent = node.parent >= 0,
                                                   .depth = (uint16_t)node.depth};
-  for (int p = 0; p < RT_PEERS; p++) {
+  for (int p = 0; p < job->nlinks; p++) {
     if (peers[p] < 0) continue;
     const int peer = rt_ring_rank_at(comm, peers[p]), tree_channel = tree * comm->nchannels + channel;
-    RAIL_TRY(add_connector(b, tree_channel, peer, false, &job->recv[p]));
-    RAIL_TRY(add_connector(b, tree_channel, peer, true, &job->send[p]));
+    RAIL_TRY(add_connector(b, RT_TREE, tree_channel, peer, false, &job->recv[p]));
+    RAIL_TRY(add_connector(b, RT_TREE, tree_channel, peer, true, &job->send[p]));
   }
   return RAIL_OK;
 }
 
 /* The connectors that the schedule of a ring, or of a send or receive, uses: it receives `from` and sends `to`. */
-static rail_result_t add_connectors(struct builder *b, const struct rt_task *t, int channel, struct rt_job_end *from,
-                                    struct rt_job_end *to) {
+static rail_result_t add_connectors(struct builder *b, const struct rt_task *t, uint32_t schedule, int channel,
+                                    struct rt_job_end *from, struct rt_job_end *to) {
   struct ncclComm *comm = b->comm;
   int n = comm->nranks, index = comm->ring.index;
   int next = rt_ring_rank_at(comm, index + 1), prev = rt_ring_rank_at(comm, index - 1);
@@ -114,9 +122,39 @@ static rail_result_t add_connectors(struct builder *b, const struct rt_task *t, 
     default: break;
   }
   if (n == 1) return RAIL_OK;
-  if (recv) RAIL_TRY(add_connector(b, channel, prev, false, from));
-  if (send) RAIL_TRY(add_connector(b, channel, next, true, to));
+  if (recv) RAIL_TRY(add_connector(b, schedule, channel, prev, false, from));
+  if (send) RAIL_TRY(add_connector(b, schedule, channel, next, true, to));
   return RAIL_OK;
+}
+
+/* The connectors that the schedule of PAT uses, of those to and from the ring indices that are a power of two away. A
+ * broadcast's and a reduce's depend on the root: the next root may need more. Those of the ring are always made: a rank
+ * whose call differs, and takes a ring, waits for one of them, and finds that out. */
+static rail_result_t add_pat_connectors(struct builder *b, int channel, struct rt_job *job) {
+  struct ncclComm *comm = b->comm;
+  const struct rt_sched *s = &job->program.sched;
+  const bool reduces = s->coll == RT_PAT_REDUCE, all = s->coll == RT_PAT_ALLGATHER || s->coll == RT_PAT_REDUCE_SCATTER;
+  int children = job->nlinks;
+  const int up = all ? -1 : rt_sched_pat_tree(s, &children);
+  for (int k = 0; k < job->nlinks; k++) {
+    const bool child = k < children, parent = k == up;
+    const int to = rt_ring_rank_at(comm, comm->ring.index + (1 << k));
+    const int from = rt_ring_rank_at(comm, comm->ring.index - (1 << k));
+    const bool sends = all || (reduces ? parent : child), receives = all || (reduces ? child : parent);
+    struct rt_job_end none, *send = sends ? &job->send[k] : &none, *recv = receives ? &job->recv[k] : &none;
+    if (sends || k == 0) RAIL_TRY(add_connector(b, s->coll, channel, to, true, send));
+    if (receives || k == 0) RAIL_TRY(add_connector(b, s->coll, channel, from, false, recv));
+  }
+  return RAIL_OK;
+}
+
+static rail_result_t add_job_connectors(struct builder *b, const struct rt_task *t, const struct rt_choice *choice,
+                                        int channel, int tree, struct rt_job *job) {
+  if (choice->algo == RT_ALGO_TREE) return add_tree_connectors(b, channel, tree, job);
+  if (choice->algo == RT_ALGO_PAT) return add_pat_connectors(b, channel, job);
+  /* A send or receive that fits the other end's is found by its bytes. */
+  const uint32_t schedule = is_p2p(t) ? RT_ANY_SCHEDULE : (uint32_t)choice->schedule;
+  return add_connectors(b, t, schedule, channel, &job->recv[0], &job->send[0]);
 }
 
 static struct rt_choice choose(const struct rt_task *t) {
@@ -133,8 +171,6 @@ ncclResult_t rt_task_check(const struct rt_task *t) {
                   t->comm->rank, t->comm->nranks, rt_func_names[c.func], rt_type_name((int)t->type),
                   p->algo ? p->algo : "", p->proto ? p->proto : "");
 }
-
-static bool is_p2p(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
 
 /* A device's kernel uses LL only where no proxy is in between. An empty message is Simple, because the peer's
  * communicator may not be on a device yet. */
@@ -155,6 +191,10 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
   job->type = (int)t->type;
   job->op = -1;
   job->number = RT_NO_NUMBER;
+  job->nlinks = rt_tune_links(&choice, t->comm->nranks);
+  job->send = &b->plan->ends[b->nends];
+  job->recv = job->send + job->nlinks;
+  b->nends += 2 * job->nlinks;
   prog->sched = (struct rt_sched){
       .coll = choice.schedule,
       .rank = t->comm->ring.index,
@@ -170,10 +210,9 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
       .chunk = rt_tune_chunk(&b->comm->tuning, prog->proto, choice.schedule, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
-  RAIL_TRY(choice.schedule == RT_TREE ? add_tree_connectors(b, channel, tree, job)
-                                      : add_connectors(b, t, channel, &job->recv[0], &job->send[0]));
   b->plan->njobs++;
-  return RAIL_OK;
+  RAIL_TRY(add_job_connectors(b, t, &choice, channel, tree, job));
+  return rt_job_allocate(b->comm, job);
 }
 
 /* On one channel. */
@@ -192,7 +231,8 @@ static rail_result_t add_small_job(struct builder *b, const struct rt_task *t, u
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_job_end from, to; /* only to be connected */
   const struct rt_premul *m = &t->premul;
-  if (number == b->calls_before && !b->comm->small.opened) RAIL_TRY(add_connectors(b, t, 0, &from, &to));
+  if (number == b->calls_before && !b->comm->small.opened)
+    RAIL_TRY(add_connectors(b, t, RT_ANY_SCHEDULE, 0, &from, &to));
   if (!describe_small(&job->small.call, t)) return RAIL_BAD_ARGUMENT;
   job->is_small = true;
   job->type = (int)t->type;
@@ -275,12 +315,12 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
     rt_small_init(&comm->small, &job->small);
     return;
   }
-  for (int p = 0; p < RT_PEERS; p++) {
+  for (int p = 0; p < job->nlinks; p++) {
     prog->recv[p] = job->recv[p].connector ? &job->recv[p].connector->conn : NULL;
     prog->send[p] = job->send[p].connector ? &job->send[p].connector->conn : NULL;
   }
   rt_program_init(prog);
-  if (prog->proto != RT_SIMPLE || prog->sched.coll == RT_TREE) return;
+  if (prog->proto != RT_SIMPLE || prog->sched.coll >= RT_TREE) return; /* trees and PAT: all by the slots */
   struct rt_connector *send = job->send[0].connector, *recv = job->recv[0].connector;
   enum rt_coll coll = prog->sched.coll;
   size_t one = (size_t)prog->sched.count * prog->sched.esize, all = one * (size_t)comm->nranks;
@@ -298,13 +338,16 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
     rt_reg_direct(comm, recv, out, recv_size, &prog->recv_direct, &job->recv_mh);
 }
 
-/* The most jobs that these tasks can have. */
-static int count_jobs(const struct rt_task *tasks, int n) {
+/* The most jobs that these tasks can have. *ends: of all of them. */
+static int count_jobs(const struct rt_task *tasks, int n, int *ends) {
   int jobs = 0;
+  *ends = 0;
   for (int i = 0; i < n; i++) {
     const struct rt_task *t = &tasks[i];
     const struct rt_choice c = choose(t);
-    jobs += is_p2p(t) || t->coll == RT_COPY ? 1 : c.nchannels * c.ntrees;
+    const int here = is_p2p(t) || t->coll == RT_COPY ? 1 : c.nchannels * c.ntrees;
+    jobs += here;
+    *ends += here * 2 * rt_tune_links(&c, t->comm->nranks);
   }
   return jobs;
 }
@@ -370,13 +413,15 @@ static rail_result_t make_ready_with_others(struct builder *b, bool collective) 
 
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   const bool collective = has_collective(tasks, ntasks);
-  const int jobs = RAIL_MAX(count_jobs(tasks, ntasks), 1);
+  int ends;
+  const int jobs = count_jobs(tasks, ntasks, &ends);
   struct builder b = {.comm = comm, .calls_before = comm->calls};
   *plan = NULL;
   comm->collectives += collective;
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
-  b.connectors = calloc((size_t)jobs * 2 * RT_PEERS, sizeof(struct rt_connector *));
-  rail_result_t r = b.plan && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  b.connectors = calloc((size_t)RAIL_MAX(ends, 1), sizeof(struct rt_connector *));
+  if (b.plan) b.plan->ends = calloc((size_t)RAIL_MAX(ends, 1), sizeof(struct rt_job_end));
+  rail_result_t r = b.plan && b.plan->ends && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
   if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
   if (r == RAIL_OK) {
     b.plan->comm = comm;

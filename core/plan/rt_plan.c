@@ -3,24 +3,36 @@
 
 #include <stdlib.h>
 
+#include "common/base/log.h"
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_graph.h"
 
 /* ---- starting ---- */
 
+rail_result_t rt_job_allocate(struct ncclComm *comm, struct rt_job *job) {
+  struct rt_sched *s = &job->program.sched;
+  const uint64_t bytes = rt_sched_work(s);
+  if (bytes == 0) return RAIL_OK;
+  s->work = aligned_alloc(RAIL_CACHELINE, RAIL_ROUND_UP((size_t)bytes, (size_t)RAIL_CACHELINE));
+  if (s->work) return RAIL_OK;
+  RAIL_WARN("rank %d: out of memory for %llu bytes of blocks under way; NCCL_ALGO=^PAT does without", comm->rank,
+            (unsigned long long)bytes);
+  return RAIL_SYSTEM_ERROR;
+}
+
 bool rt_job_proxied(const struct rt_job_end *e) { return e->connector && e->connector->end->progress; }
 
 void rt_job_count(struct rt_job *job) {
-  uint64_t nsend[RT_PEERS], nrecv[RT_PEERS];
+  uint64_t nsend[RT_LINKS], nrecv[RT_LINKS];
   rt_program_count_steps(&job->program, nsend, nrecv);
-  for (int p = 0; p < RT_PEERS; p++) {
+  for (int p = 0; p < job->nlinks; p++) {
     job->recv[p].steps = nrecv[p];
     job->send[p].steps = nsend[p];
   }
 }
 
-static void submit(struct ncclComm *comm, const struct rt_job *job, struct rt_job_end ends[RT_PEERS]) {
-  for (int p = 0; p < RT_PEERS; p++) {
+static void submit(struct ncclComm *comm, const struct rt_job *job, struct rt_job_end *ends) {
+  for (int p = 0; p < job->nlinks; p++) {
     struct rt_job_end *e = &ends[p];
     if (!rt_job_proxied(e) || e->steps == 0) continue;
     e->op.connector = e->connector;
@@ -38,7 +50,7 @@ void rt_plan_begin(struct ncclComm *comm, struct rt_plan *plan) {
     if (job->scalar) rt_scalar_premul(scalar, job->type, job->scalar);
     if (job->is_small) continue;
     if (job->number != RT_NO_NUMBER) rt_small_announce(&comm->small, job->number, job->program.call);
-    for (int p = 0; p < RT_PEERS; p++) {
+    for (int p = 0; p < job->nlinks; p++) {
       atomic_store_explicit(&job->send[p].op.finished, true, memory_order_relaxed);
       atomic_store_explicit(&job->recv[p].op.finished, true, memory_order_relaxed);
       proxied |= rt_job_proxied(&job->send[p]) || rt_job_proxied(&job->recv[p]);
@@ -54,7 +66,7 @@ void rt_plan_begin(struct ncclComm *comm, struct rt_plan *plan) {
 /* ---- running ---- */
 
 static bool ops_finished(struct rt_job *job) {
-  for (int p = 0; p < RT_PEERS; p++)
+  for (int p = 0; p < job->nlinks; p++)
     if (!atomic_load_explicit(&job->send[p].op.finished, memory_order_acquire) ||
         !atomic_load_explicit(&job->recv[p].op.finished, memory_order_acquire))
       return false;
@@ -62,7 +74,7 @@ static bool ops_finished(struct rt_job *job) {
 }
 
 static int peer_of(const struct rt_job *job, const struct rt_conn *c) {
-  for (int p = 0; p < RT_PEERS; p++)
+  for (int p = 0; p < job->nlinks; p++)
     if (job->program.recv[p] == c) return job->recv[p].connector->peer;
   return -1;
 }
@@ -115,8 +127,8 @@ int rt_plan_departed_peer(struct ncclComm *comm, struct rt_plan *plan) {
     struct rt_job *job = &plan->jobs[i];
     int departed = job->is_small && !job->done ? rt_small_departed(&comm->small, &job->small) : -1;
     if (departed >= 0) return departed;
-    for (int e = 0; e < 2 * RT_PEERS; e++) {
-      const struct rt_connector *c = e < RT_PEERS ? job->send[e].connector : job->recv[e - RT_PEERS].connector;
+    for (int e = 0; e < 2 * job->nlinks; e++) {
+      const struct rt_connector *c = e < job->nlinks ? job->send[e].connector : job->recv[e - job->nlinks].connector;
       if (job->done || !c || !c->end->peer_left || !c->end->peer_left(c)) continue;
       /* The peer's last steps are visible by now: poll for them once more. */
       if (rt_program_poll(&job->program) == RT_PROGRAM_WAIT && job->program.blocked == &c->conn) return c->peer;
@@ -141,6 +153,8 @@ void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
   rt_plan_deregister(comm, plan);
   rt_gpu_launch_put(comm, plan->launch);
   rt_graph_release(plan->graph);
+  for (int i = 0; i < plan->njobs; i++) free(plan->jobs[i].program.sched.work);
+  free(plan->ends);
   free(plan->streams);
   free(plan);
 }

@@ -35,7 +35,8 @@ struct rt_job {
   struct rt_small_op small;
   uint64_t number; /* of the communicator's collectives (a small job's is `small`'s); RT_NO_NUMBER: a send or receive */
   struct rt_program program;
-  struct rt_job_end send[RT_PEERS], recv[RT_PEERS];
+  struct rt_job_end *send, *recv; /* of the plan's ends, `nlinks` each */
+  int nlinks;
   int type, op;       /* enum rt_type, enum rt_redop; op -1: nothing is reduced */
   const void *scalar; /* factor to be read when the plan starts, or NULL */
   /* Registrations made for this plan with the first connections, released at its end. */
@@ -58,7 +59,8 @@ struct rt_plan {
   struct rt_graph_ref *graph; /* captured: has the graph been destroyed? */
   atomic_int launches;  /* that are not over */
   bool dead;            /* the graph has it without its kernel: nothing to begin */
-  int njobs, nblocks; /* blocks of a device plan */
+  struct rt_job_end *ends; /* of all jobs */
+  int njobs, nblocks;      /* blocks of a device plan */
   struct rt_job jobs[];
 };
 
@@ -78,6 +80,8 @@ void rt_plan_compare(struct ncclComm *comm, struct rt_plan *plan);
 
 /* ---- anywhere ---- */
 
+/* The memory that the job's schedule works in; rt_plan_free frees it. */
+rail_result_t rt_job_allocate(struct ncclComm *comm, struct rt_job *job);
 /* Does a proxy transfer the steps of this end? */
 bool rt_job_proxied(const struct rt_job_end *e);
 /* Fills in the number of steps of all ends. */

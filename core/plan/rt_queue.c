@@ -119,7 +119,7 @@ static void run_first_plan(struct rt_queue *q) {
   if (!ok) rt_proxy_quiesce(&q->comm->proxy);
   /* The user's buffers are not accessed any more: the plugin requires that before a deregistration. */
   rt_plan_deregister(q->comm, plan);
-  if (ok) free(plan);
+  if (ok) rt_plan_free(q->comm, plan);
   pthread_mutex_lock(&q->lock);
   if (!ok) STAILQ_INSERT_TAIL(&q->failed_plans, plan, link);
   count_finished(q);
@@ -238,7 +238,7 @@ void rt_queue_destroy(struct rt_queue *q) {
   }
   for (struct rt_plan *plan; (plan = STAILQ_FIRST(&q->failed_plans));) {
     STAILQ_REMOVE_HEAD(&q->failed_plans, link);
-    free(plan);
+    rt_plan_free(q->comm, plan);
   }
   for (struct rt_launch *launch; (launch = STAILQ_FIRST(&q->failed_launches));) {
     STAILQ_REMOVE_HEAD(&q->failed_launches, link);

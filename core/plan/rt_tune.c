@@ -12,17 +12,19 @@
 
 #define HOST_TUNING "2026-11-22-host-tuning.md"
 #define HOST_TREE "2026-11-22-host-tree.md"
+#define HOST_PAT "2026-11-26-host-pat.md"
 #define HOST_RUNTIME "2026-11-25-runtime-on-hosts.md"
 
-const char *const rt_algo_names[RT_NALGO] = {"Ring", "Exchange", "Tree"};
+const char *const rt_algo_names[RT_NALGO] = {"Ring", "Exchange", "Tree", "PAT"};
 const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 
 /* ---- the table --------------------------------------------------------------------------- */
 
-/* The first rule that fits, and whose pick is allowed, decides. If there is none, a second pass: only the rank limits,
- * `min_ranks` and `max_ranks`, count. */
+/* The first rule that fits, and whose pick is allowed, decides. If there is none, a second pass: only what makes it
+ * possible counts. */
 struct rule {
   int min_ranks, max_ranks; /* with which it is possible; 0: any */
+  bool host_only;           /* it is possible there */
   int pays_at;              /* ranks, and with more */
   enum { ANYWHERE, OVER_SHM, OVER_NET } where;
   size_t threshold; /* offset in rt_tuning of the largest size; 0: any size */
@@ -32,13 +34,15 @@ struct rule {
 
 #define UP_TO(field) .threshold = offsetof(struct rt_tuning, field)
 
-/* Exchange and Tree are AllReduce's alone: rt_algo_masks (rt_algo_mask.c) clears their bits for the other functions.
+/* Exchange and Tree are AllReduce's alone, PAT is the others': rt_algo_masks (rt_algo_mask.c) clears the other bits.
  * The exchange has the latency of one step instead of two, and reduces everything twice. Both ranks get the same bits,
  * because all operators commute; with more ranks each would add in a different order. */
 static const struct rule algo_rules[] = {
     {.min_ranks = 2, .max_ranks = 2, UP_TO(exchange_max), .pick = RT_ALGO_EXCHANGE, .measured = HOST_TUNING},
     {.min_ranks = 2, .pays_at = 3, .where = OVER_SHM, UP_TO(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
     {.min_ranks = 2, .pays_at = 3, .where = OVER_NET, UP_TO(tree_max_net), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
+    {.min_ranks = 2, .host_only = true, .pays_at = 3, .where = OVER_NET, UP_TO(pat_max_net), .pick = RT_ALGO_PAT,
+     .measured = HOST_PAT},
     {.pick = RT_ALGO_RING},
 };
 
@@ -69,6 +73,7 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
       .exchange_max = (uint64_t)p->exchange_max,
       .tree_max = (uint64_t)p->tree_max,
       .tree_max_net = (uint64_t)p->tree_max_net,
+      .pat_max_net = (uint64_t)p->pat_max_net,
       .small_max = (uint64_t)p->small_max,
       .small_funcs = unrestricted(algos, protos),
   };
@@ -78,10 +83,14 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
 
 static enum rt_func func_of(enum rt_coll coll) {
   switch (coll) {
-    case RT_BROADCAST: return RT_F_BROADCAST;
-    case RT_REDUCE: return RT_F_REDUCE;
-    case RT_ALLGATHER: return RT_F_ALLGATHER;
-    case RT_REDUCE_SCATTER: return RT_F_REDUCESCATTER;
+    case RT_BROADCAST:
+    case RT_PAT_BROADCAST: return RT_F_BROADCAST;
+    case RT_REDUCE:
+    case RT_PAT_REDUCE: return RT_F_REDUCE;
+    case RT_ALLGATHER:
+    case RT_PAT_ALLGATHER: return RT_F_ALLGATHER;
+    case RT_REDUCE_SCATTER:
+    case RT_PAT_REDUCE_SCATTER: return RT_F_REDUCESCATTER;
     case RT_ALLREDUCE:
     case RT_EXCHANGE:
     case RT_TREE: return RT_F_ALLREDUCE;
@@ -89,13 +98,18 @@ static enum rt_func func_of(enum rt_coll coll) {
   }
 }
 
+static bool is_there(const struct rule *r, const struct rt_tuning *t) {
+  return r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM);
+}
+
 static bool fits(const struct rule *r, const struct rt_tuning *t, uint64_t bytes, int nranks,
                  bool check_preferences) {
   if (nranks < r->min_ranks || (r->max_ranks && nranks > r->max_ranks)) return false;
+  if (r->host_only && t->on_device) return false;
   if (!check_preferences) return true;
   if (nranks < r->pays_at) return false;
   const uint64_t *max_bytes = (const uint64_t *)(const void *)((const char *)t + r->threshold);
-  return (r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM)) && (r->threshold == 0 || bytes <= *max_bytes);
+  return is_there(r, t) && (r->threshold == 0 || bytes <= *max_bytes);
 }
 
 /* NULL: nothing that is allowed is possible. */
@@ -107,11 +121,23 @@ static const struct rule *choose(const struct rule *rules, size_t n, unsigned al
   return NULL;
 }
 
-/* The file with the measurement of the first rule for so many ranks, if there was a choice. */
-static const char *measured(const struct rule *rules, unsigned allowed, int nranks) {
+/* The file with the measurement of the first rule for so many ranks there, if there was a choice. */
+static const char *measured(const struct rule *rules, unsigned allowed, const struct rt_tuning *t, int nranks) {
   const struct rule *r = rules;
-  while (r->measured && (nranks < RAIL_MAX(r->min_ranks, r->pays_at) || (r->max_ranks && nranks > r->max_ranks))) r++;
+  while (r->measured && (!(allowed & 1u << r->pick) || !is_there(r, t) || (r->host_only && t->on_device) ||
+                         nranks < RAIL_MAX(r->min_ranks, r->pays_at) || (r->max_ranks && nranks > r->max_ranks)))
+    r++;
   return allowed & (allowed - 1) ? r->measured : NULL;
+}
+
+static enum rt_coll pat_schedule(enum rt_coll coll) {
+  switch (coll) {
+    case RT_BROADCAST: return RT_PAT_BROADCAST;
+    case RT_REDUCE: return RT_PAT_REDUCE;
+    case RT_ALLGATHER: return RT_PAT_ALLGATHER;
+    case RT_REDUCE_SCATTER: return RT_PAT_REDUCE_SCATTER;
+    default: return coll;
+  }
 }
 
 /* Smaller steps cost more than their pipelining hides: a step over a network includes system calls. Nor is a second
@@ -150,7 +176,8 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
   if (coll == RT_COPY || nranks == 1) return c;
   enum rt_func f = c.func;
   unsigned algos = rt_func_mask(t->algos, f), protos = rt_func_mask(t->protos, f);
-  const struct rule *algo = choose(algo_rules, RAIL_COUNT_OF(algo_rules), algos, t, bytes, nranks);
+  const struct rule *algo = NULL;
+  if (f != RT_F_SENDRECV) algo = choose(algo_rules, RAIL_COUNT_OF(algo_rules), algos, t, bytes, nranks);
   const struct rule *proto = choose(proto_rules, RAIL_COUNT_OF(proto_rules), protos, t, bytes, nranks);
   if (f == RT_F_SENDRECV) c.nchannels = 1;
   c.none = !proto || (!algo && f != RT_F_SENDRECV);
@@ -159,18 +186,24 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
   if (algo) c.algo = (enum rt_algo)algo->pick;
   c.proto = (enum rt_proto)proto->pick;
   if (c.algo == RT_ALGO_EXCHANGE) c.schedule = RT_EXCHANGE;
+  if (c.algo == RT_ALGO_PAT) c.schedule = pat_schedule(coll);
   if (c.algo == RT_ALGO_TREE) {
     c.schedule = RT_TREE;
     if (bytes >= RT_TREES * chunk_min(t) * (uint64_t)c.nchannels) c.ntrees = RT_TREES;
   }
-  if (f == RT_F_ALLREDUCE) c.algo_measured = measured(algo_rules, algos, nranks);
-  if (t->all_shm) c.proto_measured = measured(proto_rules, protos & ((1u << RT_NPROTO) - 1), nranks);
+  if (algo) c.algo_measured = measured(algo_rules, algos, t, nranks);
+  if (t->all_shm) c.proto_measured = measured(proto_rules, protos & ((1u << RT_NPROTO) - 1), t, nranks);
   return c;
 }
 
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto) {
   bool named = coll != RT_COPY && rt_func_mask(t->protos, func_of(coll)) & 1u << RD_LL128;
   return named && proto == RT_SIMPLE ? (enum rt_proto)RD_LL128 : proto;
+}
+
+int rt_tune_links(const struct rt_choice *c, int nranks) {
+  if (c->algo == RT_ALGO_TREE) return RT_PEERS;
+  return c->algo == RT_ALGO_PAT ? rt_sched_rounds(nranks) : 1;
 }
 
 /* ---- chunks ------------------------------------------------------------------------------ */
@@ -181,7 +214,8 @@ enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum 
 /* Over TCP twice as much is faster with cubic, and no slower with bbr (HOST_RUNTIME). Not where each chunk goes through
  * all ranks one after the other: the last rank waits for the first chunk. */
 static uint64_t chunk_scale(const struct rt_tuning *t, enum rt_coll schedule, int nranks) {
-  bool chain = nranks > 2 && (schedule == RT_BROADCAST || schedule == RT_REDUCE || schedule == RT_TREE);
+  bool chain = nranks > 2 && (schedule == RT_BROADCAST || schedule == RT_REDUCE || schedule == RT_TREE ||
+                              schedule == RT_PAT_BROADCAST || schedule == RT_PAT_REDUCE);
   return t->all_shm || chain ? 1 : 2;
 }
 
@@ -223,8 +257,18 @@ double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_sh
       break;
     case RT_REDUCE_SCATTER:
     case RT_ALLGATHER: sent *= steps; break;
+    case RT_PAT_REDUCE_SCATTER:
+    case RT_PAT_ALLGATHER:
+      sent *= steps;
+      steps = rt_sched_rounds(nranks);
+      break;
     case RT_BROADCAST:
     case RT_REDUCE: break;
+    case RT_PAT_BROADCAST:
+    case RT_PAT_REDUCE: /* the root's bytes, which go one after the other */
+      steps = rt_sched_rounds(nranks);
+      sent *= steps;
+      break;
     default: steps = 1; break;
   }
   return nranks == 1 ? 0 : steps * l->step_us + sent / l->bytes_per_us;
@@ -260,7 +304,7 @@ static uint64_t next_threshold(const struct rt_tuning *t, uint64_t bytes, int nr
   uint64_t next = UINT64_MAX;
   const uint64_t small = rt_tune_small_max(t, nranks);
   const uint64_t thresholds[] = {t->ll_max,       t->exchange_max, t->tree_max,
-                                 t->tree_max_net, small,           small / (uint64_t)nranks};
+                                 t->tree_max_net, t->pat_max_net,  small, small / (uint64_t)nranks};
   for (size_t i = 0; i < RAIL_COUNT_OF(thresholds); i++)
     if (thresholds[i] >= bytes) next = RAIL_MIN(next, thresholds[i]);
   return next;

@@ -45,6 +45,7 @@ static rail_result_t setup(struct ncclComm *comm, struct rt_connector *c) {
   mine.version = RT_CONNECT_VERSION;
   mine.transport = transport_index(c->transport);
   mine.memory = comm->memory;
+  mine.schedule = c->schedule;
   if (comm->net.plugin && c->transport == &rt_net_transport)
     strncpy(mine.net_name, rail_net_name(comm->net.plugin), sizeof mine.net_name - 1);
   return rt_bootstrap_send(comm->bootstrap, c->peer, record_tag(c, !c->is_send), &mine, sizeof mine);
@@ -86,6 +87,16 @@ rail_result_t rt_check_memory(struct ncclComm *comm, int peer, uint32_t theirs) 
   return RAIL_BAD_USAGE;
 }
 
+/* Ranks whose calls take different steps would wait for connections that the others never make. */
+static rail_result_t check_schedule(struct ncclComm *comm, const struct rt_connector *c, uint32_t theirs) {
+  if (c->schedule == theirs || c->schedule == RT_ANY_SCHEDULE || theirs == RT_ANY_SCHEDULE) return RAIL_OK;
+  rt_comm_fail(comm, RAIL_BAD_USAGE,
+               "rank %d and rank %d: their calls differ, in kind or so much in size that each takes other steps "
+               "(schedules %u and %u); all ranks must make the same calls with the same counts",
+               comm->rank, c->peer, c->schedule, theirs);
+  return RAIL_BAD_USAGE;
+}
+
 /* One step of one connector that is under way. *have: the peer's record has come, and is in *theirs. */
 static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, struct rt_connect_record *theirs,
                              bool *have) {
@@ -93,6 +104,7 @@ static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, stru
     RAIL_TRY(rt_bootstrap_try_recv(comm->bootstrap, c->peer, record_tag(c, c->is_send), theirs, sizeof *theirs));
     RAIL_TRY(check_record(comm, c, theirs));
     RAIL_TRY(rt_check_memory(comm, c->peer, theirs->memory));
+    RAIL_TRY(check_schedule(comm, c, theirs->schedule));
     *have = true;
   }
   RAIL_TRY(c->end->connect(comm, c, theirs));

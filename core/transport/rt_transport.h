@@ -31,9 +31,11 @@ struct rt_connect_record {
   uint32_t transport; /* index in rt_transports: both ends must agree */
   uint32_t memory;    /* enum rt_memory_kind: both ends must agree, but for RT_ANY_MEMORY */
   char net_name[32];  /* NET: the plugin's vtable name: both ends must agree */
-  unsigned char body[180];
+  uint32_t schedule;  /* enum rt_coll of the call that makes the connection: both must agree, but for RT_ANY_SCHEDULE */
+  unsigned char body[176];
 };
-#define RT_CONNECT_VERSION 3u
+#define RT_ANY_SCHEDULE UINT32_MAX
+#define RT_CONNECT_VERSION 4u
 _Static_assert(sizeof(struct rt_connect_record) == 224, "the record has one size");
 
 struct rt_connector;
@@ -71,6 +73,7 @@ struct rt_connector {
   const struct rt_transport_end *end; /* transport->send or ->recv */
   void *res;                          /* the transport's own */
   int peer, channel;
+  uint32_t schedule; /* of the record */
   bool is_send, connected;
   bool in_gpu; /* P2P: slots lie in a GPU's memory */
   size_t host_bytes, gpu_bytes; /* that this end has allocated for slots */

@@ -413,7 +413,7 @@ static const struct setting covering[] = {
     {4, 5, 1 << 20, "NCCL_PROTO=Simple RAIL_PROXY=thread RAIL_DIRECT_MIN=0 NCCL_ALGO=^tree"},
     {4, 11, 70000, "RAIL_NCHANNELS=3 RAIL_PROXY=inline"},
     {7, 19, 70000, "NCCL_PROTO=Simple RAIL_DIRECT_MIN=1G RAIL_PROXY=inline NCCL_ALGO=ring;allreduce:tree"},
-    {7, 31, 1000, "NCCL_PROTO=LL RAIL_NCHANNELS=3 RAIL_PROXY=inline NCCL_ALGO=ring;allreduce:tree"},
+    {7, 31, 1000, "NCCL_PROTO=LL RAIL_NCHANNELS=3 RAIL_PROXY=inline NCCL_ALGO=pat;allreduce:tree"},
     {8, 31, 70000, "RAIL_PROXY=inline RAIL_DIRECT_MIN=0"},
 };
 

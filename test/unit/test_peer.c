@@ -53,6 +53,7 @@ TEST(disagreements_are_named) {
   REFUSED(exchange_max, 4096, "RAIL_EXCHANGE_MAX");
   REFUSED(tree_max, 4096, "RAIL_TREE_MAX");
   REFUSED(tree_max_net, 4096, "RAIL_TREE_MAX_NET");
+  REFUSED(pat_max_net, 4096, "RAIL_PAT_MAX_NET");
   REFUSED(nchannels, 2, "RAIL_NCHANNELS");
   REFUSED(protos, 1, "NCCL_PROTO");
   REFUSED(algos, 1, "NCCL_ALGO");

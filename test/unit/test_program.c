@@ -373,7 +373,7 @@ TEST(step_counts_are_true) {
       struct shape s = {.coll = (enum rt_coll)coll, .proto = RT_SIMPLE, .n = 4, .root = 2, .count = count};
       struct ring ring;
       ring_init(&ring, &s);
-      uint64_t sent[4][RT_PEERS], received[4][RT_PEERS];
+      uint64_t sent[4][RT_LINKS], received[4][RT_LINKS];
       for (int r = 0; r < 4; r++) {
         struct rt_program k;
         make_kernel(&k, &ring, &s, r, NULL, (coll != RT_REDUCE || r == 2) ? (char *)64 : NULL, 0, 0);

@@ -4,27 +4,30 @@
  * Proves: the schedules are right. All ranks are run symbolically: an element is a name and the set of ranks that
  * contributed to it, a step is a list of elements in a FIFO of bounded depth. Every step that one end
  * sends the other end expects, with its size; every output element is written once, with every rank's
- * contribution in it once; the post-operation happens once; in place gives the same. Arithmetic of one thread: nothing
- * for the thread sanitizer.
+ * contribution in it once; the post-operation happens once; in place gives the same. PAT's, of up to 511 ranks,
+ * take log2(ranks) steps, each rank sending at most one in a step and receiving one; its connections are as many.
+ * Arithmetic of one thread: nothing for the thread sanitizer.
  */
 #include "core/host/rt_sched.h"
 
 #include "core/plan/rt_tree.h"
 #include "test/harness/tap.h"
 
-#define MAX_RANKS 9
+#define MAX_RANKS 511
+#define RING_RANKS 9
 #define MAX_DEPTH 8
 
 /* Which element it is in the collective's own numbering, whose contributions it holds, how often it was finished. */
 struct element {
   uint32_t name;
-  uint16_t ranks;
   uint8_t finished, written;
+  uint64_t ranks; /* the sum of their marks */
 };
 
 struct message {
   struct element *e;
   uint64_t n;
+  int time; /* in which step it was sent */
 };
 struct fifo {
   struct message m[MAX_DEPTH];
@@ -34,7 +37,8 @@ struct fifo {
 struct job {
   enum rt_coll coll;
   int nranks, root, depth, parts;
-  int tree; /* of an RT_TREE */
+  int tree;  /* of an RT_TREE */
+  int steps; /* that it takes, and peers that a rank has, at most; 0: not compared */
   bool in_place;
   size_t esize;
   uint64_t count, chunk;
@@ -44,9 +48,16 @@ struct job {
 struct world {
   const struct job *job;
   struct element *send[MAX_RANKS], *recv[MAX_RANKS]; /* the same memory when in place */
-  uint64_t nsend, nrecv;                             /* elements of the two */
-  struct fifo fifo[MAX_RANKS][MAX_RANKS];            /* from, to */
+  struct element *work[MAX_RANKS];
+  uint64_t nsend, nrecv, nwork; /* elements of each */
+  struct fifo **fifo;           /* from, to; NULL: not used yet */
+  int time[MAX_RANKS];          /* step that the rank has come to */
 };
+
+/* Where a schedule is told that its buffers are. */
+#define SEND_AT ((const char *)(1ull << 40))
+#define RECV_AT ((char *)(2ull << 40))
+#define WORK_AT ((char *)(3ull << 40))
 
 static const char *text(const struct job *j) {
   static char t[160];
@@ -58,7 +69,19 @@ static const char *text(const struct job *j) {
 
 /* ---- who is connected ---- */
 
+static bool is_pat(enum rt_coll coll) { return coll >= RT_PAT_ALLGATHER && coll <= RT_PAT_REDUCE; }
+
+/* The collective that a schedule is a form of. */
+static enum rt_coll form_of(enum rt_coll coll) {
+  static const enum rt_coll of[] = {RT_ALLGATHER, RT_REDUCE_SCATTER, RT_BROADCAST, RT_REDUCE};
+  return is_pat(coll) ? of[coll - RT_PAT_ALLGATHER] : coll;
+}
+
 static int peer(const struct job *j, int rank, int number, bool sends) {
+  if (is_pat(j->coll)) {
+    CHECK_MSG(number < rt_sched_rounds(j->nranks), "%s: connection %d", text(j), number);
+    return (rank + (sends ? 1 << number : j->nranks - (1 << number))) % j->nranks;
+  }
   const struct rt_tree t = rt_tree_of(j->tree, rank, j->nranks);
   if (j->coll != RT_TREE) return (rank + (sends ? 1 : j->nranks - 1)) % j->nranks;
   const int p = number == RT_PARENT ? t.parent : t.child[number];
@@ -77,35 +100,46 @@ static struct rt_tree_node place(const struct job *j, int rank) {
 
 static int who(const struct job *j, int place) { return j->order ? j->order[place] : place; }
 
-static bool has_recv(const struct job *j, int rank) { return j->coll != RT_REDUCE || rank == j->root; }
+static bool has_recv(const struct job *j, int rank) { return form_of(j->coll) != RT_REDUCE || rank == j->root; }
+
+/* A bit of its own; of many ranks a number of which no two sums are equal, but by a chance of 2^-64. */
+static uint64_t mark(const struct job *j, int rank) {
+  uint64_t x = ((uint64_t)rank + 1) * 0x9e3779b97f4a7c15ull;
+  if (j->nranks <= 64) return 1ull << rank;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return x ^ x >> 31;
+}
 
 static struct element input(const struct job *j, int rank, uint64_t i) {
-  struct element e = {.name = (uint32_t)i, .ranks = (uint16_t)(1u << who(j, rank))};
-  if (j->coll == RT_ALLGATHER) e.name = (uint32_t)((uint64_t)who(j, rank) * j->count + i);
+  struct element e = {.name = (uint32_t)i, .ranks = mark(j, who(j, rank))};
+  if (form_of(j->coll) == RT_ALLGATHER) e.name = (uint32_t)((uint64_t)who(j, rank) * j->count + i);
   return e;
 }
 
 static struct element output(const struct job *j, int rank, uint64_t i) {
-  uint16_t all = (uint16_t)((1u << j->nranks) - 1);
-  struct element e = {.name = (uint32_t)i, .ranks = all, .finished = 1, .written = 1};
-  if (j->coll == RT_REDUCE_SCATTER) e.name = (uint32_t)((uint64_t)who(j, rank) * j->count + i);
+  const enum rt_coll coll = form_of(j->coll);
+  struct element e = {.name = (uint32_t)i, .finished = 1, .written = 1};
+  if (coll == RT_REDUCE_SCATTER) e.name = (uint32_t)((uint64_t)who(j, rank) * j->count + i);
   if (j->coll == RT_TREE && j->nranks > 1 && place(j, rank).children == 2) e.written = 2; /* the sum of some, too */
-  if (j->coll == RT_ALLGATHER) {
-    e.ranks = (uint16_t)(j->count ? 1u << (i / j->count) : 0);
+  if (coll == RT_ALLGATHER || coll == RT_BROADCAST) {
+    e.ranks = mark(j, coll == RT_BROADCAST ? who(j, j->root) : (int)(i / j->count));
     e.finished = 0;
-  }
-  if (j->coll == RT_BROADCAST) {
-    e.ranks = (uint16_t)(1u << who(j, j->root));
-    e.finished = 0;
+  } else {
+    for (int r = 0; r < j->nranks; r++) e.ranks += mark(j, r);
   }
   return e;
 }
 
 /* ---- one action ---- */
 
-static struct element *at(struct world *w, struct element *base, uint64_t size, const char *origin, const char *p,
-                          uint64_t n) {
-  uint64_t byte = (uint64_t)(p - origin);
+/* The elements that a rank has there. */
+static struct element *at(const struct world *w, int rank, const char *p, uint64_t n) {
+  struct element *const bases[] = {w->send[rank], w->recv[rank], w->work[rank]};
+  const uint64_t sizes[] = {w->nsend, w->nrecv, w->nwork}, where = (uint64_t)(uintptr_t)p >> 40;
+  CHECK_MSG(where >= 1 && where <= 3, "%s: in no buffer", text(w->job));
+  struct element *base = bases[where - 1];
+  const uint64_t size = sizes[where - 1], byte = (uint64_t)(uintptr_t)p & ((1ull << 40) - 1);
   CHECK_MSG(byte % w->job->esize == 0, "%s: not at an element", text(w->job));
   CHECK_MSG(byte / w->job->esize + n <= size, "%s: %llu elements at %llu of a buffer of %llu", text(w->job),
             (unsigned long long)n, (unsigned long long)(byte / w->job->esize), (unsigned long long)size);
@@ -114,17 +148,25 @@ static struct element *at(struct world *w, struct element *base, uint64_t size, 
 
 static struct element combine(const struct world *w, struct element in, struct element local) {
   CHECK_MSG(in.name == local.name, "%s: element %u reduced with element %u", text(w->job), in.name, local.name);
-  CHECK_MSG((in.ranks & local.ranks) == 0, "%s: a rank counted twice (%x and %x)", text(w->job), in.ranks, local.ranks);
+  CHECK_MSG(w->job->nranks > 64 || (in.ranks & local.ranks) == 0, "%s: a rank counted twice (%llx and %llx)",
+            text(w->job), (unsigned long long)in.ranks, (unsigned long long)local.ranks);
   CHECK_MSG(!in.finished && !local.finished, "%s: a finished element reduced again", text(w->job));
-  in.ranks |= local.ranks;
+  in.ranks += local.ranks;
   return in;
 }
 
-/* False: it would have to wait. `origin` stands for the user's buffers. */
-static bool act(struct world *w, int rank, const struct rt_sched *s, const struct rt_action *a) {
+static struct fifo *fifo(struct world *w, int from, int to) {
+  struct fifo **f = &w->fifo[from * w->job->nranks + to];
+  if (!*f) *f = calloc(1, sizeof **f);
+  return *f;
+}
+
+/* False: it would have to wait. */
+static bool act(struct world *w, int rank, const struct rt_action *a) {
   const struct job *j = w->job;
-  struct fifo *in = a->recv ? &w->fifo[peer(j, rank, a->from, false)][rank] : NULL;
-  struct fifo *out = a->send ? &w->fifo[rank][peer(j, rank, a->to, true)] : NULL;
+  const bool reduces = form_of(j->coll) != RT_ALLGATHER && form_of(j->coll) != RT_BROADCAST;
+  struct fifo *in = a->recv ? fifo(w, peer(j, rank, a->from, false), rank) : NULL;
+  struct fifo *out = a->send ? fifo(w, rank, peer(j, rank, a->to, true)) : NULL;
   if ((in && in->used == 0) || (out && out->used == j->depth)) return false;
   struct message got = {0};
   if (a->recv) {
@@ -133,28 +175,31 @@ static bool act(struct world *w, int rank, const struct rt_sched *s, const struc
     in->used--;
     CHECK_MSG(got.n == a->n, "%s: rank %d got a step of %llu, expects %llu", text(j), rank, (unsigned long long)got.n,
               (unsigned long long)a->n);
+    if (w->time[rank] < got.time) w->time[rank] = got.time;
   }
   CHECK_MSG(a->n <= j->chunk, "%s: a step of %llu", text(j), (unsigned long long)a->n);
   CHECK_MSG(a->recv || a->src, "%s: rank %d: an action without input", text(j), rank);
   struct element *result = calloc(a->n ? a->n : 1, sizeof *result);
   const struct element *local = NULL;
   CHECK_MSG(!(a->reduce || !a->recv) || a->src, "%s: rank %d: an action without local input", text(j), rank);
-  if (a->src && (a->reduce || !a->recv) && !a->partial) local = at(w, w->send[rank], w->nsend, s->send, a->src, a->n);
-  if (a->partial) local = at(w, w->recv[rank], w->nrecv, s->recv, a->src, a->n);
-  struct element *dst = a->dst ? at(w, w->recv[rank], w->nrecv, s->recv, a->dst, a->n) : NULL;
+  if (a->src && (a->reduce || !a->recv)) local = at(w, rank, a->src, a->n);
+  /* The pre-operation is for inputs, and once for each. */
+  CHECK_MSG(!local || !reduces || a->partial == (a->src >= RECV_AT), "%s: rank %d: an input, or not?", text(j), rank);
+  struct element *dst = a->dst ? at(w, rank, a->dst, a->n) : NULL;
+  CHECK_MSG(!a->dst || a->dst >= RECV_AT, "%s: rank %d writes its input", text(j), rank);
   for (uint64_t i = 0; i < a->n; i++) {
     struct element e = got.e ? (a->reduce ? combine(w, got.e[i], local[i]) : got.e[i]) : local[i];
-    if (a->last && j->coll != RT_ALLGATHER && j->coll != RT_BROADCAST) e.finished++;
+    if (a->last && reduces) e.finished++;
     result[i] = e;
     if (!dst) continue;
     uint8_t written = dst[i].written;
     dst[i] = e;
-    dst[i].written = (uint8_t)(written + 1);
+    dst[i].written = a->dst < WORK_AT ? (uint8_t)(written + 1) : 0;
   }
   free(got.e);
   if (a->send) {
     for (uint64_t i = 0; i < a->n; i++) result[i].written = 0;
-    out->m[(out->first + out->used++) % MAX_DEPTH] = (struct message){.e = result, .n = a->n};
+    out->m[(out->first + out->used++) % MAX_DEPTH] = (struct message){result, a->n, ++w->time[rank]};
   } else {
     free(result);
   }
@@ -165,9 +210,8 @@ static bool act(struct world *w, int rank, const struct rt_sched *s, const struc
 
 static void run_part(struct world *w, uint64_t lo, uint64_t len) {
   const struct job *j = w->job;
-  struct rt_sched s[MAX_RANKS];
+  static struct rt_sched s[MAX_RANKS];
   uint64_t next[MAX_RANKS] = {0}, total[MAX_RANKS];
-  static char origin_send, origin_recv; /* never read */
   for (int r = 0; r < j->nranks; r++) {
     s[r] = (struct rt_sched){.coll = j->coll,
                              .rank = r,
@@ -175,13 +219,16 @@ static void run_part(struct world *w, uint64_t lo, uint64_t len) {
                              .root = j->root,
                              .order = j->order,
                              .esize = j->esize,
-                             .send = &origin_send,
-                             .recv = has_recv(j, r) ? &origin_recv : NULL,
+                             .send = SEND_AT,
+                             .recv = has_recv(j, r) ? RECV_AT : NULL,
+                             .work = WORK_AT,
                              .count = j->count,
                              .lo = lo,
                              .len = len,
                              .chunk = j->chunk,
                              .tree = place(j, r)};
+    w->nwork = rt_sched_work(&s[r]) / j->esize;
+    w->work[r] = calloc(w->nwork + 1, sizeof *w->work[r]);
     total[r] = rt_sched_actions(&s[r]);
     CHECK_MSG(total[r] > 0 || len == 0, "%s: no actions", text(j));
   }
@@ -191,7 +238,7 @@ static void run_part(struct world *w, uint64_t lo, uint64_t len) {
       if (next[r] == total[r]) continue;
       struct rt_action a;
       rt_sched_action(&s[r], next[r], &a);
-      if (!act(w, r, &s[r], &a)) continue;
+      if (!act(w, r, &a)) continue;
       next[r]++;
       moved = true;
     }
@@ -199,34 +246,50 @@ static void run_part(struct world *w, uint64_t lo, uint64_t len) {
   for (int r = 0; r < j->nranks; r++) {
     CHECK_MSG(next[r] == total[r], "%s: rank %d hangs at action %llu of %llu", text(j), r, (unsigned long long)next[r],
               (unsigned long long)total[r]);
-    for (int to = 0; to < j->nranks; to++)
-      CHECK_MSG(w->fifo[r][to].used == 0, "%s: rank %d sent a step that nobody takes", text(j), r);
+    for (int to = 0; to < j->nranks; to++) {
+      const struct fifo *f = w->fifo[r * j->nranks + to];
+      CHECK_MSG(!f || f->used == 0, "%s: rank %d sent a step that nobody takes", text(j), r);
+    }
+    free(w->work[r]);
   }
 }
 
 static void make_buffers(struct world *w) {
   const struct job *j = w->job;
   uint64_t n = (uint64_t)j->nranks;
-  w->nsend = j->coll == RT_REDUCE_SCATTER ? n * j->count : j->count;
-  w->nrecv = j->coll == RT_ALLGATHER ? n * j->count : j->count;
+  const enum rt_coll coll = form_of(j->coll);
+  w->nsend = coll == RT_REDUCE_SCATTER ? n * j->count : j->count;
+  w->nrecv = coll == RT_ALLGATHER ? n * j->count : j->count;
+  w->fifo = calloc(n * n, sizeof *w->fifo);
   for (int r = 0; r < j->nranks; r++) {
     struct element *s = calloc(w->nsend + w->nrecv + 1, sizeof *s);
     w->send[r] = s;
     w->recv[r] = s + w->nsend;
     if (j->in_place) { /* as NCCL defines it for the two collectives with blocks */
-      if (j->coll == RT_ALLGATHER) {
+      if (coll == RT_ALLGATHER) {
         w->recv[r] = s;
         w->send[r] = s + (uint64_t)who(j, r) * j->count;
       } else {
-        w->recv[r] = j->coll == RT_REDUCE_SCATTER ? s + (uint64_t)who(j, r) * j->count : s;
+        w->recv[r] = coll == RT_REDUCE_SCATTER ? s + (uint64_t)who(j, r) * j->count : s;
       }
     }
     for (uint64_t i = 0; i < w->nsend; i++) w->send[r][i] = input(j, r, i);
   }
 }
 
+/* The links that are used must be so few, too; 0: any number. */
+static void check_links(const struct world *w, int most) {
+  const int n = w->job->nranks;
+  for (int r = 0; most && r < n; r++) {
+    int out = 0, in = 0;
+    for (int other = 0; other < n; other++) out += !!w->fifo[r * n + other], in += !!w->fifo[other * n + r];
+    CHECK_MSG(out <= most && in <= most, "%s: rank %d sends to %d ranks, receives from %d", text(w->job), r, out, in);
+  }
+}
+
 static void run_job(const struct job *j) {
-  struct world w = {.job = j};
+  static struct world w;
+  w = (struct world){.job = j};
   make_buffers(&w);
   uint64_t part = (j->count + (uint64_t)j->parts - 1) / (uint64_t)j->parts;
   for (uint64_t lo = 0; lo < j->count; lo += part) run_part(&w, lo, j->count - lo < part ? j->count - lo : part);
@@ -236,12 +299,16 @@ static void run_job(const struct job *j) {
       struct element e = w.recv[r][i], want = output(j, r, i);
       CHECK_MSG(e.name == want.name && e.ranks == want.ranks && e.finished == want.finished &&
                     e.written == want.written,
-                "%s: rank %d, element %llu is {%u, ranks %x, finished %d, written %d}, expected {%u, %x, %d, %d}",
-                text(j), r, (unsigned long long)i, e.name, e.ranks, e.finished, e.written, want.name, want.ranks,
-                want.finished, want.written);
+                "%s: rank %d, element %llu is {%u, ranks %llx, finished %d, written %d}, expected {%u, %llx, %d, %d}",
+                text(j), r, (unsigned long long)i, e.name, (unsigned long long)e.ranks, e.finished, e.written,
+                want.name, (unsigned long long)want.ranks, want.finished, want.written);
     }
     free(base);
+    CHECK_MSG(j->steps == 0 || w.time[r] <= j->steps, "%s: rank %d ends after %d steps", text(j), r, w.time[r]);
   }
+  check_links(&w, j->steps);
+  for (int i = 0; i < j->nranks * j->nranks; i++) free(w.fifo[i]);
+  free(w.fifo);
 }
 
 /* Slots that a schedule needs at least: interleaved loops have 2n-1 steps under way when a rank wants to take one and
@@ -249,7 +316,7 @@ static void run_job(const struct job *j) {
 static int least_depth(enum rt_coll coll, int n) { return coll == RT_ALLREDUCE && n > 1 && n <= 4 ? 2 * n : 2; }
 
 static void all_shapes(enum rt_coll coll, bool roots) {
-  for (int n = 1; n <= (coll == RT_EXCHANGE ? 2 : MAX_RANKS); n++) {
+  for (int n = is_pat(coll) ? 2 : 1; n <= (coll == RT_EXCHANGE ? 2 : RING_RANKS); n++) {
     const uint64_t counts[] = {0, 1, 2, (uint64_t)n - 1, (uint64_t)n, (uint64_t)n + 1, 61, 64, 127, 1009};
     const uint64_t chunks[] = {1, 3, 16, 64, 100, 100000};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
@@ -257,6 +324,7 @@ static void all_shapes(enum rt_coll coll, bool roots) {
         for (int root = 0; root < (roots ? n : 1); root++)
           for (int variant = 0; variant < 6; variant++) {
             if (counts[c] > 200 && chunks[k] < 16) continue;
+            if (is_pat(coll) && (c + k) % 2) continue; /* they are many */
             const size_t esizes[] = {1, 2, 4, 8, 8, 1};
             struct job j = {.coll = coll,
                             .nranks = n,
@@ -281,11 +349,45 @@ TEST(allgather) { all_shapes(RT_ALLGATHER, false); }
 TEST(broadcast) { all_shapes(RT_BROADCAST, true); }
 TEST(reduce) { all_shapes(RT_REDUCE, true); }
 
-TEST(rings_in_any_order) {
+TEST(pat_allgather) { all_shapes(RT_PAT_ALLGATHER, false); }
+TEST(pat_reduce_scatter) { all_shapes(RT_PAT_REDUCE_SCATTER, false); }
+TEST(pat_broadcast) { all_shapes(RT_PAT_BROADCAST, true); }
+TEST(pat_reduce) { all_shapes(RT_PAT_REDUCE, true); }
+
+static void pat_of(int n, int root) {
+  for (enum rt_coll coll = RT_PAT_ALLGATHER; coll <= RT_PAT_REDUCE; coll++) {
+    struct job j = {.coll = coll, .nranks = n, .root = root, .depth = 1, .parts = 1, .esize = 4, .count = 3,
+                    .chunk = 3 * (uint64_t)n, .steps = rt_sched_rounds(n)};
+    run_job(&j);
+  }
+}
+
+TEST(pat_takes_log2_steps_of_any_number_of_ranks) {
+  for (int n = 2; n <= 40; n++)
+    for (int root = 0; root < n; root += 1 + n / 3) pat_of(n, root);
+  pat_of(129, 100);
+  pat_of(MAX_RANKS, 333);
+  for (int n = 1, log = 0; n <= 10000; n++) {
+    log += n > 1 << log;
+    CHECK_INT(rt_sched_rounds(n), log);
+  }
+}
+
+/* A step holds as many of a round's elements as fit. */
+TEST(pat_with_many_steps_a_round) {
+  struct job j = {.nranks = 37, .root = 5, .depth = 1, .parts = 2, .esize = 4, .count = 19};
+  for (enum rt_coll coll = RT_PAT_ALLGATHER; coll <= RT_PAT_REDUCE; coll++)
+    for (j.chunk = 1; j.chunk <= 200; j.chunk = j.chunk * 3 + 1) {
+      j.coll = coll;
+      run_job(&j);
+    }
+}
+
+TEST(any_order_of_ranks) {
   static const int order[] = {0, 3, 1, 4, 2};
   struct job j = {.nranks = 5, .depth = 2, .parts = 2, .esize = 4, .count = 61, .chunk = 16, .order = order};
-  for (int coll = 0; coll <= RT_REDUCE; coll++)
-    for (j.root = 0; j.root < 5; j.root++)
+  for (int coll = 0; coll <= RT_PAT_REDUCE; coll++)
+    for (j.root = 0; j.root < 5 && (coll <= RT_REDUCE || is_pat((enum rt_coll)coll)); j.root++)
       for (int in_place = 0; in_place < 2; in_place++) {
         j.coll = (enum rt_coll)coll;
         j.in_place = in_place;
@@ -295,9 +397,9 @@ TEST(rings_in_any_order) {
 
 TEST(large_counts) {
   struct job j = {.nranks = 4, .depth = MAX_DEPTH, .parts = 3, .esize = 4, .count = 100003, .chunk = 4096};
-  for (int coll = 0; coll <= RT_REDUCE; coll++) {
+  for (int coll = 0; coll <= RT_PAT_REDUCE; coll++) {
     j.coll = (enum rt_coll)coll;
-    run_job(&j);
+    if (coll <= RT_REDUCE || is_pat(j.coll)) run_job(&j);
   }
 }
 
@@ -369,5 +471,7 @@ TEST(huge_counts_add_up) {
 }
 
 TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(tree), TEST_CASE(exchange), TEST_CASE(reduce_scatter), TEST_CASE(allgather),
-          TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(rings_in_any_order), TEST_CASE(large_counts),
+          TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(pat_allgather), TEST_CASE(pat_reduce_scatter),
+          TEST_CASE(pat_broadcast), TEST_CASE(pat_reduce), TEST_CASE(pat_takes_log2_steps_of_any_number_of_ranks),
+          TEST_CASE(pat_with_many_steps_a_round), TEST_CASE(any_order_of_ranks), TEST_CASE(large_counts),
           TEST_CASE(point_to_point), TEST_CASE(huge_counts_add_up))

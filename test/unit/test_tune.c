@@ -15,7 +15,8 @@
 #define RING (1u << RT_ALGO_RING)
 #define EXCHANGE (1u << RT_ALGO_EXCHANGE)
 #define TREE (1u << RT_ALGO_TREE)
-#define ALL (RING | EXCHANGE | TREE)
+#define PAT (1u << RT_ALGO_PAT)
+#define ALL (RING | EXCHANGE | TREE) /* of AllReduce */
 
 /* The same for all functions? Then what. */
 static int each(uint32_t masks, int nfuncs) {
@@ -64,13 +65,16 @@ static unsigned algo(const char *text, enum rt_func f) { return rt_func_mask(rt_
 TEST(algorithms) {
   quiet();
   CHECK_INT(algo(NULL, RT_F_ALLREDUCE), ALL);
-  CHECK_INT(algo(NULL, RT_F_REDUCE), RING); /* only an all-reduce has the others */
+  CHECK_INT(algo(NULL, RT_F_REDUCE), RING | PAT); /* only an all-reduce has the others */
   CHECK_INT(algo("ring", RT_F_ALLREDUCE), RING);
   CHECK_INT(algo("^EXCHANGE", RT_F_ALLREDUCE), RING | TREE);
   CHECK_INT(algo("tree", RT_F_ALLREDUCE), TREE);
   CHECK_INT(algo("TREE,ring", RT_F_ALLREDUCE), RING | TREE);
   CHECK_INT(algo("^Tree", RT_F_ALLREDUCE), RING | EXCHANGE);
-  CHECK_INT(algo("^Tree", RT_F_BROADCAST), RING);
+  CHECK_INT(algo("^Tree", RT_F_BROADCAST), RING | PAT);
+  CHECK_INT(algo("PAT", RT_F_ALLGATHER), PAT);
+  CHECK_INT(algo("PAT", RT_F_ALLREDUCE), 0);
+  CHECK_INT(algo("^pat", RT_F_ALLGATHER), RING);
   CHECK_INT(algo("NVLS,Ring", RT_F_ALLREDUCE), RING); /* NCCL's words that stand for nothing */
   CHECK_INT(algo("^collnet,CollnetDirect,CollnetChain,NVLS,NVLSTree,PAT", RT_F_ALLREDUCE), ALL);
   SAID(0, "");
@@ -84,7 +88,7 @@ TEST(each_function_its_list) {
   CHECK_INT(rt_func_mask(w, RT_F_ALLGATHER), RING);
   w = rt_algo_masks("allreduce:^ring");
   CHECK_INT(rt_func_mask(w, RT_F_ALLREDUCE), EXCHANGE | TREE);
-  CHECK_INT(rt_func_mask(w, RT_F_REDUCESCATTER), RING);
+  CHECK_INT(rt_func_mask(w, RT_F_REDUCESCATTER), RING | PAT);
   w = rt_proto_masks("^ll;reducescatter:ll;sendrecv:^simple;REDUCE:simple,ll");
   CHECK_INT(rt_func_mask(w, RT_F_BROADCAST), SIMPLE);
   CHECK_INT(rt_func_mask(w, RT_F_ALLGATHER), SIMPLE);
@@ -147,7 +151,8 @@ static struct rt_tuning tuning(void) {
                             .ll_max = 8192,
                             .exchange_max = 32768,
                             .tree_max = 4096,
-                            .tree_max_net = 65536};
+                            .tree_max_net = 65536,
+                            .pat_max_net = 4096};
 }
 
 static enum rt_proto proto(const struct rt_tuning *t, uint64_t bytes) {
@@ -258,6 +263,50 @@ TEST(trees_go_further_over_a_network) {
   t.all_shm = false;
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65536, 4).algo, RT_ALGO_TREE);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65537, 4).algo, RT_ALGO_RING);
+}
+
+/* Where a step is long, and no kernel runs it; and where it is named. */
+TEST(log2_steps_over_a_network) {
+  static const enum rt_coll colls[][2] = {{RT_BROADCAST, RT_PAT_BROADCAST},
+                                          {RT_REDUCE, RT_PAT_REDUCE},
+                                          {RT_ALLGATHER, RT_PAT_ALLGATHER},
+                                          {RT_REDUCE_SCATTER, RT_PAT_REDUCE_SCATTER}};
+  for (size_t i = 0; i < RAIL_COUNT_OF(colls); i++) {
+    const enum rt_coll coll = colls[i][0], pat = colls[i][1];
+    struct rt_tuning t = tuning();
+    CHECK_INT(rt_tune(&t, coll, 8, 4).schedule, coll);
+    t.all_shm = false;
+    CHECK_INT(rt_tune(&t, coll, 8, 2).schedule, coll);
+    CHECK_INT(rt_tune(&t, coll, 8, 1).schedule, coll);
+    CHECK_INT(rt_tune(&t, coll, 4096, 3).schedule, pat);
+    CHECK_INT(rt_tune(&t, coll, 4096, 3).algo, RT_ALGO_PAT);
+    CHECK_INT(rt_tune(&t, coll, 4096, 3).func, rt_tune(&t, coll, 4097, 3).func);
+    CHECK_INT(rt_tune(&t, coll, 4097, 3).schedule, coll);
+    CHECK(rt_tune(&t, coll, 8, 3).algo_measured);
+    t.on_device = true;
+    CHECK_INT(rt_tune(&t, coll, 8, 4).schedule, coll);
+    t.algos = rt_algo_masks("PAT");
+    CHECK(rt_tune(&t, coll, 8, 4).none);
+    t.on_device = false;
+    t.all_shm = true;
+    CHECK_INT(rt_tune(&t, coll, 1 << 30, 2).schedule, pat);
+    CHECK(rt_tune(&t, RT_ALLREDUCE, 8, 4).none);
+    t.algos = rt_algo_masks("^PAT");
+    t.all_shm = false;
+    CHECK_INT(rt_tune(&t, coll, 8, 4).schedule, coll);
+  }
+}
+
+TEST(sends_have_no_algorithm) {
+  static const char *const specs[] = {NULL, "PAT", "Ring", "Tree"};
+  for (size_t i = 0; i < RAIL_COUNT_OF(specs); i++)
+    for (int shm = 0; shm < 2; shm++) {
+      struct rt_tuning t = tuning();
+      t.algos = rt_algo_masks(specs[i]);
+      t.all_shm = shm;
+      const struct rt_choice c = rt_tune(&t, i % 2 ? RT_SEND : RT_RECV, 8, 4);
+      CHECK(!c.none && c.algo == RT_ALGO_RING && c.schedule == (i % 2 ? RT_SEND : RT_RECV));
+    }
 }
 
 TEST(both_trees_share_what_is_worth_it) {
@@ -381,6 +430,10 @@ TEST(estimates_go_by_what_a_rank_sends) {
           {RT_REDUCE_SCATTER, n - 1, n - 1},
           {RT_BROADCAST, n - 1, 1}, {RT_REDUCE, n - 1, 1}, {RT_EXCHANGE, 1, 1}, {RT_RECV, 1, 1},
           {RT_TREE, 2 * rt_tree_depth(n), 2},
+          {RT_PAT_ALLGATHER, rt_sched_rounds(n), n - 1},
+          {RT_PAT_REDUCE_SCATTER, rt_sched_rounds(n), n - 1},
+          {RT_PAT_BROADCAST, rt_sched_rounds(n), rt_sched_rounds(n)},
+          {RT_PAT_REDUCE, rt_sched_rounds(n), rt_sched_rounds(n)},
       };
       for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
         double want = rows[i].steps * step + rows[i].sent * one, got = rt_estimate_us(rows[i].coll, mib, n, shm);
@@ -397,7 +450,9 @@ TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_l
           TEST_CASE(nothing_may_be_left), TEST_CASE(choice_of_protocol),
           TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm),
           TEST_CASE(small_calls), TEST_CASE(trees_go_further_over_a_network),
-          TEST_CASE(both_trees_share_what_is_worth_it), TEST_CASE(calls_that_must_fail),
+          TEST_CASE(log2_steps_over_a_network),
+          TEST_CASE(sends_have_no_algorithm), TEST_CASE(both_trees_share_what_is_worth_it),
+          TEST_CASE(calls_that_must_fail),
           TEST_CASE(where_it_was_measured), TEST_CASE(chunks_fit_their_slots),
           TEST_CASE(chunks_over_a_network_are_larger), TEST_CASE(payload_and_bytes_agree),
           TEST_CASE(channels_of_gpus), TEST_CASE(estimates_go_by_what_a_rank_sends),

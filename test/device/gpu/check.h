@@ -11,7 +11,10 @@
 #include "test/device/gpu/calls.h"
 
 /* Bits are compared: the host must reduce in the order in which kernels do, step by step. */
-__attribute__((constructor)) static void gpu_no_small_calls(void) { setenv("RAIL_SMALL_MAX", "0", 0); }
+__attribute__((constructor)) static void gpu_rings(void) {
+  setenv("RAIL_SMALL_MAX", "0", 0);
+  setenv("RAIL_PAT_MAX_NET", "0", 0);
+}
 
 /* Several threads launch: their numbers are not one's own. */
 static bool gpu_launches_are_shared;
