@@ -63,7 +63,7 @@ static void close_end(struct end *e) {
   else kit_close_within(e->n.vt->close_recv, e->comm, "closeRecv, after the peer's end,", KIT_CLOSE_HUNG_MS);
 }
 
-/* Not by connect(), which a thread sanitizer watches: to it, this is a race with the plugin's threads for their sockets. */
+/* Not by connect(), which a thread sanitizer watches: to it this is a race with the plugin's threads. */
 static int reset_connections(void) {
   static struct kit_tcp_socket s[256];
   int n = kit_tcp_sockets(s, 256), done = 0;
