@@ -38,7 +38,8 @@ static void in_processes(const struct rank *rank, void *arg) {
 }
 
 static void each_number_of_ranks(const char *env) {
-  for (int n = kit_sanitized() ? 3 : 1; n <= (kit_sanitized() ? 3 : 4); n++) job_run(env, n, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
+  for (int n = 1; n <= 4; n++)
+    if (n == 3 || !kit_sanitized()) job_run(env, n, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
 }
 
 TEST(shared_memory) { each_number_of_ranks(""); }
