@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What plugins of ours have in common: properties, and slots for operations that one does not have. */
+ * What plugins of ours have in common: properties, the check of irecv's arguments, and slots for operations that one
+ * does not have. */
 #include "common/net/net_ops.h"
 
 #include <string.h>
+
+#include "common/base/log.h"
 
 void rail_net_props_usual(struct rail_net_props_v12 *props, const int *members, int nmembers) {
   memset(props, 0, sizeof *props);
@@ -15,6 +18,15 @@ void rail_net_props_usual(struct rail_net_props_v12 *props, const int *members, 
   props->max_multi_request_size = 1;
   props->rail_id = RAIL_NET_ID_UNDEF;
   props->plane_id = RAIL_NET_ID_UNDEF;
+}
+
+rail_result_t rail_net_refuse_recv_args(const char *plugin, int n, int max, void **data, const size_t *sizes,
+                                        const int *tags) {
+  if (n < 1 || n > max) RAIL_WARN("%s: irecv: n is %d; allowed: 1..%d", plugin, n, max);
+  else
+    RAIL_WARN("%s: irecv: data %p, sizes %p, tags %p; none may be NULL", plugin, (void *)data, (const void *)sizes,
+              (const void *)tags);
+  return RAIL_BAD_ARGUMENT;
 }
 
 rail_result_t rail_net_no_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props) {

@@ -20,6 +20,8 @@
 #ifndef RAIL_NET_OPS_H
 #define RAIL_NET_OPS_H
 
+#include <stdbool.h>
+
 #include "common/base/param.h"
 #include "common/base/result.h"
 
@@ -116,6 +118,14 @@ extern const struct rail_net_ops rail_plugin_ops;
  * devices that it is made of, itself if it is not fused. The strings, guid, kinds of memory, speed, port, most
  * connections and receives are 0, and the plugin's to fill in. */
 void rail_net_props_usual(struct rail_net_props_v12 *props, const int *members, int nmembers);
+
+/* An irecv's number of buffers, at most `max`, and its arrays. */
+static inline bool rail_net_recv_args_ok(int n, int max, void **data, const size_t *sizes, const int *tags) {
+  return data && sizes && tags && n >= 1 && n <= max;
+}
+/* Logs what is wrong with them and what is allowed. RAIL_BAD_ARGUMENT. `plugin` begins the line: "RailSocket". */
+rail_result_t rail_net_refuse_recv_args(const char *plugin, int n, int max, void **data, const size_t *sizes,
+                                        const int *tags);
 
 /* Slots for operations a plugin does not have; no table of ours holds a NULL. */
 rail_result_t rail_net_no_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props);

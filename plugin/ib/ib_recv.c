@@ -172,28 +172,11 @@ RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
 
 static inline bool has_room(const struct ib_recv_comm *rc) { return rc->cts && rc->cts->sq_avail; }
 
-static bool recv_args_ok(const struct ib_comm *comm, int n, void **data, const size_t *sizes, const int *tags,
-                         void **mhandles) {
-  if (!data || !sizes || !tags || n < 1 || n > IB_MAX_GROUP) return false;
+/* The first that its registration does not cover, or that is too large; n: none. */
+static int first_bad_buffer(const struct ib_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
   for (int i = 0; i < n; i++)
-    if (!ib_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > comm->max_bytes)
-      return false;
-  return true;
-}
-
-RAIL_COLD static rail_result_t bad_recv(const struct ib_comm *comm, int n, void **data, const size_t *sizes,
-                                        const int *tags, void **mhandles) {
-  if (!data || !sizes || !tags)
-    RAIL_WARN("RailIB: irecv: data %p, sizes %p, tags %p; none may be NULL", (void *)data, (const void *)sizes,
-              (const void *)tags);
-  else if (n < 1 || n > IB_MAX_GROUP) RAIL_WARN("RailIB: irecv: n is %d; allowed: 1..%d", n, IB_MAX_GROUP);
-  else
-    for (int i = 0; i < n; i++) {
-      const struct ib_mhandle *mr = mhandles ? mhandles[i] : NULL;
-      if (!ib_mr_covers(comm, mr, data[i], sizes[i]) || sizes[i] > comm->max_bytes)
-        return ib_comm_refuse_buffer(comm, "irecv", mr, data[i], sizes[i]);
-    }
-  return RAIL_BAD_ARGUMENT;
+    if (!ib_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > comm->max_bytes) return i;
+  return n;
 }
 
 /* Three times the same: for one buffer, which is what most receives have, for a group, and with `two_sided`, a constant
@@ -259,8 +242,11 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   *request = NULL;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!recv_args_ok(comm, n, data, sizes, tags, mhandles)))
-    return bad_recv(comm, n, data, sizes, tags, mhandles);
+  if (rail_unlikely(!rail_net_recv_args_ok(n, IB_MAX_GROUP, data, sizes, tags)))
+    return rail_net_refuse_recv_args("RailIB", n, IB_MAX_GROUP, data, sizes, tags);
+  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
+  if (rail_unlikely(bad < n))
+    return ib_comm_refuse_buffer(comm, "irecv", mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   if (rail_unlikely(comm->plan.two_sided))

@@ -209,28 +209,12 @@ static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
 
 /* ---- irecv -------------------------------------------------------------------- */
 
-static bool recv_args_ok(const struct ofi_comm *comm, int n, void **data, const size_t *sizes, const int *tags,
-                         void **mhandles) {
-  if (!data || !sizes || !tags || n < 1 || n > OFI_MAX_GROUP) return false;
+/* The first that its registration does not cover, or that is too large; n: none. */
+static int first_bad_buffer(const struct ofi_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
   for (int i = 0; i < n; i++)
     if (!ofi_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES)
-      return false;
-  return true;
-}
-
-RAIL_COLD static rail_result_t bad_recv(const struct ofi_comm *comm, int n, void **data, const size_t *sizes,
-                                        const int *tags, void **mhandles) {
-  if (!data || !sizes || !tags)
-    RAIL_WARN("RailOFI: irecv: data %p, sizes %p, tags %p; none may be NULL", (void *)data, (const void *)sizes,
-              (const void *)tags);
-  else if (n < 1 || n > OFI_MAX_GROUP) RAIL_WARN("RailOFI: irecv: n is %d; allowed: 1..%d", n, OFI_MAX_GROUP);
-  else
-    for (int i = 0; i < n; i++) {
-      const struct ofi_mhandle *mr = mhandles ? mhandles[i] : NULL;
-      if (!ofi_mr_covers(comm, mr, data[i], sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES)
-        return ofi_mr_refuse(comm, "irecv", mr, data[i], sizes[i]);
-    }
-  return RAIL_BAD_ARGUMENT;
+      return i;
+  return n;
 }
 
 /* How the buffer's message is to come. */
@@ -307,8 +291,11 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   *request = NULL;
   struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!recv_args_ok(comm, n, data, sizes, tags, mhandles)))
-    return bad_recv(comm, n, data, sizes, tags, mhandles);
+  if (rail_unlikely(!rail_net_recv_args_ok(n, OFI_MAX_GROUP, data, sizes, tags)))
+    return rail_net_refuse_recv_args("RailOFI", n, OFI_MAX_GROUP, data, sizes, tags);
+  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
+  if (rail_unlikely(bad < n))
+    return ofi_mr_refuse(comm, "irecv", mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
   if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) return ofi_comm_status(comm);
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
   rail_result_t result = receive(ofi_recv_comm_of(comm), n, data, sizes, tags, mhandles, request);

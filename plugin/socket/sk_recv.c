@@ -290,21 +290,17 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
 
 /* ---- irecv and its completion ------------------------------------------------------ */
 
-RAIL_COLD static rail_result_t bad_recv(int n, void **data, const size_t *sizes, const int *tags) {
-  if (!data || !sizes || !tags)
-    RAIL_WARN("RailSocket: irecv: data %p, sizes %p, tags %p; none may be NULL", (void *)data, (const void *)sizes,
-              (const void *)tags);
-  else if (n < 1 || n > SK_MAX_GROUP) RAIL_WARN("RailSocket: irecv: n is %d; allowed: 1..%d", n, SK_MAX_GROUP);
-  else RAIL_WARN("RailSocket: irecv: a buffer is NULL with a size above 0, or larger than %llu bytes",
-                 (unsigned long long)RAIL_NET_MAX_BYTES);
-  return RAIL_BAD_ARGUMENT;
+/* The first that is NULL or too large; n: none. */
+static int first_bad_buffer(int n, void **data, const size_t *sizes) {
+  for (int i = 0; i < n; i++)
+    if ((!data[i] && sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES) return i;
+  return n;
 }
 
-static bool recv_args_ok(int n, void **data, const size_t *sizes, const int *tags) {
-  if (!data || !sizes || !tags || n < 1 || n > SK_MAX_GROUP) return false;
-  for (int i = 0; i < n; i++)
-    if ((!data[i] && sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES) return false;
-  return true;
+RAIL_COLD static rail_result_t refuse_buffer(int index, const void *data, size_t size) {
+  RAIL_WARN("RailSocket: irecv: buffer %d is %p, of %zu bytes; allowed: up to %llu bytes, and NULL only with none",
+            index, data, size, (unsigned long long)RAIL_NET_MAX_BYTES);
+  return RAIL_BAD_ARGUMENT;
 }
 
 static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
@@ -359,7 +355,10 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   *request = NULL;
   struct sk_comm *comm = sk_comm_of(recv_comm, SK_RECV_MAGIC, "irecv");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!recv_args_ok(n, data, sizes, tags))) return bad_recv(n, data, sizes, tags);
+  if (rail_unlikely(!rail_net_recv_args_ok(n, SK_MAX_GROUP, data, sizes, tags)))
+    return rail_net_refuse_recv_args("RailSocket", n, SK_MAX_GROUP, data, sizes, tags);
+  const int bad = first_bad_buffer(n, data, sizes);
+  if (rail_unlikely(bad < n)) return refuse_buffer(bad, data[bad], sizes[bad]);
   struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
   if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
   if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);
