@@ -121,14 +121,20 @@ static void acknowledge(struct ib_rail *rail) {
 
 /* ---- wait sets ------------------------------------------------------------------ */
 
+/* The parent may have been changing the list under the lock. Its sets are not the child's. */
+static void after_fork_child(void) {
+  lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  LIST_INIT(&sets);
+}
+
 /* Under the lock. A set goes with its last comm: its thread tests none of it then. */
 static void leave(struct ib_comm *comm) {
   struct ib_wait_set *set = comm->wait.set;
-  if (!set) return;
+  comm->wait.set = NULL;
+  if (!set || set->process != getpid()) return;
   for (unsigned int r = 0; r < comm->nrails; r++)
     (void)epoll_ctl(set->epoll_fd, EPOLL_CTL_DEL, comm->rails[r].channel->fd, NULL);
   LIST_REMOVE(comm, wait.link);
-  comm->wait.set = NULL;
   if (!LIST_EMPTY(&set->comms)) return;
   LIST_REMOVE(set, link);
   close(set->epoll_fd);
@@ -142,7 +148,9 @@ static bool is_own(const struct ib_wait_set *set) {
 /* The calling thread's, under the lock; NULL with errno. One that an ended thread has left is the next thread's with
  * its number. */
 static struct ib_wait_set *own_set(void) {
+  static bool fork_handled;
   struct ib_wait_set *set;
+  if (!fork_handled) fork_handled = pthread_atfork(NULL, NULL, after_fork_child) == 0;
   LIST_FOREACH(set, &sets, link)
     if (is_own(set)) return set;
   set = calloc(1, sizeof *set);
@@ -258,13 +266,14 @@ static bool arm(struct ib_comm *comm) {
   return true;
 }
 
-/* A comm that has requests and is not armed may have completions already, or its next test arms it. */
+/* A comm that has requests and is not armed may have completions already, or its next test arms it. One that has ended
+ * is never armed again. */
 static bool all_armed(const struct ib_wait_set *set) {
   const struct ib_comm *comm;
   bool all = true;
   pthread_mutex_lock(&lock);
   LIST_FOREACH(comm, &set->comms, wait.link)
-    if (atomic_load_explicit(&comm->outstanding, memory_order_relaxed) &&
+    if (atomic_load_explicit(&comm->outstanding, memory_order_relaxed) && ib_comm_status(comm) == RAIL_OK &&
         !atomic_load_explicit(&comm->wait.armed, memory_order_relaxed)) {
       all = false;
       break;
