@@ -2,18 +2,17 @@
 #include "plugin/ofi/ofi_timer.h"
 
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 static _Atomic int timer_fd = -1;
-static _Atomic bool timer_set;
+static _Atomic long timer_ms; /* it fires within so many; 0: it is not set */
 
 int ofi_timer_open(void) {
   ofi_timer_close(); /* a forked child has its parent's */
   int fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-  atomic_store(&timer_set, false);
+  atomic_store(&timer_ms, 0);
   atomic_store(&timer_fd, fd);
   return fd;
 }
@@ -25,7 +24,10 @@ void ofi_timer_close(void) {
 
 void ofi_timer_set(long ms) {
   const struct itimerspec once = {.it_value.tv_nsec = ms * 1000000};
-  if (atomic_load_explicit(&timer_set, memory_order_relaxed) || atomic_exchange(&timer_set, true)) return;
+  long set = atomic_load_explicit(&timer_ms, memory_order_relaxed);
+  do
+    if (set && set <= ms) return;
+  while (!atomic_compare_exchange_weak(&timer_ms, &set, ms));
   int fd = atomic_load(&timer_fd);
   if (fd >= 0) (void)timerfd_settime(fd, 0, &once, NULL);
 }
@@ -33,5 +35,5 @@ void ofi_timer_set(long ms) {
 void ofi_timer_read(void) {
   uint64_t count;
   (void)!read(atomic_load(&timer_fd), &count, sizeof count);
-  atomic_store(&timer_set, false);
+  atomic_store(&timer_ms, 0);
 }

@@ -8,7 +8,7 @@
 /* Its descriptor, for the watch thread; -1 with errno. */
 int ofi_timer_open(void);
 void ofi_timer_close(void);
-/* Sets it unless it is set: one system call in some milliseconds. */
+/* It fires within so many: sets it unless it does already. One system call in some milliseconds. */
 void ofi_timer_set(long ms);
 /* It has fired, and may be set again. */
 void ofi_timer_read(void);
