@@ -391,7 +391,8 @@ static void siblings(const struct rank *rank, void *arg) {
     }
     while (split == ncclInProgress) OK(ncclCommGetAsyncError(a, &split));
     while (grown == ncclInProgress) OK(ncclCommGetAsyncError(b, &grown));
-    ENSURE(split == ncclSuccess && grown == ncclSuccess, "a split gave %d, a grow beside it %d", split, grown);
+    ENSURE(split == ncclSuccess && grown == ncclSuccess, "round %d: a split gave %d, a grow beside it %d: %s", i, split,
+           grown, ncclGetLastError(b));
     check_place(b, 3, r);
     OK(ncclCommDestroy(b));
     if (comm) check_place(a, 2, r);

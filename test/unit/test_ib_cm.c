@@ -142,31 +142,37 @@ static void wait_for_qps(long wanted) {
   CHECK_INT(emu_live("qp"), wanted);
 }
 
-/* What it sent may be on its way: its queue pair stays, and GOODBYE waits, until the peer closes, or for a second. */
-TEST(an_iwarp_sender_lingers) {
-  for (int peer_closes = 0; peer_closes < 2; peer_closes++) {
-    struct hs h;
-    begin(&h);
-    hs_pair(&h, RNIC1, RNIC2);
-    ib_params.linger_ms = 10000;
-    uint64_t start = rail_now_ns();
-    CHECK_OK(ib_close_send(h.sent));
-    CHECK(emu_live("qp") == h.qps + 2 && !(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED));
-    h.connect = RAIL_IN_PROGRESS; /* hs_end has nothing to close */
-    if (peer_closes) {
-      CHECK_OK(ib_close_recv(h.received));
-      h.accept = RAIL_IN_PROGRESS;
-      wait_for_qps(h.qps);
-      CHECK(rail_now_ns() - start < 900000000u);
-    } else {
-      wait_for_qps(h.qps + 1);
-      CHECK(rail_now_ns() - start > 900000000u);
-      uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
-      while (!(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED)) CHECK(!rail_deadline_passed(deadline));
-      CHECK(!(atomic_load(&received(&h)->faults) & IB_COMM_PEER_LOST));
-    }
-    end(&h);
+/* The time that an iWARP sender's queue pair stays after close: until the peer closes, or for a second. */
+static uint64_t lingers_for(bool peer_closes) {
+  struct hs h;
+  begin(&h);
+  hs_pair(&h, RNIC1, RNIC2);
+  ib_params.linger_ms = 10000;
+  uint64_t start = rail_now_ns();
+  CHECK_OK(ib_close_send(h.sent));
+  CHECK(emu_live("qp") == h.qps + 2 && !(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED));
+  h.connect = RAIL_IN_PROGRESS; /* hs_end has nothing to close */
+  if (peer_closes) {
+    CHECK_OK(ib_close_recv(h.received));
+    h.accept = RAIL_IN_PROGRESS;
   }
+  wait_for_qps(peer_closes ? h.qps : h.qps + 1);
+  uint64_t took = rail_now_ns() - start, deadline = rail_deadline_in_ms(TIMEOUT_MS);
+  if (!peer_closes) {
+    while (!(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED)) CHECK(!rail_deadline_passed(deadline));
+    CHECK(!(atomic_load(&received(&h)->faults) & IB_COMM_PEER_LOST));
+  }
+  end(&h);
+  return took;
+}
+
+/* What it sent may be on its way: its queue pair stays, and GOODBYE waits. A busy machine may take longer to see the
+ * peer's close than the second that the queue pair stays without one, but not each time. */
+TEST(an_iwarp_sender_lingers) {
+  enum { LIMIT_NS = 900000000, TRIES = 20 };
+  int tries = 0;
+  while (lingers_for(true) >= LIMIT_NS) CHECK(++tries < TRIES);
+  CHECK(lingers_for(false) > LIMIT_NS);
 }
 
 /* ---- that do not ---------------------------------------------------------------------- */
