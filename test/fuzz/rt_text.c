@@ -62,13 +62,15 @@ static void judge_environment(struct fuzz_in *in) {
   for (size_t i = 0; i < RAIL_COUNT_OF(variables); i++) unsetenv(variables[i]);
 }
 
-/* Nothing may be left. But what is, is there: LL128 only beside Simple, which stands in for it; all algorithms for
- * AllReduce, Ring for the others. */
+/* Nothing may be left. But what is, is there: LL128 only beside Simple, which stands in for it; all algorithms but PAT
+ * for AllReduce, Ring and PAT for the others. */
 static void judge_wishes(const char *text, bool algos) {
   const uint32_t masks = algos ? rt_algo_masks(text) : rt_proto_masks(text);
   for (int f = 0; f < RT_NFUNC; f++) {
     const unsigned bits = rt_func_mask(masks, (enum rt_func)f);
-    if (algos) FUZZ_CHECK(bits < 1u << (f == RT_F_ALLREDUCE ? RT_NALGO : RT_ALGO_RING + 1));
+    const unsigned others = 1u << RT_ALGO_RING | 1u << RT_ALGO_PAT;
+    const unsigned there = f == RT_F_ALLREDUCE ? ((1u << RT_NALGO) - 1) & ~(1u << RT_ALGO_PAT) : others;
+    if (algos) FUZZ_CHECK(!(bits & ~there));
     else FUZZ_CHECK(bits < 2u << RD_LL128 && (!(bits & 1u << RD_LL128) || bits & 1u << RT_SIMPLE));
   }
 }
