@@ -401,7 +401,7 @@ static void siblings(const struct rank *rank, void *arg) {
   if (comm) close_comm(comm);
 }
 TEST(children_of_one_parent_at_once) {
-  job_run("NCCL_DEBUG=NONE RAIL_BOOTSTRAP_TIMEOUT=10", 3, kit_patience_ms(TIMEOUT_MS), siblings, NULL);
+  job_run("NCCL_DEBUG=NONE RAIL_BOOTSTRAP_TIMEOUT=30", 3, kit_patience_ms(TIMEOUT_MS), siblings, NULL);
 }
 
 /* Without a configuration of its own a rank of the parent has the parent's; a new one the defaults. */
