@@ -156,7 +156,7 @@ TEST(a_sender_says_that_it_is_drained) {
   atomic_store(&comm->outstanding, 1);
   send_frame(peer, RAIL_OOB_GOODBYE, 0);
   close(peer);
-  RIG_WAIT(atomic_load(&comm->faults) == (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE), 1000);
+  RIG_WAIT(atomic_load(&comm->faults) == (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE), 10000);
   atomic_store(&comm->outstanding, 0);
   CHECK_OK(ib_close_send(comm));
 }
@@ -167,7 +167,7 @@ TEST(drained_out_of_turn) {
     int peer;
     struct ib_comm *comm = rig_comm(sender, RIG_WATCHED, 1, &peer);
     send_frame(peer, RAIL_OOB_DRAINED, 0);
-    RIG_WAIT(atomic_load(&comm->faults) == IB_COMM_PEER_LOST, 1000);
+    RIG_WAIT(atomic_load(&comm->faults) == IB_COMM_PEER_LOST, 10000);
     CHECK_OK(sender ? ib_close_send(comm) : ib_close_recv(comm));
     close(peer);
   }

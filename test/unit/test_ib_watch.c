@@ -33,10 +33,10 @@ TEST(events_of_queue_pairs) {
       log_forget();
       snprintf(text, sizeof text, "event emu0 %s qp=%u", events[i].name, comm->qps[1].qp->qp_num);
       emu_do(text);
-      RIG_WAIT(counter(IB_DEVICE_ERRORS) == errors + 1, 1000);
-      RIG_WAIT(log_warnings() == 1, 1000);
+      RIG_WAIT(counter(IB_DEVICE_ERRORS) == errors + 1, 10000);
+      RIG_WAIT(log_warnings() == 1, 10000);
       CHECK(log_said("emu0 reports"));
-      if (returned) RIG_WAIT(FAULTS(comm) & events[i].faults, 1000);
+      if (returned) RIG_WAIT(FAULTS(comm) & events[i].faults, 10000);
       CHECK_INT(FAULTS(comm) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), returned ? events[i].faults : 0);
       CHECK_INT(FAULTS(other) & (IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR), 0);
       done(comm, -1); /* waits until the event is acknowledged */
@@ -59,8 +59,8 @@ TEST(an_event_of_a_flush_queue_pair) {
   CHECK_OK(ib_watch_add(comm));
   snprintf(text, sizeof text, "event emu0 qp_fatal qp=%u", ib_recv_comm_of(comm)->flush->qps[0].qp->qp_num);
   emu_do(text);
-  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 1000);
-  for (int i = 0; i < 2; i++) RIG_WAIT(atomic_load(&comm->failover->qps[i].faults) == IB_FAULT_EVENT, 1000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 10000);
+  for (int i = 0; i < 2; i++) RIG_WAIT(atomic_load(&comm->failover->qps[i].faults) == IB_FAULT_EVENT, 10000);
   CHECK_INT(FAULTS(comm) & IB_COMM_QP_FATAL, 0);
   CHECK_OK(ib_close_recv(comm));
   ib_params_load();
@@ -76,7 +76,7 @@ TEST(events_without_consequence) {
     uint64_t events = counter(IB_DEVICE_EVENTS);
     snprintf(text, sizeof text, "event emu0 %s", names[i]);
     emu_do(text);
-    RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 1000);
+    RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 10000);
   }
   ib_comm_stop(comm); /* what a QP in its error state says is no news */
   emu_do("event emu0 qp_access_err");
@@ -94,10 +94,10 @@ TEST(a_port_goes_down_and_up) {
   log_forget();
   for (uint64_t i = 1; i <= 3; i++) {
     emu_do("event emu0 port_err");
-    RIG_WAIT(atomic_load(&port->faults) & IB_PORT_DOWN, 1000);
+    RIG_WAIT(atomic_load(&port->faults) & IB_PORT_DOWN, 10000);
     emu_do("event emu0 port_err"); /* nothing new */
     emu_do("event emu0 port_active");
-    RIG_WAIT(counter(IB_DEVICE_PORT_UPS) == ups + i, 1000);
+    RIG_WAIT(counter(IB_DEVICE_PORT_UPS) == ups + i, 10000);
     CHECK(!(atomic_load(&port->faults) & IB_PORT_DOWN));
     CHECK_INT(atomic_load(&port->flaps), flaps + i);
     CHECK_INT(counter(IB_DEVICE_PORT_DOWNS), downs + i);
@@ -116,9 +116,9 @@ TEST(a_port_changes) {
     uint64_t events = counter(IB_DEVICE_EVENTS);
     snprintf(text, sizeof text, "event emu0 %s", names[i]);
     emu_do(text);
-    RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 1000);
+    RIG_WAIT(counter(IB_DEVICE_EVENTS) == events + 1, 10000);
   }
-  RIG_WAIT(log_said("table of GIDs changed") && log_said("registrations anew"), 1000);
+  RIG_WAIT(log_said("table of GIDs changed") && log_said("registrations anew"), 10000);
   CHECK_INT(log_warnings(), 0);
 }
 
@@ -128,11 +128,11 @@ TEST(an_hca_dies) {
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   struct ib_hca *other = ib_device_at(1, "test")->rails[0]->hca;
   emu_do("event emu1 device_fatal");
-  RIG_WAIT(atomic_load(&other->faults) & IB_HCA_FATAL, 1000);
+  RIG_WAIT(atomic_load(&other->faults) & IB_HCA_FATAL, 10000);
   poll(NULL, 0, 20);
   CHECK_INT(FAULTS(comm), 0);
   emu_do("event emu0 device_fatal");
-  RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 1000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 10000);
   done(comm, peer);
 }
 
@@ -145,7 +145,7 @@ TEST(an_hca_of_a_later_rail_dies) {
   comm->nrails = 2;
   CHECK_OK(ib_watch_add(comm)); /* nothing of it changes while the thread may look */
   emu_do("event emu0 device_fatal");
-  RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 1000);
+  RIG_WAIT(FAULTS(comm) & IB_COMM_DEVICE_FATAL, 10000);
   rail_watch_remove(&ib_watch, &comm->watched, true);
   comm->rails[0] = comm->rails[1];
   comm->nrails = 1;
