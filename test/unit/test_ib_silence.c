@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
+ * TEST-QUIET
+ *
  * What the watch thread makes of silence: of a peer's process, of its host, of the network between. */
 #include <net/if.h>
 #include <netinet/tcp.h>
