@@ -68,7 +68,8 @@ static bool work_until_error(const struct rank *rank, const struct act *a, ncclC
     if (rank->rank == 0) stop = atomic_load(&s->stop);
     r = ncclAllReduce(data, data, a->count, ncclFloat, ncclMax, comm, NULL);
     if (r == ncclSuccess) r = ncclBroadcast(&stop, &stop, 1, ncclInt32, 0, comm, NULL);
-    if (r == ncclSuccess) r = railCommWait(comm);
+    const ncclResult_t waited = railCommWait(comm); /* after an error too: the call before it may use `data` yet */
+    if (r == ncclSuccess) r = waited;
   }
   free(data);
   return r != ncclSuccess;
