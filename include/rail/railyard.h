@@ -620,6 +620,7 @@ int pncclLLA2ACalcSlots(int maxElts, int maxEltSize);
 
 /* Waits until everything enqueued on comm is finished, and returns how it went:
  * ncclSuccess, or the error that ended the communicator. The calling thread helps with the work.
+ * Until it, or ncclCommAbort, has returned the buffers are in use, also where a later call has failed meanwhile.
  * ncclInProgress, without waiting, while the communicator itself is still being made. */
 ncclResult_t railCommWait(ncclComm_t comm);
 
