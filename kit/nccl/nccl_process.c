@@ -146,15 +146,13 @@ static void open_ranks(struct ranks *all, const char *algo, const char *proto) {
     all->of[i].algo = algo;
     all->of[i].proto = proto;
   }
-  if (all->n == 1) all->of[0].comm = kit_nccl_make_comm(&all->of[0]);
-  else kit_nccl_make_comms(all->of, all->n);
+  kit_nccl_make_comms(all->of, all->n);
 }
 
 static void close_ranks(struct ranks *all) {
   for (struct kit_nccl_rank *r = all->of; r < all->of + all->n; r++) CUDA(r->cudaStreamSynchronize(r->stream));
   kit_barrier(all->self);
-  if (all->n == 1) kit_nccl_destroy_comm(&all->of[0], all->of[0].comm);
-  else kit_nccl_destroy_comms(all->of, all->n);
+  kit_nccl_destroy_comms(all->of, all->n);
   for (struct kit_nccl_rank *r = all->of; r < all->of + all->n; r++) kit_nccl_rank_close(r);
 }
 

@@ -121,7 +121,8 @@ def arguments_are_checked():
                        (("nccl", SOCKET, "--nccl", "x", "--ranks", "1"), "--ranks"),
                        (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--ranks-per-host", "3"), "divisor"),
                        (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--ranks-per-host", "4"), "divisor"),
-                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--gpus-per-process", "4"), "divisor"),
+                       (("nccl", SOCKET, "--nccl", "x", "--ranks", "4", "--gpus-per-process", "4"),
+                        "--gpus-per-process 4: --ranks is 4"),
                        (("nccl", SOCKET, "--nccl", "x", "--ranks", "6", "--gpus-per-process", "2",
                          "--ranks-per-host", "3"), "multiple")):
         done = run([KIT, *args])

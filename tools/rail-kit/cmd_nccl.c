@@ -57,7 +57,7 @@ static const char *const off_on[] = {"off", "on", NULL};
 static const struct tool_option options[] = {
     {"nccl", 'n', "PATH", "libnccl.so.2, built with a dynamic CUDA runtime: see docs/nccl.md", TOOL_TEXT,
      AT(how.library), .allowed = "a file"},
-    {"ranks", 'r', "N", "GPUs, in as many processes", TOOL_INT, AT(how.ranks), .min = 2,
+    {"ranks", 'r', "N", "ranks, each with a GPU", TOOL_INT, AT(how.ranks), .min = 2,
      .max = KIT_NCCL_MAX_RANKS, .preset = "2"},
     {"ranks-per-host", 0, "N", "so many of them are one host: a divisor of the ranks, and less", TOOL_INT,
      AT(how.ranks_per_host), .min = 1, .max = KIT_NCCL_MAX_GPUS, .preset = "those of a process"},
@@ -90,18 +90,20 @@ static const struct tool_command command = {
     .name = RK_NAME " nccl",
     .usage = "PLUGIN --nccl PATH [option...]",
     .about = "Runs NCCL's own host code over a plugin, with no GPU: its kernels run on the CPU, on a CUDA driver and\n"
-             "runtime that emulate one. A process a rank, each of which NCCL takes for a host, so that all data goes\n"
-             "through the plugin, or several for one; or a process several ranks. Contents are compared with scalar\n"
-             "code, and NCCL's log is asked which plugin carries each connection. Other cases make communicators,\n"
-             "split and lose them. Times say nothing about a GPU. Variables that are set stay: NCCL_P2P_DISABLE=0.",
+             "runtime that emulate one. Each rank is a process, or each --gpus-per-process of them, and NCCL takes a\n"
+             "process for a host, so that all data between processes goes through the plugin (but see\n"
+             "--ranks-per-host). Contents are compared with scalar code, and NCCL's log is asked which plugin carries\n"
+             "each connection. Other cases make communicators, split and lose them. Times say nothing about a GPU.\n"
+             "Variables that are set stay: NCCL_P2P_DISABLE=0.",
     .options = options,
     .noptions = sizeof options / sizeof *options,
     .tail = RK_EXIT_STATUS,
 };
 
-static int refuse_hosts(const struct kit_nccl *how) {
+/* option: the one that says how many ranks a host has. */
+static int refuse_hosts(const struct kit_nccl *how, const char *option) {
   char what[128];
-  snprintf(what, sizeof what, "--ranks-per-host %d: --ranks is %d; allowed: a divisor of it that leaves several hosts",
+  snprintf(what, sizeof what, "%s %d: --ranks is %d; allowed: a divisor of it that leaves several hosts", option,
            how->ranks_per_host, how->ranks);
   if (how->ranks_per_host % how->gpus_per_process != 0)
     snprintf(what, sizeof what, "--ranks-per-host %d: --gpus-per-process is %d; allowed: a multiple of it",
@@ -120,10 +122,11 @@ int rk_nccl(int argc, char **argv) {
   if (!plugins[0]) return tool_misuse(&command, "a plugin is missing", NULL), TOOL_EXIT_USAGE;
   if (plugins[1]) return tool_misuse(&command, "one plugin at a time, not also", plugins[1]), TOOL_EXIT_USAGE;
   if (!o.how.library) return tool_misuse(&command, "--nccl is missing", NULL), TOOL_EXIT_USAGE;
+  const char *host_option = o.how.ranks_per_host ? "--ranks-per-host" : "--gpus-per-process";
   if (!o.how.ranks_per_host) o.how.ranks_per_host = o.how.gpus_per_process;
   if (o.how.ranks % o.how.ranks_per_host != 0 || o.how.ranks == o.how.ranks_per_host ||
       o.how.ranks_per_host % o.how.gpus_per_process != 0)
-    return refuse_hosts(&o.how);
+    return refuse_hosts(&o.how, host_option);
   o.how.plugin = plugins[0];
   return kit_nccl_run(&o.how);
 }
