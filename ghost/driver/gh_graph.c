@@ -210,10 +210,10 @@ GH_API int cuStreamEndCapture(void *stream, void **graph) {
 static int show_nodes(struct stream *s, const void **nodes, size_t *n) {
   static const struct before nothing;
   struct capture *c = s->capture;
-  size_t shown = memcmp(&s->before, &nothing, sizeof nothing) != 0;
-  if (shown && !(c->shown[0] = add_node(c, &s->before))) return OUT_OF_MEMORY;
-  if (nodes) *(const void *const **)nodes = c->shown;
-  if (n) *n = shown;
+  bool some = memcmp(&s->before, &nothing, sizeof nothing) != 0;
+  if (some && !(c->shown = add_node(c, &s->before))) return OUT_OF_MEMORY;
+  if (nodes) *(const void *const **)nodes = &c->shown;
+  if (n) *n = some;
   return OK;
 }
 

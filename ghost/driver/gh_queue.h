@@ -89,7 +89,7 @@ struct node {
 struct capture {
   uint64_t id;
   struct node *nodes;
-  const void *shown[1]; /* the nodes that the last query has given */
+  const void *shown;    /* the node that the last query has given */
   struct before given;  /* items of each stream, ever */
   struct objects objects;
   int mode;
