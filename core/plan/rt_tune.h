@@ -33,6 +33,7 @@ extern const char *const rt_func_names[RT_NFUNC], *const rt_algo_names[RT_NALGO]
 
 /* What is allowed, RT_FUNC_MASK_BITS for each function: bits 1 << enum rt_algo, or 1 << enum rt_proto. */
 #define RT_FUNC_MASK_BITS 4
+_Static_assert(RT_NALGO <= RT_FUNC_MASK_BITS, "a bit for each algorithm");
 static inline unsigned rt_func_mask(uint32_t masks, enum rt_func f) {
   return masks >> ((unsigned)f * RT_FUNC_MASK_BITS) & ((1u << RT_FUNC_MASK_BITS) - 1);
 }

@@ -91,9 +91,9 @@ rail_result_t rt_check_memory(struct ncclComm *comm, int peer, uint32_t theirs) 
 static rail_result_t check_schedule(struct ncclComm *comm, const struct rt_connector *c, uint32_t theirs) {
   if (c->schedule == theirs || c->schedule == RT_ANY_SCHEDULE || theirs == RT_ANY_SCHEDULE) return RAIL_OK;
   rt_comm_fail(comm, RAIL_BAD_USAGE,
-               "rank %d and rank %d: their calls differ, in kind or so much in size that each takes other steps "
-               "(schedules %u and %u); all ranks must make the same calls with the same counts",
-               comm->rank, c->peer, c->schedule, theirs);
+               "rank %d and rank %d: their calls differ, in kind or so much in size that each takes other steps; all "
+               "ranks must make the same calls with the same counts",
+               comm->rank, c->peer);
   return RAIL_BAD_USAGE;
 }
 
