@@ -51,7 +51,7 @@ struct ib_hca {
   struct ib_port *ports;   /* those that are used, one after the other */
   unsigned int nports;
   _Atomic uint32_t faults; /* IB_HCA_*: written by the watch thread, read by all */
-  _Atomic bool reported_polled; /* the line that it has no completion events is written */
+  _Atomic bool reported_polled; /* the line that it gives no completion events is written */
 };
 
 struct ib_port {

@@ -73,7 +73,7 @@ static struct ibv_comp_channel *open_channel(struct ibv_context *context) {
 
 RAIL_COLD static void report_polled(struct ib_hca *hca, const char *what, int err) {
   if (atomic_exchange(&hca->reported_polled, true)) return;
-  RAIL_WARN("RailIB: %s has no completion events (%s: %s), so its connections are polled, as with "
+  RAIL_WARN("RailIB: %s gives no completion events (%s: %s), so its connections are polled, as with "
             "RAIL_IB_PROGRESS=poll", hca->name, what, strerror(err));
 }
 

@@ -264,7 +264,7 @@ static int count_lines(const char *words) {
 TEST(a_device_without_events_is_polled) {
   for (int i = 0; i < 2; i++) {
     open_without(i == 0, i == 1);
-    CHECK_INT(count_lines("has no completion events"), 1);
+    CHECK_INT(count_lines("gives no completion events"), 1);
     CHECK(hs_logged(i == 0 ? "ibv_create_comp_channel" : "ibv_create_cq"));
     begin_recv(&pairs[0].r);
     CHECK(!test_until_waits(&pairs[0].r, 1));
