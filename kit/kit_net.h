@@ -21,6 +21,7 @@
 #include "kit/kit_mem.h"
 
 #define KIT_PATIENCE_MS 20000        /* the deadline of every wait that has no other */
+#define KIT_SETTLE_MS 10000          /* what was closed may keep its threads and files so long */
 #define KIT_POISON ((void *)0x5a5a5a5a5a5a5a5aull)
 #define KIT_MAX_GROUP 8
 

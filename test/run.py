@@ -189,8 +189,8 @@ class Runner:
 
     def run(self, program, ended=lambda: None):
         """Its outcome. ended() is called when its processes are gone, before the last questions are asked. What failed
-        while the whole machine stood still, or its host withheld processor time, is run again, once, and that counts;
-        but no crash, and no report of a sanitizer, is a matter of time."""
+        while the machine, or a processor of it, stood still, or its host withheld processor time, is run again, once,
+        and that counts; but no crash, and no report of a sanitizer, is a matter of time."""
         since, stolen, outcome = time.monotonic(), self.watch.stolen(), self.run_once(program, ended)
         trouble = self.watch.trouble_since(since, stolen)
         if not trouble or not outcome.count("fail") or outcome.is_certain() or self.stopping:

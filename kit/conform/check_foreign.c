@@ -283,7 +283,8 @@ static void clients_leave_nothing(struct kit_process *self) {
   kit_listener_accepts_none(&d, 100);
   int files = kit_fd_count(), count = kit_scaled(100);
   connect_and_leave(&d, &rng, count);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(3000)); /* accept is when a plugin sees that they have left */
+  /* accept is when a plugin sees that they have left */
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_SETTLE_MS));
   while (kit_fd_count() > files && !rail_deadline_passed(deadline)) kit_listener_accepts_none(&d, 1);
   int left = kit_fd_count() - files;
   ENSURE(left <= 0, "%d foreign clients connected and left, and %d more files are open", count, left);

@@ -107,7 +107,7 @@ static struct usage usage_now(void) { return (struct usage){kit_fd_count(), kit_
 
 /* Threads that are about to end may need a moment. */
 static void ensure_usage(struct usage before, const char *after_what) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_SETTLE_MS));
   struct usage now = usage_now();
   while ((now.fds > before.fds || now.threads > before.threads) && !rail_deadline_passed(deadline)) {
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -167,7 +167,7 @@ static void no_thread_outlives_the_library(struct kit_process *self) {
   kit_pair_ping(&p, 100000, 1);
   kit_pair_close(&p);
   kit_net_close(&n);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_SETTLE_MS));
   while (kit_thread_count() > before && !rail_deadline_passed(deadline))
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   int left = kit_thread_count() - before;

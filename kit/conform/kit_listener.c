@@ -119,7 +119,7 @@ size_t kit_listener_record_hello(struct kit_listener *d, uint8_t *text, size_t c
   size_t got = 0;
   void *send = NULL;
   int fd = -1;
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(1000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_SETTLE_MS));
   while (!rail_deadline_passed(deadline) && got < cap) {
     struct rail_net_device_handle *dh = NULL;
     /* Some plugins finish here, before anybody accepts; their greeting is on its way all the same. */
@@ -158,7 +158,7 @@ void kit_need_files(int files) {
 }
 
 int kit_files_after(int expected) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(2000));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_SETTLE_MS));
   while (kit_fd_count() > expected && !rail_deadline_passed(deadline))
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   return kit_fd_count();

@@ -12,7 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
 
-#define SETTLE_MS 200
+#define SETTLE_MS 1000
 #define MAX_FDS 4096 /* that are looked at */
 
 static int listeners(void) {

@@ -40,8 +40,8 @@ static void begin(struct hs *h) {
 static void end(struct hs *h) {
   uint64_t deadline = rail_deadline_in_ms(TIMEOUT_MS);
   emu_do("reset");
-  ib_rdmacm = real;
   hs_end(h);
+  ib_rdmacm = real; /* the thread that destroys comms, which reads it, has ended */
   while (open_files() > files_before && !rail_deadline_passed(deadline)) sched_yield();
   CHECK_INT(open_files(), files_before);
 }
