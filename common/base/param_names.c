@@ -36,6 +36,7 @@ const char *const rail_param_names[] = {
   "RAIL_PROXY",
   "RAIL_SIMD",
   "RAIL_SMALL_MAX",
+  "RAIL_STALL_WARN",
   "RAIL_STATS",
   "RAIL_STORE",
   "RAIL_SYSFS",

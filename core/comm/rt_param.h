@@ -40,6 +40,7 @@ struct rt_params {
   int64_t simd; /* index in RAIL_SIMD's words; 0 is auto */
   int64_t proxy;
   int64_t direct_min;
+  int64_t stall_warn_ms;
   int64_t shm_disable;
   int64_t p2p_disable;
   const char *p2p_level;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/plan/rt_plan.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "common/base/log.h"
@@ -125,7 +126,7 @@ void rt_plan_compare(struct ncclComm *comm, struct rt_plan *plan) {
 int rt_plan_departed_peer(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
     struct rt_job *job = &plan->jobs[i];
-    int departed = job->is_small && !job->done ? rt_small_departed(&comm->small, &job->small) : -1;
+    int departed = job->is_small && !job->done ? rt_small_awaited(&comm->small, &job->small, true) : -1;
     if (departed >= 0) return departed;
     for (int e = 0; e < 2 * job->nlinks; e++) {
       const struct rt_connector *c = e < job->nlinks ? job->send[e].connector : job->recv[e - job->nlinks].connector;
@@ -135,6 +136,66 @@ int rt_plan_departed_peer(struct ncclComm *comm, struct rt_plan *plan) {
     }
   }
   return -1;
+}
+
+/* ---- a plan that waits for long ---- */
+
+static const char *const coll_names[RT_COLL_COUNT] = {
+  [RT_ALLREDUCE] = "AllReduce (Ring)",
+  [RT_REDUCE_SCATTER] = "ReduceScatter (Ring)",
+  [RT_ALLGATHER] = "AllGather (Ring)",
+  [RT_BROADCAST] = "Broadcast (Ring)",
+  [RT_REDUCE] = "Reduce (Ring)",
+  [RT_SEND] = "Send",
+  [RT_RECV] = "Recv",
+  [RT_COPY] = "copy",
+  [RT_EXCHANGE] = "AllReduce (Exchange)",
+  [RT_TREE] = "AllReduce (Tree)",
+  [RT_PAT_ALLGATHER] = "AllGather (PAT)",
+  [RT_PAT_REDUCE_SCATTER] = "ReduceScatter (PAT)",
+  [RT_PAT_BROADCAST] = "Broadcast (PAT)",
+  [RT_PAT_REDUCE] = "Reduce (PAT)",
+};
+
+/* The end whose peer, or proxy, a job waits for; NULL: an earlier call has to finish with a connection. */
+static const struct rt_job_end *awaited_end(const struct rt_job *job) {
+  const struct rt_program *prog = &job->program;
+  for (int i = 0; i < 2 * job->nlinks; i++) {
+    const struct rt_job_end *e = i < job->nlinks ? &job->recv[i] : &job->send[i - job->nlinks];
+    if (!e->connector) continue;
+    if (prog->phase >= RT_PHASE_DRAIN ? !atomic_load(&e->op.finished) : &e->connector->conn == prog->blocked) return e;
+  }
+  return NULL;
+}
+
+static void describe_wait(const struct ncclComm *comm, const struct rt_job *job, char *text, size_t size) {
+  const struct rt_job_end *e = job->is_small ? NULL : awaited_end(job);
+  const int rank = job->is_small ? rt_small_awaited(&comm->small, &job->small, false) : -1;
+  if (e)
+    snprintf(text, size, "for rank %d%s (%s, channel %d), in step %llu of %llu", e->connector->peer,
+             e->connector->is_send ? " to receive" : "", e->connector->transport->name, e->connector->channel,
+             (unsigned long long)RAIL_MIN(job->program.i + 1, job->program.n), (unsigned long long)job->program.n);
+  else if (rank >= 0)
+    snprintf(text, size, "for rank %d, which has not made that call", rank);
+  else
+    snprintf(text, size, "for an earlier call");
+}
+
+void rt_plan_report_stall(const struct ncclComm *comm, const struct rt_plan *plan, uint64_t ms) {
+  const struct rt_job *job = NULL;
+  char wait[160], which[80] = "";
+  for (int i = 0; i < plan->njobs && !job; i++)
+    if (!plan->jobs[i].done) job = &plan->jobs[i];
+  if (!job) return;
+  const uint64_t number = job->is_small ? job->small.number : job->number;
+  const uint64_t call = job->is_small ? job->small.call.id : job->program.call;
+  const enum rt_coll coll = job->is_small ? job->small.call.coll : job->program.sched.coll;
+  if (number != RT_NO_NUMBER) snprintf(which, sizeof which, ", collective %llu,", (unsigned long long)number);
+  describe_wait(comm, job, wait, sizeof wait);
+  RAIL_WARN("rank %d of %d: %s of %llu bytes%s has not moved for %.1f s: it waits %s. Do all ranks make the same "
+            "calls, with the same counts?",
+            comm->rank, comm->nranks, coll_names[coll], (unsigned long long)(call >> 4), which, (double)ms / 1000,
+            wait);
 }
 
 /* ---- ending ---- */

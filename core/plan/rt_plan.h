@@ -75,6 +75,8 @@ void rt_plan_begin(struct ncclComm *comm, struct rt_plan *plan);
 int rt_plan_poll(struct ncclComm *comm, struct rt_plan *plan, bool *moved);
 /* A rank that a job waits for although it has closed its end of the connection; -1: none. */
 int rt_plan_departed_peer(struct ncclComm *comm, struct rt_plan *plan);
+/* Warns that the plan has not moved for so long: which call, what it waits for. */
+void rt_plan_report_stall(const struct ncclComm *comm, const struct rt_plan *plan, uint64_t ms);
 /* Fails the communicator when another rank's call of the number of one that waits is of another kind: small, or not. */
 void rt_plan_compare(struct ncclComm *comm, struct rt_plan *plan);
 

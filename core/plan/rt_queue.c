@@ -18,8 +18,9 @@
 #define YIELD_POLLS 50000
 #define OVERSUBSCRIBED_YIELD_POLLS 2000
 #define SLEEP_NS 50000
-/* Polls between two checks for departed peers, which cost a cache miss a connection. */
-#define DEPARTED_CHECK_POLLS 4096
+/* Polls without progress between two checks for what else may be wrong: departed peers (a cache miss a connection),
+ * calls that differ, a long wait. */
+#define CHECK_POLLS 4096
 /* A peer that departed because of a failure has reported it: that error, which names the cause, may take this long. */
 #define DEPARTED_GRACE_NS 500000000ull
 /* A launch on a device makes progress without this thread: yields before it sleeps, and the time between two checks. */
@@ -56,11 +57,25 @@ static void check_departed(struct ncclComm *comm, int peer, uint64_t *departed_n
                  peer, comm->rank);
 }
 
+/* A plan that has not moved for a while. */
+struct wait {
+  uint64_t since_ns, report_ms; /* RAIL_STALL_WARN after since_ns, then at twice the time; 0: never */
+};
+
+static void check_wait(const struct ncclComm *comm, const struct rt_plan *plan, struct wait *wait, bool first) {
+  const uint64_t now = rail_now_ns();
+  if (first) *wait = (struct wait){now, (uint64_t)rt_params()->stall_warn_ms};
+  if (wait->report_ms == 0 || now - wait->since_ns < wait->report_ms * 1000000) return;
+  rt_plan_report_stall(comm, plan, (now - wait->since_ns) / 1000000);
+  while (now - wait->since_ns >= wait->report_ms * 1000000) wait->report_ms *= 2;
+}
+
 /* True when the plan finished; false when the communicator failed first. */
 static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
   rt_plan_begin(comm, plan);
   int idle = 0;
   uint64_t departed_ns = 0;
+  struct wait wait = {0, 0};
   while (!rt_comm_failed(comm)) {
     bool moved = false;
     if (rt_plan_poll(comm, plan, &moved) == 0 && !rt_comm_failed(comm)) return true;
@@ -68,7 +83,8 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
       moved |= rt_proxy_pass(&comm->proxy);
     idle = moved ? 0 : idle + 1;
     if (idle) idle_wait(comm, idle);
-    if (idle % DEPARTED_CHECK_POLLS != DEPARTED_CHECK_POLLS - 1) continue;
+    if (idle % CHECK_POLLS != CHECK_POLLS - 1) continue;
+    check_wait(comm, plan, &wait, idle == CHECK_POLLS - 1);
     rt_plan_compare(comm, plan);
     check_departed(comm, rt_plan_departed_peer(comm, plan), &departed_ns);
   }

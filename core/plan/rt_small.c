@@ -266,12 +266,13 @@ enum rt_program_state rt_small_poll(struct rt_small *s, struct rt_small_op *op) 
   return RT_PROGRAM_DONE;
 }
 
-int rt_small_departed(const struct rt_small *s, const struct rt_small_op *op) {
+int rt_small_awaited(const struct rt_small *s, const struct rt_small_op *op, bool departed) {
   if (!op->begun && s->serving != op->seq) return -1;
   for (int r = 0; r < s->nranks; r++) {
     bool needed = !op->begun || (r >= op->call.first && r < op->call.end);
     bool left = atomic_load_explicit(&lane_of(s, r)->left, memory_order_acquire);
-    if (needed && left && !has_published(s, r, op->begun ? op->seq + 1 : oldest_needed(op->seq))) return r;
+    if (!needed || (departed && !left)) continue;
+    if (!has_published(s, r, op->begun ? op->seq + 1 : oldest_needed(op->seq))) return r;
   }
   return -1;
 }

@@ -81,8 +81,8 @@ bool rt_small_describe(struct rt_small_call *call, enum rt_coll coll, int type, 
 void rt_small_init(struct rt_small *s, struct rt_small_op *op);
 /* Does what can be done now. */
 enum rt_program_state rt_small_poll(struct rt_small *s, struct rt_small_op *op);
-/* The rank that an operation waits for although it has ended its communicator; -1: none. */
-int rt_small_departed(const struct rt_small *s, const struct rt_small_op *op);
+/* A rank that an operation waits for; `departed`: although it has ended its communicator. -1: none. */
+int rt_small_awaited(const struct rt_small *s, const struct rt_small_op *op, bool departed);
 
 /* Before a collective begins that is not small: ranks whose call of that number is small can find the difference. */
 void rt_small_announce(struct rt_small *s, uint64_t number, uint64_t id);
