@@ -16,7 +16,7 @@ struct mark {
 };
 
 /* In a capture: how many nodes of each of its streams come before something. */
-#define MAX_CAPTURED 16
+#define MAX_CAPTURED 256 /* NCCL takes a stream of its own for each collective */
 struct before { int nodes[MAX_CAPTURED]; };
 
 struct event {

@@ -24,6 +24,7 @@
 #define ROUNDS 20          /* before something happens */
 #define STOPPED_S 3
 #define GRAPH_LAUNCHES 3
+#define GRAPH_CALLS 20 /* in one graph, as the gradients of a training step */
 #define CAPTURE_THREAD 1 /* cudaStreamCaptureModeThreadLocal */
 
 static struct kit_nccl_call all_reduce(const struct kit_nccl_rank *r, size_t count, unsigned round) {
@@ -131,11 +132,11 @@ static void split(struct kit_nccl_rank *r) {
 
 /* ---- a graph ---- */
 
-/* One all-reduce that a stream has captured, as what the stream then does for each launch. */
+/* The same all-reduce again and again, as a stream has captured it: what the stream then does for each launch. */
 static void *capture(struct kit_nccl_rank *r, const struct kit_nccl_call *c) {
   void *graph, *exec;
   CUDA(r->cudaStreamBeginCapture(r->stream, CAPTURE_THREAD));
-  NCCL(r, kit_nccl_start(r, c, false));
+  for (int i = 0; i < GRAPH_CALLS; i++) NCCL(r, kit_nccl_start(r, c, false));
   CUDA(r->cudaStreamEndCapture(r->stream, &graph));
   CUDA(r->cudaGraphInstantiate(&exec, graph, 0));
   CUDA(r->cudaGraphDestroy(graph));
@@ -283,7 +284,7 @@ const struct kit_nccl_scenario kit_nccl_scenarios[] = {
   {"comm.two_at_once", "two communicators of one process work at the same time, and one when the other is gone", false,
    two_at_once},
   {"comm.split", "a communicator that was split works beside its parts", false, split},
-  {"comm.graph", "a collective that was captured in a CUDA graph is launched several times, between others", false,
+  {"comm.graph", "collectives that were captured in one CUDA graph are launched several times, between others", false,
    captured},
   {"fault.killed", "when a rank is killed NCCL reports an error on another one, and all can abort", false, killed},
   {"fault.aborted", "when a rank aborts NCCL reports an error on another one, and a new communicator works", false,
