@@ -3,6 +3,9 @@
  * TEST-LIMIT: 180
  *
  * Event-driven progress (RAIL_IB_PROGRESS), over connections that a handshake made. */
+#include <sys/epoll.h>
+#include <sys/wait.h>
+
 #include "test/unit/ib_wait_rig.h"
 
 /* ---- poll ------------------------------------------------------------------------------------- */
@@ -213,6 +216,54 @@ TEST(another_thread_goes_on) {
   close_all();
 }
 
+static _Thread_local bool stops; /* in its next epoll_ctl, which has the lock of the wait sets, */
+static atomic_bool stopped;      /* until this is false again */
+
+int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event) {
+  if (stops) atomic_store(&stopped, true);
+  while (stops && atomic_load(&stopped)) usleep(100);
+  stops = false;
+  return (int)syscall(SYS_epoll_ctl, epfd, op, fd, event);
+}
+
+static void forks_meanwhile(void *unused) {
+  struct ib_comm fresh = {.events = true}; /* of the child's own */
+  int status;
+  (void)unused;
+  while (!atomic_load(&stopped)) usleep(100);
+  pid_t child = fork();
+  if (child == 0) {
+    alarm((unsigned int)kit_patience_ms(TIMEOUT_MS) / 1000);
+    ib_wait_close(&fresh);
+    _exit(0);
+  }
+  atomic_store(&stopped, false);
+  ENSURE(child > 0 && waitpid(child, &status, 0) == child, "no child");
+  ENSURE(WIFEXITED(status), "the child waits for a lock that a thread of its parent had");
+}
+
+static void stops_and_tests(void *unused) {
+  (void)unused;
+  stops = true; /* while it makes a set of its own */
+  test_in_thread(&pairs[0]);
+}
+
+static void (*const both[])(void *) = {forks_meanwhile, stops_and_tests};
+static void one_of_both(void *fn) { (*(void (*const *)(void *))fn)(NULL); }
+
+/* While another thread of the parent changes the sets. The parent is woken as before. */
+TEST(a_forked_child_takes_no_part) {
+  open_over(DEV_B, IB_PROGRESS_EVENT, 1);
+  struct pair *p = &pairs[0];
+  begin_recv(&p->r);
+  CHECK(test_until_waits(&p->r, 1));
+  kit_run_threads(2, one_of_both, (void *)both, sizeof *both);
+  wait_how = UNTIL_AN_EVENT;
+  send_one(p);
+  CHECK_INT(atomic_load(&lost), 0);
+  close_all();
+}
+
 /* What the watch thread finds is seen by the next test. */
 TEST(a_fault_ends_it) {
   int done = 0;
@@ -351,7 +402,7 @@ int main(int argc, char **argv) {
     TEST_CASE(no_wake_up_is_lost),
     TEST_CASE(nor_over_three_ports),
     TEST_CASE(closes_armed_and_with_events),
-    TEST_CASE(another_thread_goes_on),
+    TEST_CASE(another_thread_goes_on), TEST_CASE(a_forked_child_takes_no_part),
     TEST_CASE(a_fault_ends_it),
     TEST_CASE(a_device_without_events_is_polled),
     TEST_CASE(a_queue_that_cannot_notify_is_polled),
