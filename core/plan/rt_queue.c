@@ -18,14 +18,13 @@
 #define YIELD_POLLS 50000
 #define OVERSUBSCRIBED_YIELD_POLLS 2000
 #define SLEEP_NS 50000
-/* Polls without progress between two checks for what else may be wrong: departed peers (a cache miss a connection),
- * calls that differ, a long wait. */
-#define CHECK_POLLS 4096
+/* Without progress: between two checks for what else may be wrong, departed peers (a cache miss a connection), calls
+ * that differ, a long wait. By the clock: where a core is shared with others, each yield may take milliseconds. */
+#define CHECK_NS 20000000ull
 /* A peer that departed because of a failure has reported it: that error, which names the cause, may take this long. */
 #define DEPARTED_GRACE_NS 500000000ull
-/* A launch on a device makes progress without this thread: yields before it sleeps, and the time between two checks. */
+/* A launch on a device makes progress without this thread: yields before it sleeps. */
 #define RUN_YIELD_POLLS 200
-#define RUN_CHECK_NS 20000000ull
 /* Kernels see a failure at once, but may be queued behind the program's own kernels. */
 #define RUN_END_NS 30000000000ull
 
@@ -57,36 +56,46 @@ static void check_departed(struct ncclComm *comm, int peer, uint64_t *departed_n
                  peer, comm->rank);
 }
 
-/* A plan that has not moved for a while. */
+/* A plan that does not move. */
 struct wait {
-  uint64_t since_ns, report_ms; /* RAIL_STALL_WARN after since_ns, then at twice the time; 0: never */
+  int polls;
+  uint64_t since_ns, next_check_ns, departed_ns;
+  uint64_t report_ms; /* after since_ns: RAIL_STALL_WARN, then twice the time; 0: never */
 };
 
-static void check_wait(const struct ncclComm *comm, const struct rt_plan *plan, struct wait *wait, bool first) {
+static void check_stall(const struct ncclComm *comm, const struct rt_plan *plan, struct wait *wait, uint64_t now) {
+  const uint64_t ms = (now - wait->since_ns) / 1000000;
+  if (wait->report_ms == 0 || ms < wait->report_ms) return;
+  rt_plan_report_stall(comm, plan, ms);
+  while (ms >= wait->report_ms) wait->report_ms *= 2;
+}
+
+/* After a poll that found nothing. */
+static void wait_for_progress(struct ncclComm *comm, struct rt_plan *plan, struct wait *wait) {
+  wait->polls = RAIL_MIN(wait->polls + 1, YIELD_POLLS);
+  idle_wait(comm, wait->polls);
+  if (wait->polls < SPIN_POLLS) return;
   const uint64_t now = rail_now_ns();
-  if (first) *wait = (struct wait){now, (uint64_t)rt_params()->stall_warn_ms};
-  if (wait->report_ms == 0 || now - wait->since_ns < wait->report_ms * 1000000) return;
-  rt_plan_report_stall(comm, plan, (now - wait->since_ns) / 1000000);
-  while (now - wait->since_ns >= wait->report_ms * 1000000) wait->report_ms *= 2;
+  if (wait->polls == SPIN_POLLS)
+    *wait = (struct wait){wait->polls, now, now + CHECK_NS, 0, (uint64_t)rt_params()->stall_warn_ms};
+  if (now < wait->next_check_ns) return;
+  wait->next_check_ns = now + CHECK_NS;
+  rt_plan_compare(comm, plan);
+  check_departed(comm, rt_plan_departed_peer(comm, plan), &wait->departed_ns);
+  check_stall(comm, plan, wait, now);
 }
 
 /* True when the plan finished; false when the communicator failed first. */
 static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
   rt_plan_begin(comm, plan);
-  int idle = 0;
-  uint64_t departed_ns = 0;
-  struct wait wait = {0, 0};
+  struct wait wait = {0};
   while (!rt_comm_failed(comm)) {
     bool moved = false;
     if (rt_plan_poll(comm, plan, &moved) == 0 && !rt_comm_failed(comm)) return true;
     if (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0)
       moved |= rt_proxy_pass(&comm->proxy);
-    idle = moved ? 0 : idle + 1;
-    if (idle) idle_wait(comm, idle);
-    if (idle % CHECK_POLLS != CHECK_POLLS - 1) continue;
-    check_wait(comm, plan, &wait, idle == CHECK_POLLS - 1);
-    rt_plan_compare(comm, plan);
-    check_departed(comm, rt_plan_departed_peer(comm, plan), &departed_ns);
+    if (moved) wait.polls = 0;
+    else wait_for_progress(comm, plan, &wait);
   }
   return false;
 }
@@ -95,7 +104,7 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
 
 /* Until the launch is over, or it did not end in time after the communicator failed. */
 static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
-  uint64_t departed_ns = 0, next_check = rail_now_ns() + RUN_CHECK_NS, give_up = 0;
+  uint64_t departed_ns = 0, next_check = rail_now_ns() + CHECK_NS, give_up = 0;
   for (int idle = 1; !rt_launch_over(launch) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * YIELD_POLLS)) {
     /* Where no other thread drives the proxy, this one does; else the device needs no help. */
     bool drives = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
@@ -106,7 +115,7 @@ static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
       nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
     uint64_t now = rail_now_ns();
     if (now < next_check) continue;
-    next_check = now + RUN_CHECK_NS;
+    next_check = now + CHECK_NS;
     if (!rt_gpu_lost(comm)) check_departed(comm, rt_launch_departed_peer(launch), &departed_ns);
     if (!rt_comm_failed(comm)) continue;
     if (!give_up) give_up = now + RUN_END_NS;
