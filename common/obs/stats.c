@@ -30,6 +30,7 @@
 #include "common/obs/stats_page.h"
 
 #define COPIES 16 /* pages of one name in one process: a plugin may be loaded twice */
+#define CLEANED 128 /* pages at which a new process looks whether theirs are dead: not those of a thousand ranks */
 
 struct group {
   uint32_t ncounters, max, record_size;
@@ -200,7 +201,7 @@ static bool share(struct rail_stats *s, const char *name, const struct rail_stat
   *what = "its start time in /proc";
   errno = ENOENT;
   if (!rail_stats_process_start(s->owner, &start)) return false;
-  rail_stats_clean(RAIL_STATS_DIR, false, NULL);
+  rail_stats_clean(RAIL_STATS_DIR, false, CLEANED, NULL);
   *what = "open";
   s->fd = make_file(s, name);
   if (s->fd < 0) goto fail_path;

@@ -93,14 +93,15 @@ static bool is_dead(int dir, const char *file, int64_t pid, const struct stat *s
          time(NULL) - st->st_mtime > HALF_WRITTEN_S;
 }
 
-int rail_stats_clean(const char *dir, bool others, int *failed) {
-  int removed = 0, kept = 0;
+int rail_stats_clean(const char *dir, bool others, int most, int *failed) {
+  int removed = 0, kept = 0, seen = 0;
   DIR *d = opendir(dir);
-  for (struct dirent *entry; d && (entry = readdir(d)) != NULL;) {
+  for (struct dirent *entry; d && seen < most && (entry = readdir(d)) != NULL;) {
     int64_t pid;
     const char *name;
     struct stat st;
     if (!rail_stats_file_name(entry->d_name, &pid, &name)) continue;
+    seen++;
     if (fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) continue;
     if ((!others && st.st_uid != geteuid()) || !is_dead(dirfd(d), entry->d_name, pid, &st)) continue;
     if (unlinkat(dirfd(d), entry->d_name, 0) == 0) removed++;

@@ -105,8 +105,8 @@ enum rail_stats_alive rail_stats_alive(int64_t pid, uint64_t start_time, uint64_
  * where NAME begins. */
 bool rail_stats_file_name(const char *file, int64_t *pid, const char **name);
 
-/* Removes the pages of dead processes from `dir`, of our own user or (`others`) of any. Returns how many are gone;
- * *failed (may be NULL) counts those that could not be removed. */
-int rail_stats_clean(const char *dir, bool others, int *failed);
+/* Removes the pages of dead processes from `dir`, of our own user or (`others`) of any; looks at `most` pages. Returns
+ * how many are gone; *failed (may be NULL) counts those that could not be removed. */
+int rail_stats_clean(const char *dir, bool others, int most, int *failed);
 
 #endif

@@ -3,6 +3,7 @@
  * texts that do not end, or no pages at all. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -327,30 +328,31 @@ TEST(clean_removes_only_the_dead) {
   int failed = -1;
   strcpy(living, file);
   put(good, good_size);
-  CHECK_INT(rail_stats_clean(dir, true, &failed), 0);
+  CHECK_INT(rail_stats_clean(dir, true, INT_MAX, &failed), 0);
   CHECK_INT(failed, 0);
   CHECK_OK(access((snprintf(path, sizeof path, "%s/%s", dir, file), path), F_OK));
   uint8_t *page = malloc(good_size);
   memcpy(page, good, good_size);
   ((struct rail_stats_head *)page)->pid_ns++;
   put(page, good_size);
-  CHECK_INT(rail_stats_clean(dir, true, NULL), 0);
+  CHECK_INT(rail_stats_clean(dir, true, INT_MAX, NULL), 0);
   memcpy(page, good, good_size);
   ((struct rail_stats_head *)page)->start_time++; /* the pid is somebody else's by now */
   put(page, good_size);
   free(page);
-  CHECK_INT(rail_stats_clean(dir, true, &failed), 1);
+  CHECK_INT(rail_stats_clean(dir, true, 0, &failed), 0);
+  CHECK_INT(rail_stats_clean(dir, true, 1, &failed), 1);
   CHECK(access(path, F_OK) != 0);
   strcpy(file, "rail-stat.2147483647.young"); /* beyond any pid_max */
   put(good, 100);
-  CHECK_INT(rail_stats_clean(dir, true, NULL), 0);
+  CHECK_INT(rail_stats_clean(dir, true, INT_MAX, NULL), 0);
   struct timespec old[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
   snprintf(path, sizeof path, "%s/%s", dir, file);
   CHECK(utimensat(AT_FDCWD, path, old, 0) == 0);
-  CHECK_INT(rail_stats_clean(dir, true, NULL), 1);
+  CHECK_INT(rail_stats_clean(dir, true, INT_MAX, NULL), 1);
   strcpy(file, "rail-stat.log");
   put(good, 100);
-  CHECK_INT(rail_stats_clean(dir, true, NULL), 0);
+  CHECK_INT(rail_stats_clean(dir, true, INT_MAX, NULL), 0);
   remove_it();
   strcpy(file, living);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * From the command line to one of the outputs. */
+#include <limits.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,7 +28,7 @@ static bool has_pids(const struct rs_options *o, const struct rs_snapshot *shot)
 }
 
 static int clean(const struct rs_options *o) {
-  int failed = 0, removed = rail_stats_clean(o->dir, true, &failed);
+  int failed = 0, removed = rail_stats_clean(o->dir, true, INT_MAX, &failed);
   printf("removed %d page%s of dead processes from %s\n", removed, removed == 1 ? "" : "s", o->dir);
   if (failed) fprintf(stderr, RS_NAME ": %d page%s could not be removed\n", failed, failed == 1 ? "" : "s");
   return failed ? TOOL_EXIT_FAILED : tool_exit_printed(RS_NAME);
