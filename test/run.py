@@ -31,6 +31,7 @@ sys.dont_write_bytecode = True
 import choose  # noqa: E402  (from here on no bytecode is written beside the sources)
 import durations  # noqa: E402
 import guest  # noqa: E402
+import hiding  # noqa: E402
 import junit  # noqa: E402
 import result_cache  # noqa: E402
 import schedule  # noqa: E402
@@ -44,7 +45,7 @@ SAN_KINDS = {"unit", "contract", "verbs", "fuzz"}  # run under both sanitizers u
 DEFAULT_LIMIT = 120
 SAN_SLOWDOWN = 3
 
-KEY = re.compile(r"\bTEST-(LIMIT|QUIET|ALONE|SAN|PRELOAD|HELPER|CHECK|READS|PLUGINS)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
+KEY = re.compile(r"\bTEST-(LIMIT|QUIET|ALONE|SAN|PRELOAD|HIDE|HELPER|CHECK|READS|PLUGINS)\b:?\s*(.*?)\s*(?:\*/)?\s*$")
 
 
 class Program:
@@ -58,6 +59,7 @@ class Program:
         self.alone = "ALONE" in keys or kind == "lab"  # they share the guest's devices
         self.quiet = "QUIET" in keys
         self.preload = keys.get("PRELOAD", "").split()
+        self.hide = keys.get("HIDE", "").split()
         self.limit = float(keys.get("LIMIT") or DEFAULT_LIMIT) * (SAN_SLOWDOWN if san else 1)
         wanted = set(keys["SAN"].split()) if "SAN" in keys else ({"asan", "tsan"} if kind in SAN_KINDS else set())
         self.wanted = not self.helper and (not san or (san in wanted and not self.preload))
@@ -208,7 +210,7 @@ class Runner:
         if not os.path.exists(program.file):
             outcome.add("run", "fail", f"{program.file} is not built")
             return outcome
-        argv = (self.san_prefix if program.san else []) + program.argv
+        argv = hiding.hiding(*program.hide) + (self.san_prefix if program.san else []) + program.argv
         scratch = tempfile.mkdtemp(prefix="rail-test-")
         try:
             self.run_in(program, argv, scratch, outcome, ended)

@@ -8,7 +8,7 @@ TEST-SAN: asan tsan
 TEST-CHECK: --newest
 TEST-READS: build/bin/rail-kit build/lib/libnccl-net-{plugin}.so plugin/{plugin}/conform.in*
 TEST-READS: build/lib/emu/lib*.so.1
-TEST-READS: build/test/broken/libnccl-net-ref.so test/contract/test_conform.py test/e2e/coll.py
+TEST-READS: build/test/broken/libnccl-net-ref.so test/contract/test_conform.py test/e2e/coll.py test/hiding.py
 
 An older version's vtable is common/net/abi_vN.c: arguments and results in another shape, and nothing that keeps time or
 threads. Checks of what happens between calls, or that mostly wait, are run through the newest only: NEWEST_ONLY. Under
@@ -23,7 +23,7 @@ A plugin that takes more than its library says so in plugin/NAME/conform.ini:
   skip = …                of the plain pass through the newest; {measures}, {once}, {newest_only}: see below
   skip_sanitized, skip_brief, skip_older = …   of the other passes
   level = must            of the other passes
-  hide = FILE             one a line, empty while checks run, where that can be done (by root)
+  hide = FILE             one a line, empty while checks run (test/hiding.py)
   [conform:WORD]          the same once more, with settings of its own, under this word
 
 With --full, by hand (RAIL_BUILD=build python3 test/contract/test_conform.py NAME --full): every section without `only`
@@ -38,8 +38,10 @@ import subprocess
 import sys
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
+TEST = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TEST), str(TEST / "e2e")]
 from coll import BUILD, ROOT, report  # noqa: E402
+from hiding import hiding  # noqa: E402
 
 SANITIZED = BUILD.name in ("asan", "tsan")
 BRIEF = "--newest" in sys.argv[1:]
@@ -70,7 +72,7 @@ class Settings:
         self.only = "".join(said["only"].split())
         if FULL:
             self.versions = [] if self.only else VERSIONS.split()
-        self.wrapper = hiding(said["hide"].split())
+        self.wrapper = hiding(*said["hide"].split())
         self.skip, self.skip_older = said["skip"], said["skip_older"]
         self.short = said["skip_sanitized"] if SANITIZED else said["skip_brief"] if BRIEF else None
 
@@ -100,14 +102,6 @@ def settings_of(name):
     ini.read_string("[conform]")
     ini.read(ROOT / "plugin" / name / "conform.ini")
     return [Settings(name, ini[section]) for section in ini.sections()]
-
-
-def hiding(files):
-    """What a command begins with so that these are empty for it, in a mount namespace of its own."""
-    if not files or os.geteuid() != 0:
-        return []
-    mounts = "".join(f"mount --bind /dev/null {file} && " for file in files)
-    return ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh"]
 
 
 def skipping(patterns):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 200
 # TEST-SAN: none
+# TEST-HIDE: /proc/kallsyms
 """Collectives of the runtime over the ofi plugin, every result checked: processes that reach each other by libfabric's
 tcp;ofi_rxm with each protocol, and by shm."""
 import json

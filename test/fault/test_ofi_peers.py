@@ -9,6 +9,7 @@ docs/results.
 
 TEST-LIMIT: 400
 TEST-QUIET
+TEST-HIDE: /proc/kallsyms
 """
 import json
 import os

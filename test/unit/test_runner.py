@@ -341,6 +341,11 @@ expect("helpers and other files are no tests",
        "1 passed, 0 failed, 1 skipped", 0)
 expect("no make variables reach a test", {"unit/test_x.sh": "[ -z \"${MAKEFLAGS-}\" ] && echo ok 1; echo 1..1\n"},
        "1 passed, 0 failed, 0 skipped", 0, env={**os.environ, "MAKEFLAGS": " -j3"})
+expect("what a test hides is empty for it alone, where that can be done",
+       {"unit/test_x.sh": "# TEST-HIDE: /proc/version\n[ -z \"$(cat /proc/version)\" ] || ! unshare --mount sh -c "
+                          "'mount --bind /dev/null /proc/version' && echo ok 1; echo 1..1\n",
+        "unit/test_y.sh": "[ -n \"$(cat /proc/version)\" ] && echo ok 1; echo 1..1\n"},
+       "2 passed, 0 failed, 0 skipped", 0)
 expect("only by pattern", {"unit/test_x.sh": GOOD, "e2e/test_x.sh": "exit 1\n"}, "1 passed, 0 failed, 1 skipped", 0,
        "--only", "unit/*")
 expect("a pattern that matches nothing is an error", {"unit/test_x.sh": GOOD}, "0 passed, 0 failed, 0 skipped", 1,
