@@ -16,37 +16,16 @@
  * Ownership: the listener owns its sockets and the pending connections; a
  * socket is the plugin's from the moment on_hello returns RAIL_REASON_NONE.
  * Not thread-safe: one thread at a time, or the plugin's lock. Nothing here
- * waits; a poll takes less than a millisecond however many clients there are.
- *
- * Anybody may connect. A client that sends nothing, or nonsense, costs a place
- * in a table until its deadline, and at most one log line a second and
- * listener, ten a second and plugin. A client that has sent its whole HELLO by
- * the time of the poll never enters the epoll set. All listeners of a plugin
- * together keep at most 1024 pending connections and at most a quarter of the
- * files that the process may open (RLIMIT_NOFILE); none is kept that would
- * leave less than a quarter of them. The one that has been silent longest is
- * evicted. Each listener has 2 places all the same, so that a flood of one
- * cannot shut another.
+ * waits. What unauthenticated clients can cost is limited for all listeners of a
+ * plugin together: pending.h.
  */
 #ifndef RAIL_LISTENER_H
 #define RAIL_LISTENER_H
 
-#include <sys/queue.h>
-
+#include "common/conn/pending.h"
 #include "common/conn/ports.h"
 #include "common/conn/protocol.h"
 #include "common/conn/replay.h"
-
-struct rail_pending {
-  TAILQ_ENTRY(rail_pending) next; /* in the listener's list */
-  int fd;
-  bool watched;       /* in the epoll set */
-  unsigned int index; /* of the listening socket it came through */
-  union rail_addr peer;
-  uint64_t deadline;
-  size_t have;                    /* bytes of its HELLO */
-  _Alignas(16) uint8_t bytes[];   /* rail_hello_size of them; zero from `have` on */
-};
 
 enum rail_listener_event {
   RAIL_LISTENER_DROPPED, /* without an answer: silence, nonsense, no room */
@@ -66,16 +45,10 @@ struct rail_listener_ops {
 struct rail_listener {
   const struct rail_listener_ops *ops;
   void *owner;
-  const char *name;  /* of the device, for log lines; kept */
-  uint64_t hello_ms; /* time that a client has for its HELLO */
   struct rail_handle handle; /* as it is given out. The plugin sets param and payload */
   int fds[RAIL_HANDLE_ADDRS]; /* listening sockets, handle.naddrs of them */
-  int epoll;                  /* -1 until a connection has to be waited for */
-  TAILQ_HEAD(, rail_pending) pending; /* the oldest first */
-  uint32_t npending;
+  struct rail_pending_set pending;
   struct rail_replay replay;
-  uint64_t next_line; /* when a dropped connection may be logged again */
-  uint32_t unlogged;
 };
 
 /* No socket yet; the secret is drawn, and handle.auth set if there is a key. `ops` and `name` are kept, `owner` is
@@ -99,6 +72,9 @@ rail_result_t rail_listener_poll(struct rail_listener *listener);
 
 /* For connections that the plugin took and has to drop later: "dropped a connection from PEER: WHY", within the same
  * limits of lines. */
-void rail_listener_log_drop(struct rail_listener *listener, const union rail_addr *peer, const char *why);
+static inline void rail_listener_log_drop(struct rail_listener *listener, const union rail_addr *peer,
+                                          const char *why) {
+  rail_pending_log_drop(&listener->pending, peer, why);
+}
 
 #endif

@@ -26,7 +26,7 @@ static unsigned int on_hello(void *owner, const struct rail_pending *conn, const
 
 static void count(void *owner, enum rail_listener_event event) {
   const struct rail_net_listen *l = owner;
-  l->ops->count(l->listener.name, event);
+  l->ops->count(l->listener.pending.name, event);
 }
 
 static rail_result_t open_listener(struct rail_net_listen *l, const char *name) {

@@ -27,6 +27,7 @@
 #include <stdatomic.h>
 #include <sys/queue.h>
 
+#include "common/conn/pending.h"
 #include "core/bootstrap/rt_boot_wire.h"
 #include "core/bootstrap/rt_bootstrap.h"
 
@@ -52,27 +53,22 @@ struct rt_boot_tx {
   bool broken;   /* a message went out in part; nothing can follow it */
 };
 
-enum rt_boot_conn_kind { RT_BOOT_CONN_PENDING, RT_BOOT_CONN_RING, RT_BOOT_CONN_DATA };
+enum rt_boot_conn_kind { RT_BOOT_CONN_RING, RT_BOOT_CONN_DATA };
 enum { RT_BOOT_NEXT, RT_BOOT_PREV }; /* the two neighbours */
 
-/* A connection that the service thread reads. */
+/* A connection to a rank that the service thread reads. */
 struct rt_boot_conn {
   LIST_ENTRY(rt_boot_conn) link; /* in conns, then in closed */
   int fd;                        /* -1: closed */
-  enum rt_boot_conn_kind kind;   /* pending: its hello has not come yet */
+  enum rt_boot_conn_kind kind;
   int neighbour;                 /* ring: RT_BOOT_NEXT or RT_BOOT_PREV */
-  int peer;                      /* -1: pending */
-  union rail_addr from;
-  uint64_t accepted_ns;
+  int peer;                      /* rank */
 
   /* what is being read */
   struct rt_boot_header head;
   size_t head_have, body_have;
-  union {
-    struct rt_boot_peer_hello hello;
-    struct rt_boot_abort abort;
-  } control;
   struct rt_boot_message *msg; /* data: the body goes here */
+  struct rt_boot_abort abort;  /* ring: here */
 
   /* ring only */
   uint64_t last_rx_ns;
@@ -89,9 +85,11 @@ struct rt_boot_service {
   struct rt_boot_conns conns;
   struct rt_boot_conns closed;  /* freed after the events of this pass */
   struct rt_boot_conn *ring[2]; /* by neighbour; NULL when closed */
-  unsigned npending, drop_lines;
-  uint64_t next_heartbeat, accept_after;
+  uint64_t next_heartbeat;
   bool failure_sent;
+
+  struct rail_pending_set pending; /* connections whose hello has not come yet */
+  char name[32];                   /* of this rank, for lines about those */
 };
 
 struct rt_bootstrap {
@@ -147,13 +145,11 @@ void rt_boot_messages_free(struct rt_bootstrap *b);
 
 /* ---- rt_boot_conn.c: only for the service thread, or while it does not run ---- */
 
-/* Takes fd over when it succeeds. NULL with errno. */
-struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_boot_conn_kind kind);
+/* A connection to rank `peer`; takes fd over when it succeeds. NULL with errno. */
+struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_boot_conn_kind kind, int peer);
 /* The memory lives until rt_boot_conn_free_closed, because an event of the same pass may still point to it. */
 void rt_boot_conn_close(struct rt_bootstrap *b, struct rt_boot_conn *c);
 void rt_boot_conn_free_closed(struct rt_bootstrap *b);
-/* Closes a pending connection, with a log line. */
-void rt_boot_conn_drop(struct rt_bootstrap *b, struct rt_boot_conn *c, const char *why);
 
 /* Ring connections. Send and heartbeat do nothing when c is NULL or the peer has said goodbye. */
 void rt_boot_conn_flush(struct rt_bootstrap *b, struct rt_boot_conn *c);
@@ -172,6 +168,8 @@ void rt_boot_send_failure_once(struct rt_bootstrap *b, const struct rt_boot_conn
 
 /* ---- rt_boot_service.c ---- */
 
+/* The set of pending connections, without one. */
+void rt_boot_pending_init(struct rt_bootstrap *b);
 /* next_fd is the ring connection to the next rank; taken over even on failure. */
 rail_result_t rt_boot_service_start(struct rt_bootstrap *b, int next_fd);
 /* Says goodbye, ends the thread, closes its connections. */

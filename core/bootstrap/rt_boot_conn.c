@@ -13,15 +13,13 @@
 #include "common/base/log.h"
 #include "core/bootstrap/rt_boot.h"
 
-#define DROP_LINES 8 /* log lines about dropped connections, so that a port scan cannot fill the log */
-
-struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_boot_conn_kind kind) {
+struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_boot_conn_kind kind, int peer) {
   struct rt_boot_conn *c = calloc(1, sizeof *c);
   if (!c) return NULL;
   c->fd = fd;
   c->kind = kind;
-  c->peer = -1;
-  c->accepted_ns = c->last_rx_ns = rail_now_ns();
+  c->peer = peer;
+  c->last_rx_ns = rail_now_ns();
   struct epoll_event ev = {.events = EPOLLIN, .data.ptr = c};
   if (epoll_ctl(b->service.epoll_fd, EPOLL_CTL_ADD, fd, &ev) != 0) {
     free(c);
@@ -33,7 +31,6 @@ struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_bo
 
 void rt_boot_conn_close(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   if (c->fd < 0) return;
-  if (c->kind == RT_BOOT_CONN_PENDING) b->service.npending--;
   if (c->kind == RT_BOOT_CONN_RING) b->service.ring[c->neighbour] = NULL;
   if (c->msg) {
     pthread_mutex_lock(&b->lock);
@@ -52,15 +49,6 @@ void rt_boot_conn_free_closed(struct rt_bootstrap *b) {
     LIST_REMOVE(c, link);
     free(c);
   }
-}
-
-void rt_boot_conn_drop(struct rt_bootstrap *b, struct rt_boot_conn *c, const char *why) {
-  char text[RAIL_ADDR_TEXT];
-  unsigned line = b->service.drop_lines++;
-  if (line < DROP_LINES)
-    RAIL_WARN("bootstrap: rank %d drops the connection from %s: %s%s", b->rank, rail_addr_text(&c->from, text), why,
-              line == DROP_LINES - 1 ? " (further ones are dropped without a line)" : "");
-  rt_boot_conn_close(b, c);
 }
 
 /* ---- writing on the ring ---- */

@@ -26,7 +26,7 @@
 #include "common/base/thread.h"
 #include "core/bootstrap/rt_boot.h"
 
-#define PENDING_MAX 256 /* pending connections; beyond, the oldest is dropped */
+#define PENDING_MAX 256 /* pending connections; beyond, one is dropped */
 #define GOODBYE_MS 1000 /* close waits no longer for the goodbyes to be acknowledged */
 #define READS_PER_PASS 64      /* of one connection before the others are read */
 
@@ -35,7 +35,6 @@
 /* The connection has ended, or failed with err. */
 static void handle_end(struct rt_bootstrap *b, struct rt_boot_conn *c, int err) {
   switch (c->kind) {
-    case RT_BOOT_CONN_PENDING: rt_boot_conn_drop(b, c, err ? strerror(err) : "it closed before its hello"); return;
     case RT_BOOT_CONN_DATA:
       pthread_mutex_lock(&b->lock);
       b->data_closed[c->peer] = 1;
@@ -80,15 +79,10 @@ static bool handle_header(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   const struct rt_boot_header *h = &c->head;
   const char *error = rt_boot_header_error(h, RT_BOOT_MAX_MESSAGE);
   bool expected = false;
-  if (c->kind == RT_BOOT_CONN_PENDING) {
-    if (!error && (h->type != RT_BOOT_PEER_HELLO || h->length != sizeof c->control.hello)) error = "not a hello";
-    if (error) rt_boot_conn_drop(b, c, error);
-    return !error;
-  }
   if (c->kind == RT_BOOT_CONN_DATA) {
     expected = h->type == RT_BOOT_MESSAGE || h->type == RT_BOOT_GATHER || h->type == RT_BOOT_SPLIT;
   } else if (h->type == RT_BOOT_ABORT) {
-    expected = h->length >= offsetof(struct rt_boot_abort, text) && h->length <= sizeof c->control.abort;
+    expected = h->length >= offsetof(struct rt_boot_abort, text) && h->length <= sizeof c->abort;
   } else {
     expected = (h->type == RT_BOOT_HEARTBEAT || h->type == RT_BOOT_GOODBYE) && h->length == 0;
   }
@@ -105,48 +99,10 @@ static bool handle_header(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   return c->msg != NULL;
 }
 
-/* A pending connection's hello: it becomes a ring or data connection. False: it is dropped. */
-static bool handle_hello(struct rt_bootstrap *b, struct rt_boot_conn *c) {
-  const struct rt_boot_peer_hello *h = &c->control.hello;
-  int prev = (b->rank + b->nranks - 1) % b->nranks;
-  const char *error = NULL;
-  if (!rail_same_bytes(h->secret, b->secret, RT_SECRET_BYTES))
-    error = "wrong secret (a rank of another communicator?)";
-  else if (h->from >= (uint32_t)b->nranks || h->nranks != (uint32_t)b->nranks)
-    error = "it is no rank of this communicator";
-  else if (h->to != (uint32_t)b->rank)
-    error = "it looks for another rank";
-  else if (h->link != RT_BOOT_LINK_RING && h->link != RT_BOOT_LINK_DATA)
-    error = "unknown kind of connection";
-  else if (h->link == RT_BOOT_LINK_RING && (h->from != (uint32_t)prev || b->prev_connected))
-    error = "it is not the previous rank, or that one is connected already";
-  const unsigned char accepted = RT_BOOT_ACCEPTED;
-  if (!error && h->link == RT_BOOT_LINK_DATA && send(c->fd, &accepted, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1)
-    error = "the answer to its hello cannot be sent";
-  if (error) {
-    rt_boot_conn_drop(b, c, error);
-    return false;
-  }
-  b->service.npending--;
-  c->peer = (int)h->from;
-  c->kind = h->link == RT_BOOT_LINK_RING ? RT_BOOT_CONN_RING : RT_BOOT_CONN_DATA;
-  if (c->kind == RT_BOOT_CONN_DATA) return true;
-  c->neighbour = RT_BOOT_PREV;
-  c->last_rx_ns = rail_now_ns();
-  b->service.ring[RT_BOOT_PREV] = c;
-  rt_boot_conn_heartbeat(b, c);
-  if (atomic_load(&b->failed)) rt_boot_send_failure(b, c); /* it was not connected when the failure was sent */
-  pthread_mutex_lock(&b->lock);
-  b->prev_connected = true;
-  pthread_cond_broadcast(&b->cond);
-  pthread_mutex_unlock(&b->lock);
-  return true;
-}
-
 /* A neighbour passes on a failure. */
 static void handle_abort(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   char why[RT_BOOT_MAX_TEXT];
-  const struct rt_boot_abort *a = &c->control.abort;
+  const struct rt_boot_abort *a = &c->abort;
   rt_boot_sanitize_text(why, sizeof why, a->text, c->head.length - offsetof(struct rt_boot_abort, text));
   bool valid = a->result > RAIL_OK && a->result < RAIL_IN_PROGRESS && a->origin < (uint32_t)b->nranks;
   rt_boot_fail(b, c, valid ? (int)a->origin : c->peer, valid ? (rail_result_t)a->result : RAIL_REMOTE_ERROR, why);
@@ -154,7 +110,6 @@ static void handle_abort(struct rt_bootstrap *b, struct rt_boot_conn *c) {
 
 /* A whole message has come. False: the connection is closed. */
 static bool handle_message(struct rt_bootstrap *b, struct rt_boot_conn *c) {
-  if (c->kind == RT_BOOT_CONN_PENDING) return handle_hello(b, c);
   if (c->kind == RT_BOOT_CONN_DATA) {
     pthread_mutex_lock(&b->lock);
     rt_boot_message_put(b, c->msg);
@@ -182,7 +137,7 @@ void rt_boot_conn_read(struct rt_bootstrap *b, struct rt_boot_conn *c) {
       if (result == RAIL_OK && !handle_header(b, c)) return;
     }
     if (result == RAIL_OK) {
-      void *body = c->kind == RT_BOOT_CONN_DATA ? (void *)c->msg->data : (void *)&c->control;
+      void *body = c->kind == RT_BOOT_CONN_DATA ? (void *)c->msg->data : (void *)&c->abort;
       result = rail_sock_recv_some(c->fd, body, c->head.length, &c->body_have);
     }
     c->last_rx_ns = rail_now_ns();
@@ -198,47 +153,96 @@ void rt_boot_conn_read(struct rt_bootstrap *b, struct rt_boot_conn *c) {
 
 /* ---- accepting ---- */
 
-static void drop_oldest_pending(struct rt_bootstrap *b) {
-  struct rt_boot_conn *oldest = NULL, *c;
-  LIST_FOREACH(c, &b->service.conns, link)
-  if (c->kind == RT_BOOT_CONN_PENDING && (!oldest || c->accepted_ns < oldest->accepted_ns)) oldest = c;
-  if (oldest) rt_boot_conn_drop(b, oldest, "too many silent connections, this is the oldest");
+/* What a pending connection sends first. */
+struct first_message {
+  struct rt_boot_header head;
+  struct rt_boot_peer_hello hello;
+};
+
+static const char *hello_error(const struct rt_bootstrap *b, const struct rt_boot_peer_hello *h) {
+  int prev = (b->rank + b->nranks - 1) % b->nranks;
+  if (!rail_same_bytes(h->secret, b->secret, RT_SECRET_BYTES)) return "wrong secret (a rank of another communicator?)";
+  if (h->from >= (uint32_t)b->nranks || h->nranks != (uint32_t)b->nranks) return "it is no rank of this communicator";
+  if (h->to != (uint32_t)b->rank) return "it looks for another rank";
+  if (h->link != RT_BOOT_LINK_RING && h->link != RT_BOOT_LINK_DATA) return "unknown kind of connection";
+  if (h->link == RT_BOOT_LINK_RING && (h->from != (uint32_t)prev || b->prev_connected))
+    return "it is not the previous rank, or that one is connected already";
+  return NULL;
 }
 
-static void watch_listener(struct rt_bootstrap *b, bool on) {
-  struct epoll_event ev = {.events = on ? EPOLLIN : 0, .data.ptr = b};
-  epoll_ctl(b->service.epoll_fd, EPOLL_CTL_MOD, b->listen_fd, &ev);
-  b->service.accept_after = on ? 0 : rail_deadline_in_ms(RT_BOOT_ACCEPT_PAUSE_MS);
+static void add_ring(struct rt_bootstrap *b, struct rt_boot_conn *c) {
+  c->neighbour = RT_BOOT_PREV;
+  b->service.ring[RT_BOOT_PREV] = c;
+  rt_boot_conn_heartbeat(b, c);
+  if (atomic_load(&b->failed)) rt_boot_send_failure(b, c); /* it was not connected when the failure was sent */
+  pthread_mutex_lock(&b->lock);
+  b->prev_connected = true;
+  pthread_cond_broadcast(&b->cond);
+  pthread_mutex_unlock(&b->lock);
 }
 
-static void accept_connections(struct rt_bootstrap *b) {
-  for (;;) {
-    int fd;
-    union rail_addr from;
-    rail_result_t result = rail_sock_accept(b->listen_fd, &fd, &from);
-    if (result == RAIL_IN_PROGRESS) return;
-    struct rt_boot_conn *c = result == RAIL_OK ? rt_boot_conn_add(b, fd, RT_BOOT_CONN_PENDING) : NULL;
-    if (!c) {
-      RAIL_WARN("bootstrap: rank %d cannot accept a connection: %m; raise the limit of open files", b->rank);
-      rail_sock_close(&fd);
-      watch_listener(b, false);
-      return;
-    }
-    c->from = from;
-    if (++b->service.npending > PENDING_MAX) drop_oldest_pending(b);
+/* A pending connection becomes a ring or data connection, or is dropped. */
+static void handle_hello(struct rt_bootstrap *b, struct rail_pending *p) {
+  const struct rt_boot_peer_hello *h = &((const struct first_message *)(const void *)p->bytes)->hello;
+  const char *error = hello_error(b, h);
+  bool ring = h->link == RT_BOOT_LINK_RING;
+  struct rt_boot_conn *c = NULL;
+  if (!error) {
+    c = rt_boot_conn_add(b, p->fd, ring ? RT_BOOT_CONN_RING : RT_BOOT_CONN_DATA, (int)h->from);
+    if (!c) error = strerror(errno);
   }
+  if (error) {
+    rail_pending_drop(&b->service.pending, p, error);
+    return;
+  }
+  const union rail_addr from = p->peer;
+  const unsigned char accepted = RT_BOOT_ACCEPTED;
+  (void)rail_pending_remove(&b->service.pending, p);
+  if (ring) {
+    add_ring(b, c);
+  } else if (send(c->fd, &accepted, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
+    rail_pending_log_drop(&b->service.pending, &from, "the answer to its hello cannot be sent");
+    rt_boot_conn_close(b, c);
+  }
+}
+
+static bool read_hello(void *bootstrap, struct rail_pending *p) {
+  struct rt_bootstrap *b = bootstrap;
+  const struct rt_boot_header *head = (const struct rt_boot_header *)(const void *)p->bytes;
+  rail_result_t result = p->have < sizeof *head ? rail_pending_read(p, sizeof *head) : RAIL_OK;
+  const char *error = NULL;
+  if (result == RAIL_OK) {
+    error = rt_boot_header_error(head, sizeof(struct rt_boot_peer_hello));
+    if (!error && (head->type != RT_BOOT_PEER_HELLO || head->length != sizeof(struct rt_boot_peer_hello)))
+      error = "not a hello";
+    if (!error) result = rail_pending_read(p, sizeof(struct first_message));
+  }
+  if (result == RAIL_IN_PROGRESS) return false;
+  if (!error && result != RAIL_OK) error = errno ? strerror(errno) : "it closed before its hello";
+  if (error) rail_pending_drop(&b->service.pending, p, error);
+  else handle_hello(b, p);
+  return true;
+}
+
+void rt_boot_pending_init(struct rt_bootstrap *b) {
+  static const struct rail_pending_ops ops = {.read = read_hello};
+  snprintf(b->service.name, sizeof b->service.name, "rank %d of %d", b->rank, b->nranks);
+  b->service.pending = (struct rail_pending_set){.ops = &ops, .owner = b, .module = "bootstrap",
+                                                 .name = b->service.name, .size = sizeof(struct first_message),
+                                                 .max = PENDING_MAX, .hello_ms = RT_BOOT_HELLO_MS};
+  rail_pending_init(&b->service.pending);
+}
+
+static void poll_pending(struct rt_bootstrap *b) {
+  if (rail_pending_poll(&b->service.pending, &b->listen_fd, 1) != RAIL_OK)
+    RAIL_WARN("bootstrap: rank %d cannot accept a connection: %m", b->rank);
 }
 
 /* ---- time ---- */
 
 static void check_time(struct rt_bootstrap *b, uint64_t pass_start) {
   uint64_t now = rail_now_ns();
-  if (b->service.accept_after && now >= b->service.accept_after) watch_listener(b, true);
-  for (struct rt_boot_conn *c = LIST_FIRST(&b->service.conns), *next; c && b->service.npending; c = next) {
-    next = LIST_NEXT(c, link);
-    if (c->kind == RT_BOOT_CONN_PENDING && now - c->accepted_ns > RT_BOOT_HELLO_MS * 1000000ull)
-      rt_boot_conn_drop(b, c, "no hello in time");
-  }
+  if (rail_deadline_passed(rail_pending_deadline(&b->service.pending))) poll_pending(b);
   if (b->args.heartbeat_ms == 0) return;
   if (now >= b->service.next_heartbeat) {
     b->service.next_heartbeat = now + b->args.heartbeat_ms * 1000000ull;
@@ -258,10 +262,8 @@ static void check_time(struct rt_bootstrap *b, uint64_t pass_start) {
 }
 
 static int sleep_ms(const struct rt_bootstrap *b) {
-  uint64_t until = 0;
-  if (b->args.heartbeat_ms && (b->service.ring[0] || b->service.ring[1])) until = b->service.next_heartbeat;
-  if (b->service.npending) until = RAIL_MIN(until ? until : UINT64_MAX, rail_deadline_in_ms(RT_BOOT_HELLO_MS / 10));
-  if (b->service.accept_after) until = RAIL_MIN(until ? until : UINT64_MAX, b->service.accept_after);
+  uint64_t until = rail_pending_deadline(&b->service.pending), beat = b->service.next_heartbeat;
+  if (b->args.heartbeat_ms && (b->service.ring[0] || b->service.ring[1])) until = until ? RAIL_MIN(until, beat) : beat;
   return rail_deadline_left_ms(until);
 }
 
@@ -303,7 +305,7 @@ static void *service_main(void *arg) {
       if (!source) {
         while (read(b->event_fd, &value, sizeof value) < 0 && errno == EINTR) {}
       } else if (source == b) {
-        accept_connections(b);
+        poll_pending(b);
       } else {
         struct rt_boot_conn *c = source;
         if (c->fd >= 0 && (events[i].events & EPOLLOUT)) rt_boot_conn_flush(b, c);
@@ -333,22 +335,22 @@ void rt_boot_service_wake(struct rt_bootstrap *b) {
 static void close_all(struct rt_bootstrap *b) {
   while (!LIST_EMPTY(&b->service.conns)) rt_boot_conn_close(b, LIST_FIRST(&b->service.conns));
   rt_boot_conn_free_closed(b);
+  rail_pending_close(&b->service.pending);
   rail_sock_close(&b->service.epoll_fd);
 }
 
 rail_result_t rt_boot_service_start(struct rt_bootstrap *b, int next_fd) {
-  struct epoll_event wake = {.events = EPOLLIN, .data.ptr = NULL}, listener = {.events = EPOLLIN, .data.ptr = b};
+  struct epoll_event wake = {.events = EPOLLIN, .data.ptr = NULL}, pending = {.events = EPOLLIN, .data.ptr = b};
   b->service.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   b->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (b->service.epoll_fd < 0 || b->event_fd < 0) goto failed;
   if (epoll_ctl(b->service.epoll_fd, EPOLL_CTL_ADD, b->event_fd, &wake) != 0) goto failed;
-  if (epoll_ctl(b->service.epoll_fd, EPOLL_CTL_ADD, b->listen_fd, &listener) != 0) goto failed;
-  struct rt_boot_conn *c = rt_boot_conn_add(b, next_fd, RT_BOOT_CONN_RING);
+  if (!rail_pending_watch(&b->service.pending, b->listen_fd)) goto failed;
+  if (epoll_ctl(b->service.epoll_fd, EPOLL_CTL_ADD, b->service.pending.epoll, &pending) != 0) goto failed;
+  struct rt_boot_conn *c = rt_boot_conn_add(b, next_fd, RT_BOOT_CONN_RING, (b->rank + 1) % b->nranks);
   if (!c) goto failed;
   next_fd = -1; /* the connection's now */
   c->neighbour = RT_BOOT_NEXT;
-  c->peer = (b->rank + 1) % b->nranks;
-  c->from = b->addrs[c->peer];
   b->service.ring[RT_BOOT_NEXT] = c;
   rt_boot_conn_heartbeat(b, c);
   b->service.next_heartbeat = rail_deadline_in_ms(b->args.heartbeat_ms);

@@ -27,9 +27,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "structs below are sen
 
 /* Of every socket of the bootstrap. Chosen, not measured: each is far from what a working network needs, and from what
  * a user waits for. */
-#define RT_BOOT_HELLO_MS 10000      /* a pending connection's hello, which a peer sends at once */
-#define RT_BOOT_ACCEPT_PAUSE_MS 100 /* when accept fails for lack of descriptors */
-#define RT_BOOT_RETRY_MS 50         /* between two attempts at an address that another communicator still uses */
+#define RT_BOOT_HELLO_MS 10000 /* a pending connection's hello, which a peer sends at once */
+#define RT_BOOT_RETRY_MS 50    /* between two attempts at an address that another communicator still uses */
 
 #define RT_BOOT_MAGIC 0x544f4252u /* "RBOT" */
 #define RT_BOOT_VERSION 2

@@ -149,6 +149,7 @@ static rail_result_t boot_new(const struct rt_bootstrap_args *args, struct rt_bo
   b->nranks = args->nranks;
   b->listen_fd = b->event_fd = b->service.epoll_fd = -1;
   b->origin = -1;
+  rt_boot_pending_init(b);
   for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_INIT(&b->unexpected[i]);
   pthread_mutex_init(&b->lock, NULL);
   pthread_condattr_t attr;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The rendezvous: one thread that collects every rank's address and answers each rank with
- * the table of all. It never waits for one client: silent connections only
- * cost a descriptor until their deadline.
+ * the table of all. It never waits for one client: what silent
+ * connections may cost is limited (common/conn/pending.h).
  */
 #ifndef RT_RENDEZVOUS_H
 #define RT_RENDEZVOUS_H

@@ -33,7 +33,7 @@ struct bed {
   struct rt_boot_tx tx[NRANKS];
   uint8_t data_closed[NRANKS];
   int ends[CONNS]; /* the fuzzer's */
-  struct rt_boot_conn *conns[CONNS];
+  int fds[CONNS];  /* the bootstrap's */
   int failures;
 };
 
@@ -47,15 +47,15 @@ static void open_conn(struct bed *bed, int i) {
   int fds[2];
   fuzz_socketpair(fds);
   bed->ends[i] = fds[0];
-  bed->conns[i] = rt_boot_conn_add(&bed->b, fds[1], i < PENDING ? RT_BOOT_CONN_PENDING : RT_BOOT_CONN_RING);
-  FUZZ_CHECK(bed->conns[i] != NULL);
+  bed->fds[i] = fds[1];
   if (i < PENDING) {
-    bed->b.service.npending++;
+    rail_pending_add(&bed->b.service.pending, fds[1], 0, &bed->addrs[0]);
     return;
   }
-  bed->conns[i]->neighbour = RT_BOOT_NEXT;
-  bed->conns[i]->peer = (SELF + 1) % NRANKS;
-  bed->b.service.ring[RT_BOOT_NEXT] = bed->conns[i];
+  struct rt_boot_conn *c = rt_boot_conn_add(&bed->b, fds[1], RT_BOOT_CONN_RING, (SELF + 1) % NRANKS);
+  FUZZ_CHECK(c != NULL);
+  c->neighbour = RT_BOOT_NEXT;
+  bed->b.service.ring[RT_BOOT_NEXT] = c;
 }
 
 static void open_bed(struct bed *bed) {
@@ -77,6 +77,7 @@ static void open_bed(struct bed *bed) {
   b->listen_fd = b->event_fd = -1;
   b->origin = -1;
   b->service.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  rt_boot_pending_init(b);
   pthread_mutex_init(&b->lock, NULL);
   pthread_cond_init(&b->cond, NULL);
   for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_INIT(&b->unexpected[i]);
@@ -91,7 +92,8 @@ static void close_bed(struct bed *bed) {
   rt_boot_conn_free_closed(b);
   /* The count is of what is queued, to the byte. */
   for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_FOREACH(m, &b->unexpected[i], link) queued += m->size;
-  FUZZ_CHECK(queued == b->unexpected_bytes && b->service.npending == 0);
+  FUZZ_CHECK(queued == b->unexpected_bytes);
+  rail_pending_close(&b->service.pending);
   rt_boot_messages_free(b);
   rail_sock_close(&b->service.epoll_fd);
   for (int i = 0; i < CONNS; i++) rail_sock_close(&bed->ends[i]);
@@ -147,16 +149,13 @@ static void receive(struct fuzz_in *in, struct bed *bed) {
   fuzz_guarded_free(data, size);
 }
 
-/* False: this connection has ended. */
-static bool alive(struct bed *bed, int i) {
-  struct rt_boot_conn *c;
-  LIST_FOREACH(c, &bed->b.service.conns, link)
-  if (c == bed->conns[i]) return true;
-  return false;
-}
-
+/* Pending ones are all read together. */
 static void read_conn(struct bed *bed, int i) {
-  if (alive(bed, i)) rt_boot_conn_read(&bed->b, bed->conns[i]);
+  struct rt_boot_conn *c;
+  FUZZ_CHECK(rail_pending_poll(&bed->b.service.pending, NULL, 0) == RAIL_OK);
+  LIST_FOREACH(c, &bed->b.service.conns, link)
+  if (c->fd == bed->fds[i]) break;
+  if (c) rt_boot_conn_read(&bed->b, c);
   if (bed->ends[i] >= 0) fuzz_drain(bed->ends[i]);
 }
 

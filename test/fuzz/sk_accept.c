@@ -115,7 +115,7 @@ static void take_back(struct bed *bed, int i) {
 }
 
 static void set_hello_timeout(const struct sk_listen *listener) {
-  listener->acceptor->listener.hello_ms = (uint64_t)sk_params.handshake_ms;
+  listener->acceptor->listener.pending.hello_ms = (uint64_t)sk_params.handshake_ms;
 }
 
 static void take_step(struct fuzz_in *in, struct bed *bed, bool *raw_secrets) {

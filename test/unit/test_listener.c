@@ -119,7 +119,7 @@ static void poll_until(struct owner *h, int so_many) {
     CHECK_OK(rail_listener_poll(&h->listener));
     CHECK_MSG(!rail_deadline_passed(deadline), "nobody came");
     sched_yield();
-  } while (h->nkept + h->dropped + h->refused + (int)h->listener.npending < so_many);
+  } while (h->nkept + h->dropped + h->refused + (int)h->listener.pending.count < so_many);
 }
 
 static void poll_until_out(struct owner *h, int turned_away) {
@@ -162,8 +162,8 @@ TEST(a_client_at_each_socket) {
     CHECK(getsockname(fd, &own.sa, &len) == 0);
     poll_until(&h, (int)i + 1);
     CHECK(h.nkept == (int)i + 1 && h.index == i && rail_addr_port(&h.peer) == rail_addr_port(&own));
-    CHECK_INT(h.listener.npending, 0);
-    CHECK_INT(h.listener.epoll, -1); /* nobody had to be waited for */
+    CHECK_INT(h.listener.pending.count, 0);
+    CHECK_INT(h.listener.pending.epoll, -1); /* nobody had to be waited for */
     rail_sock_close(&fd);
   }
   CHECK_STR(log_lines, "");
@@ -249,13 +249,13 @@ TEST(silence_ends_at_the_deadline) {
   poll_until(&h, 1);
   int slow = dial(&h, 1, PART);
   poll_until(&h, 2);
-  CHECK_INT(h.listener.npending, 2);
+  CHECK_INT(h.listener.pending.count, 2);
   poll_until_out(&h, 1);
   CHECK(rail_now_ns() - start >= SILENCE_MS * 1000000ull && log_said("it sent nothing within the time limit"));
   poll_until_out(&h, 2);
   rail_sock_close(&slow);
   wait_for_a_line();
-  h.listener.next_line = 0;
+  h.listener.pending.next_line = 0;
   slow = dial(&h, 1, PART);
   poll_until_out(&h, 3);
   CHECK(h.dropped == 3 && log_said("it sent only part of a hello within the time limit"));
@@ -293,14 +293,14 @@ TEST(a_table_has_an_end) {
     if (i % 64 == 0) poll_until(&h, i + 1);
   }
   poll_until(&h, CROWD);
-  CHECK(h.listener.npending == CROWD && h.dropped == 0);
+  CHECK(h.listener.pending.count == CROWD && h.dropped == 0);
   fds[CROWD] = dial(&h, 0, GOOD); /* who has said everything needs no place */
   poll_until(&h, CROWD + 1);
   CHECK(h.nkept == 1 && h.dropped == 0);
   fds[CROWD + 1] = dial(&h, 0, ""); /* the one that is silent longest has to leave */
   poll_until_out(&h, 1);
   char none;
-  CHECK(h.dropped == 1 && h.listener.npending == CROWD);
+  CHECK(h.dropped == 1 && h.listener.pending.count == CROWD);
   CHECK(recv(fds[0], &none, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
   CHECK_INT(recv(fds[1], &none, 1, 0), 0);
   CHECK(log_said("too many half-open connections"));
@@ -323,13 +323,13 @@ TEST(the_process_has_an_end) {
     fds[n] = dial(&h[0], 0, "");
     poll_until(&h[0], n + 1);
   }
-  CHECK_INT(h[0].listener.npending, CROWD);
+  CHECK_INT(h[0].listener.pending.count, CROWD);
   CHECK_INT(h[0].dropped, 2);
   for (int i = 0; i < 3; i++) {
     fds[n++] = dial(&h[1], 0, "");
     poll_until(&h[1], i + 1);
   }
-  CHECK(h[1].listener.npending == 2 && h[1].dropped == 1 && h[0].listener.npending == CROWD);
+  CHECK(h[1].listener.pending.count == 2 && h[1].dropped == 1 && h[0].listener.pending.count == CROWD);
   for (int i = 0; i < n; i++) rail_sock_close(&fds[i]);
   for (int i = 0; i < 2; i++) owner_close(&h[i]);
   CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -348,7 +348,7 @@ TEST(few_files_left) {
   while ((own[n++] = dup(0)) < FILES * 3 / 4) continue;
   int silent = dial(&h, 0, ""), fd = dial(&h, 0, GOOD);
   poll_until(&h, 2);
-  CHECK(h.nkept == 1 && h.dropped == 1 && h.listener.npending == 0);
+  CHECK(h.nkept == 1 && h.dropped == 1 && h.listener.pending.count == 0);
   while (n > 0) rail_sock_close(&own[--n]);
   rail_sock_close(&silent);
   rail_sock_close(&fd);
@@ -406,11 +406,11 @@ TEST(a_dropped_one_is_not_read) {
   owner_open(&h, TIMEOUT_MS);
   int fd = dial(&h, 0, PART), child;
   poll_until(&h, 1);
-  CHECK(h.listener.npending == 1 && (child = dup(TAILQ_FIRST(&h.listener.pending)->fd)) >= 0);
+  CHECK(h.listener.pending.count == 1 && (child = dup(TAILQ_FIRST(&h.listener.pending.list)->fd)) >= 0);
   CHECK(send(fd, "and no version of a hello that is", 33, MSG_NOSIGNAL) == 33);
   poll_until_out(&h, 1);
   CHECK(send(fd, "more", 4, MSG_NOSIGNAL) == 4 || errno == EPIPE);
-  CHECK_INT(epoll_wait(h.listener.epoll, &event, 1, 0), 0);
+  CHECK_INT(epoll_wait(h.listener.pending.epoll, &event, 1, 0), 0);
   rail_sock_close(&child);
   rail_sock_close(&fd);
   owner_close(&h);
@@ -423,7 +423,7 @@ TEST(unlogged_ones_are_counted_once) {
   for (int i = 0; i < 4; i++) { /* a line, one without, a line for both, a line for itself */
     int fd = dial(&h, 0, "xxxx");
     if (i != 1) wait_for_a_line();
-    if (i != 1) h.listener.next_line = 0;
+    if (i != 1) h.listener.pending.next_line = 0;
     if (i == 3) log_forget();
     poll_until_out(&h, i + 1);
     if (i == 2) CHECK(log_said("(and 1 others since the last line)"));

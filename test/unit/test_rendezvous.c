@@ -6,7 +6,11 @@
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "core/bootstrap/rt_bootstrap.h"
 #include "test/unit/boot_drops.h"
@@ -78,7 +82,7 @@ TEST(unauthenticated_at_the_rendezvous) {
   const char *bad = ranks_run(4);
   CHECK_MSG(!bad, "%s", bad);
   CHECK(rail_now_ns() - start < 8000000000ull); /* less than a silent connection may take */
-  CHECK(logged("drops the connection from"));
+  CHECK(logged("accept on the rendezvous: dropped a connection from"));
   for (int i = 0; i < N; i++) rail_sock_close(&fds[i]);
 }
 
@@ -143,6 +147,46 @@ TEST(the_oldest_silent_connection_goes) {
     CHECK_MSG(poll(&open, 1, 0) == 0, "connection %d of %d is dropped", i, N);
   }
   for (int i = 0; i < N; i++) rail_sock_close(&fds[i]);
+}
+
+/* More ranks than there are places for silent connections have said hello before the rendezvous runs. */
+TEST(ranks_that_have_said_hello_need_no_place) {
+  enum { N = 512 + 20 };
+  static int fds[N];
+  char id[RT_UNIQUE_ID_BYTES];
+  struct rt_boot_id parts;
+  union rail_addr addr;
+  int ends[2], status;
+  CHECK(pipe(ends) == 0);
+  pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    make_root(&parts, id, &addr);
+    bool written = write(ends[1], id, sizeof id) == (ssize_t)sizeof id;
+    close(ends[1]);
+    if (!written) _exit(1);
+    for (;;) pause();
+  }
+  CHECK(child > 0 && read(ends[0], id, sizeof id) == (ssize_t)sizeof id);
+  memcpy(&parts, id, sizeof parts);
+  CHECK(rail_addr_unpack(&parts.addr, &addr));
+  CHECK(kill(child, SIGSTOP) == 0 && waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+  for (int i = 0; i < N; i++) {
+    /* A reset instead of a close: later cases read the system's table of connections, which those in TIME_WAIT fill. */
+    const struct linger reset = {.l_onoff = 1};
+    fds[i] = connect_to(&addr);
+    CHECK(setsockopt(fds[i], SOL_SOCKET, SO_LINGER, &reset, sizeof reset) == 0);
+    send_hello(fds[i], &parts, (uint32_t)i, N, RT_BOOT_VERSION);
+  }
+  CHECK(kill(child, SIGCONT) == 0);
+  for (int i = 0; i < N; i++) {
+    struct rt_boot_header head;
+    CHECK_OK(rail_sock_recv_all(fds[i], &head, sizeof head, rail_deadline_in_ms(20000), NULL));
+    CHECK_MSG(head.type == RT_BOOT_TABLE, "rank %d gets message %d", i, head.type);
+    rail_sock_close(&fds[i]);
+  }
+  CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
+  for (int i = 0; i < 2; i++) close(ends[i]);
 }
 
 TEST(wrong_nranks_and_duplicates) {
@@ -303,6 +347,7 @@ TEST(well_known_address) {
 }
 
 static const struct tap_case cases[] = {
+  TEST_CASE(ranks_that_have_said_hello_need_no_place), /* it forks: before there are other threads */
   TEST_CASE(unauthenticated_at_the_rendezvous), TEST_CASE(missing_rank), TEST_CASE(the_shortest_timeout_counts),
   TEST_CASE(the_oldest_silent_connection_goes), TEST_CASE(wrong_nranks_and_duplicates),
   TEST_CASE(a_rank_of_another_version_ends_the_rendezvous),
