@@ -4,7 +4,8 @@
  * waits, logs only trace lines, and has no deadline: the caller calls
  * rail_dial_step again for as long as it is willing to wait. A plugin with one
  * TCP connection per communicator uses connector.h, which dials, sends HELLO
- * and reads the answer; one with several has a dial for each.
+ * and reads the answer, each within its limit; one with several has a dial for
+ * each and one deadline for all of them (run_dials in the socket plugin).
  *
  * A connection that is refused or finds no route is tried again after 1 ms,
  * then with doubling pauses of at most 200 ms: peers start in any order.
