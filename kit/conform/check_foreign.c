@@ -143,7 +143,7 @@ static void closed_with_clients_connected(struct kit_process *self) {
   int files = kit_fd_count();
   for (int i = 0; i < COUNT; i++) {
     fds[i] = kit_listener_dial(&d);
-    if (i % 2) ENSURE(send(fds[i], "stranger", 8, MSG_NOSIGNAL | MSG_DONTWAIT) != 0, "send says nothing");
+    if (i % 2) ENSURE(send(fds[i], "nonsense", 8, MSG_NOSIGNAL | MSG_DONTWAIT) != 0, "send says nothing");
   }
   kit_listener_accepts_none(&d, 20);
   uint64_t start = rail_now_ns();
@@ -306,7 +306,7 @@ const struct kit_check kit_checks_foreign[] = {
   {"3.23", "listen.silence_does_not_use_up_all_files", KIT_SHOULD, KIT_ONE, 30, 0, false,
    "When foreign clients have used up the process's open files, a real peer is still accepted.",
    "src/transport/net_socket.cc:500-530", silence_does_not_use_up_all_files},
-  {"3.24", "listen.closed_with_strangers_inside", KIT_SHOULD, KIT_ONE, 0, 0, false,
+  {"3.24", "listen.closed_with_foreign_clients", KIT_SHOULD, KIT_ONE, 0, 0, false,
    "closeListen with foreign clients connected is quick and closes their files.",
    "src/transport/net.cc:1090, src/transport/net_socket.cc:500-530", closed_with_clients_connected},
   {"3.25", "listen.a_greeting_with_one_wrong_byte", KIT_SHOULD, KIT_ONE, 30, 0, false,
@@ -318,7 +318,7 @@ const struct kit_check kit_checks_foreign[] = {
   {"3.27", "listen.a_greeting_for_another", KIT_SHOULD, KIT_ONE, 30, 0, false,
    "The genuine greeting for one listen comm is refused by another: no peer is mistaken for another one.",
    "src/misc/socket.cc:359-366", a_greeting_for_another},
-  {"3.28", "listen.strangers_leave_nothing", KIT_SHOULD, KIT_ONE, 30, 0, false,
+  {"3.28", "listen.foreign_clients_leave_nothing", KIT_SHOULD, KIT_ONE, 30, 0, false,
    "Foreign clients that have connected and left leave no open file.",
    "src/transport/net_socket.cc:500-530", clients_leave_nothing},
   {0},

@@ -58,19 +58,19 @@ const struct kit_scenario kit_scenarios[] = {
     /* ---- 4: foreign clients ---- */
 #define CLIENTS(kind, n, ms) \
   .act = KIT_ACT_CLIENTS, .how = kind, .when = KIT_WHEN_CONNECTING, .count = n, .last_ms = ms, .victims = 3, SURVIVE
-    {"4.1", "strangers.silent", KIT_SHOULD, 0, 2,
+    {"4.1", "foreign.silent", KIT_SHOULD, 0, 2,
      "When foreign clients connect to the ports it listens on and say nothing, " UNHARMED,
      {CLIENTS(KIT_CLIENTS_SILENT, 40, 300)}},
-    {"4.2", "strangers.garbage", KIT_SHOULD, 0, 2,
+    {"4.2", "foreign.garbage", KIT_SHOULD, 0, 2,
      "When foreign clients send garbage to the ports it listens on, " UNHARMED,
      {CLIENTS(KIT_CLIENTS_GARBAGE, 60, 300)}},
-    {"4.3", "strangers.flood", KIT_SHOULD, 0, 2, "When foreign clients send without end, " UNHARMED,
+    {"4.3", "foreign.flood", KIT_SHOULD, 0, 2, "When foreign clients send without end, " UNHARMED,
      {CLIENTS(KIT_CLIENTS_FLOOD, 8, 300)}},
-    {"4.4", "strangers.reset", KIT_SHOULD, 0, 2, "When foreign clients connect and reset, again and again, " UNHARMED,
+    {"4.4", "foreign.reset", KIT_SHOULD, 0, 2, "When foreign clients connect and reset, again and again, " UNHARMED,
      {CLIENTS(KIT_CLIENTS_RESET, 40, 300)}},
-    {"4.5", "strangers.crowd", KIT_SHOULD, 0, 3, "When 600 foreign clients of all kinds connect at once, " UNHARMED,
+    {"4.5", "foreign.crowd", KIT_SHOULD, 0, 3, "When 600 foreign clients of all kinds connect at once, " UNHARMED,
      {CLIENTS(KIT_CLIENTS_MIXED, 600, 500)}},
-    {"4.6", "strangers.no_files", KIT_SHOULD, 0, 1,
+    {"4.6", "foreign.no_files", KIT_SHOULD, 0, 1,
      "When foreign clients use up the file descriptors and leave, connections are made after all, and " UNHARMED,
      {CLIENTS(KIT_CLIENTS_SILENT, 120, 600), .files = 60, .comms = 2}},
     /* ---- 5: the network ---- */

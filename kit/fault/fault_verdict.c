@@ -196,7 +196,7 @@ static void figures(const struct kit_trial *t, int rank, const struct kit_fault_
     figure(t, rank, "cores_meanwhile", s->stuck_cpu / s->stuck_s, "");
     figure(t, rank, "of_the_plugins_threads", s->stuck_cpu_plugin / s->stuck_s, "");
   }
-  if (s->clients) figure(t, rank, "strangers", s->clients, "");
+  if (s->clients) figure(t, rank, "foreign_clients", s->clients, "");
   if (s->signals) figure(t, rank, "signals", s->signals, "");
   if (s->shaped > 0) figure(t, rank, "calls_changed", (double)s->shaped, "");
 }

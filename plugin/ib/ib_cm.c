@@ -256,7 +256,7 @@ static void on_request(struct ib_setup *s, const struct cm_event_copy *event) {
     s->comm->cm->qps[qp] = (struct ib_cm_qp){.id = event->id, .state = IB_CM_ANSWERING};
     return;
   }
-  ib_stats_count(s->device->name, IB_DEVICE_STRANGERS);
+  ib_stats_count(s->device->name, IB_DEVICE_DROPPED);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: accept over %s: a request by the RDMA CM is rejected: it has %s", s->device->name,
             why);
   (void)ib_rdmacm.reject(event->id, NULL, 0);

@@ -203,7 +203,7 @@ bool ib_handshake_load(void) {
 static uint64_t handshake_ms(void) { return (uint64_t)ib_params.handshake_ms; }
 
 static void count(const char *device, enum rail_listener_event event) {
-  ib_stats_count(device, event == RAIL_LISTENER_DROPPED ? IB_DEVICE_STRANGERS : IB_DEVICE_REFUSED);
+  ib_stats_count(device, event == RAIL_LISTENER_DROPPED ? IB_DEVICE_DROPPED : IB_DEVICE_REFUSED);
 }
 
 static const struct rail_net_setup_ops setup_ops = {

@@ -40,7 +40,7 @@ static const struct rail_stats_counter device_counters[] = {
   [IB_DEVICE_CONNECTED] = {"connects", RAIL_STATS_COUNTER, "Connections made from here."},
   [IB_DEVICE_REFUSED] = {"refused", RAIL_STATS_COUNTER, "Peers that were refused: version, secret, or a port that "
                                                         "cannot reach ours."},
-  [IB_DEVICE_STRANGERS] = {"strangers", RAIL_STATS_COUNTER, "Clients that were dropped because they are no peers."},
+  [IB_DEVICE_DROPPED] = {"dropped", RAIL_STATS_COUNTER, "Clients that were dropped because they are no peers."},
   [IB_DEVICE_ERRORS] = {"errors", RAIL_STATS_COUNTER, "Transfers that ended with an error, and fatal events."},
   [IB_DEVICE_PORT_DOWNS] = {"port_downs", RAIL_STATS_COUNTER, "Times that the port went down."},
   [IB_DEVICE_PORT_UPS] = {"port_ups", RAIL_STATS_COUNTER, "Times that the port came up again."},

@@ -30,7 +30,7 @@ enum ib_stats_device { /* of a port; label: device */
   IB_DEVICE_ACCEPTED,
   IB_DEVICE_CONNECTED,
   IB_DEVICE_REFUSED,
-  IB_DEVICE_STRANGERS,
+  IB_DEVICE_DROPPED,
   IB_DEVICE_ERRORS,     /* completions with an error, and fatal events */
   IB_DEVICE_PORT_DOWNS,
   IB_DEVICE_PORT_UPS,

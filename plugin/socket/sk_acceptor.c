@@ -245,7 +245,7 @@ static unsigned int on_hello(void *owner, const struct rail_pending *conn, const
 
 static void count_event(void *owner, enum rail_listener_event event) {
   const struct sk_acceptor *a = owner;
-  sk_stats_count(a->device->name, event == RAIL_LISTENER_REFUSED ? SK_DEVICE_REFUSED : SK_DEVICE_STRANGERS);
+  sk_stats_count(a->device->name, event == RAIL_LISTENER_REFUSED ? SK_DEVICE_REFUSED : SK_DEVICE_DROPPED);
 }
 
 static const struct rail_listener_ops listener_ops = {

@@ -31,7 +31,7 @@ SKIPPED = {
     "test_device_block": SLOW,
     "test_device_native": SLOW,
     "test_device_reduce": SLOW,
-    "test_fd_receiver another_user_is_a_stranger": NAMESPACE,
+    "test_fd_receiver another_user_is_refused": NAMESPACE,
     "test_fd_receiver garbage_is_dropped": "qemu-user leaves descriptors open that a short control buffer cuts off",
     "test_ib_cost a_thousand": "it measures the processor's time, which is the emulator's",
     "test_ib_data_random": SLOW,

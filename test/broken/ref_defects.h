@@ -44,12 +44,12 @@
   X(one_guest, "the port closes after the first connection", "gin.cc:174 connects several times to one handle")      \
   X(accept_impatient, "accept with nobody there is an error", "net.cc:1048: asked in a loop")                        \
   X(accept_once_eintr, "accept waits 1 ms, and a signal meanwhile is an error", "NVIDIA/nccl#1757")                  \
-  X(stranger_blocks, "a silent client holds the only place for ever", "NVIDIA/nccl#1808, net_socket.cc:514")         \
-  X(stranger_hangs, "accept waits for a client's first word", "NVIDIA/nccl#1871")                                    \
-  X(stranger_accepted, "whoever sends enough bytes is a peer", "NVIDIA/nccl#1996")                                   \
-  X(stranger_crashes, "a number from the wire is used as an index unchecked", "net_socket.cc:523")                   \
-  X(stranger_leaks, "who is turned away keeps its descriptor", "net_socket.cc:500")                                  \
-  X(files_run_out, "accept fails when strangers use up the descriptors", "NVIDIA/nccl#1808")                         \
+  X(foreign_blocks, "a silent client holds the only place for ever", "NVIDIA/nccl#1808, net_socket.cc:514")          \
+  X(foreign_hangs, "accept waits for a client's first word", "NVIDIA/nccl#1871")                                     \
+  X(foreign_accepted, "whoever sends enough bytes is a peer", "NVIDIA/nccl#1996")                                    \
+  X(foreign_crashes, "a number from the wire is used as an index unchecked", "net_socket.cc:523")                    \
+  X(foreign_leaks, "who is turned away keeps its descriptor", "net_socket.cc:500")                                   \
+  X(files_run_out, "accept fails when foreign clients use up the descriptors", "NVIDIA/nccl#1808")                   \
   /* connect */                                                                                                      \
   X(connect_sleeps, "connect sleeps 5 ms in each call", "os/linux.cc:283: up to 60 s")                               \
   X(connect_dirty, "connect leaves *sendComm set when it fails", "net.cc:890 closes it, then again")                 \

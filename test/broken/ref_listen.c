@@ -159,14 +159,14 @@ static void forget(struct ref_listen *l, int i) {
 }
 
 static void drop_pending(struct ref_listen *l, int i) {
-  if (!BROKEN(stranger_leaks)) close(l->pending[i].fd);
+  if (!BROKEN(foreign_leaks)) close(l->pending[i].fd);
   forget(l, i);
 }
 
 /* A few a call, so that no call is long. */
 static int let_in(struct ref_listen *l) {
   for (int i = 0; i < 4; i++) {
-    if (BROKEN(stranger_blocks) && l->npending > 0) return RAIL_OK;
+    if (BROKEN(foreign_blocks) && l->npending > 0) return RAIL_OK;
     int fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | ref_cloexec());
     if (fd < 0 && errno == EMFILE && BROKEN(files_run_out)) return RAIL_SYSTEM_ERROR;
     if (fd < 0 && errno == EAGAIN && l->npending == 0 && BROKEN(accept_impatient)) return RAIL_SYSTEM_ERROR;
@@ -176,10 +176,10 @@ static int let_in(struct ref_listen *l) {
     }
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (fd < 0) return RAIL_OK; /* none, or a shortage that may pass: a later call retries */
-    if (BROKEN(stranger_hangs)) (void)poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
+    if (BROKEN(foreign_hangs)) (void)poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
     if (l->npending == REF_PENDING) drop_pending(l, 0);
     l->pending[l->npending++] = (struct ref_pending){.fd = fd, .deadline = ref_now_ms() + REF_GREETING_MS};
-    if (BROKEN(stranger_blocks)) l->pending[0].deadline = UINT64_MAX;
+    if (BROKEN(foreign_blocks)) l->pending[0].deadline = UINT64_MAX;
   }
   return RAIL_OK;
 }
@@ -197,8 +197,8 @@ static enum verdict read_greeting(const struct ref_listen *l, struct ref_pending
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return UNDECIDED;
   if (n <= 0) return REFUSED;
   s->got += (size_t)n;
-  if (BROKEN(stranger_crashes)) use_as_index(l, s->hello.zero);
-  if (memcmp(&s->hello, &l->hello, s->got) != 0 && !BROKEN(stranger_accepted)) return REFUSED;
+  if (BROKEN(foreign_crashes)) use_as_index(l, s->hello.zero);
+  if (memcmp(&s->hello, &l->hello, s->got) != 0 && !BROKEN(foreign_accepted)) return REFUSED;
   return s->got == sizeof s->hello ? PEER : UNDECIDED;
 }
 

@@ -86,7 +86,7 @@ def a_failure_says_what_was_seen_and_how_to_repeat_it():
 
 
 def a_crash_is_a_result():
-    results = report(broken("stranger_crashes"), "--only", "listen.garbage,close.null", status=1)["results"]
+    results = report(broken("foreign_crashes"), "--only", "listen.garbage,close.null", status=1)["results"]
     by_name = {r["name"]: r for r in results}
     crash = by_name["listen.garbage"]
     assert crash["status"] == "crash" and crash["seen"].endswith("in accept"), crash
@@ -94,7 +94,7 @@ def a_crash_is_a_result():
 
 
 def a_hang_names_the_call():
-    results = report(broken("stranger_hangs"), "--only", "listen.silence_does_not_delay,close.null", status=1,
+    results = report(broken("foreign_hangs"), "--only", "listen.silence_does_not_delay,close.null", status=1,
                      RAIL_TEST_PATIENCE_MS=5000)["results"]
     by_name = {r["name"]: r for r in results}
     hang = by_name["listen.silence_does_not_delay"]

@@ -41,12 +41,12 @@ DEFECTS = {
     "close_busy": ("close.outstanding", "fail", "close(Send|Recv) returned 3"),
     "close_slow": ("close.both", "fail", "a close took 1.5"),
     "dereg_lazy": ("close.dereg", "fail", "wrote to memory after deregMr|arrived wrong"),
-    "stranger_blocks": ("strangers.silent", "fail", "until the foreign clients left|not all of"),
-    "stranger_hangs": ("strangers.silent", "fail", "a call took 4"),
-    "stranger_crashes": ("strangers.garbage", "crash", "SIG"),
-    "stranger_accepted": ("strangers.garbage,strangers.crowd", "fail", "."),
-    "stranger_leaks": ("strangers.reset", "fail", "file descriptors before.*: TCP port [0-9]"),
-    "files_run_out": ("strangers.no_files", "fail", "accept returned 2"),
+    "foreign_blocks": ("foreign.silent", "fail", "until the foreign clients left|not all of"),
+    "foreign_hangs": ("foreign.silent", "fail", "a call took 4"),
+    "foreign_crashes": ("foreign.garbage", "crash", "SIG"),
+    "foreign_accepted": ("foreign.garbage,foreign.crowd", "fail", "."),
+    "foreign_leaks": ("foreign.reset", "fail", "file descriptors before.*: TCP port [0-9]"),
+    "files_run_out": ("foreign.no_files", "fail", "accept returned 2"),
     "eintr_is_death": ("io.eintr", "fail", r"returned 6 \(remote error\)"),
     "accept_once_eintr": ("io.eintr", "fail", "accept returned 2"),
     "short_write": ("io.short_pieces", "fail", "."),
@@ -95,7 +95,7 @@ def all_on_our_plugin():
     told = figures(report["kill.both_ways"][0], "told_after")
     assert len(told) == 1 and 0 <= told[0] < 1, told
     assert figures(report["kill.both_ways"][0], "result") == [6]
-    for name, key in (("strangers.crowd", "strangers"), ("io.tiny_buffers", "calls_changed"),
+    for name, key in (("foreign.crowd", "foreign_clients"), ("io.tiny_buffers", "calls_changed"),
                       ("io.short_pieces", "calls_changed"), ("io.eintr", "calls_changed"),
                       ("io.interrupted", "signals"), ("fail.sockets", "made_to_fail"), ("fail.memory", "made_to_fail")):
         assert sum(figures(report[name][0], key)) >= 2, f"nothing happened in {name}: {report[name][0]['figures']}"
@@ -156,7 +156,7 @@ def two_hosts():
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         status, report, _ = fault(SOCKET, "--connect", where, "--only",
-                                  "kill.both_ways,stop.short,close.reset,strangers.garbage,fail.memory,link.mtu")
+                                  "kill.both_ways,stop.short,close.reset,foreign.garbage,fail.memory,link.mtu")
         assert other.wait(20) == 0, other.stderr.read()
     finally:
         other.kill()

@@ -90,7 +90,7 @@ def cases(protocol):
     return [(f"{name}, {protocol}", lambda only=only: fault(protocol, only)) for name, only in (
         ("killed with traffic, and idle", "kill.*"), ("stopped and continued", "stop.short,stop.both,stop.connecting"),
         ("closed on either side and on both", "close.*"),
-        ("strangers", "strangers.*"))]
+        ("foreign", "foreign.*"))]
 
 
 def call_cases(provider):

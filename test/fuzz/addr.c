@@ -26,7 +26,7 @@ int getaddrinfo(const char *node, const char *service, const struct addrinfo *hi
 }
 void freeaddrinfo(struct addrinfo *found) { free(found); }
 
-static void judge_wire(const struct rail_addr_wire *wire) {
+static void check_wire(const struct rail_addr_wire *wire) {
   union rail_addr addr, again;
   struct rail_addr_wire packed;
   char text[RAIL_ADDR_TEXT];
@@ -42,7 +42,7 @@ static void judge_wire(const struct rail_addr_wire *wire) {
   FUZZ_CHECK(memcmp(&packed, wire, sizeof packed) == 0);
 }
 
-static void judge_text(const char *text) {
+static void check_text(const char *text) {
   union rail_addr addr, again;
   char printed[RAIL_ADDR_TEXT];
   if (rail_addr_parse(text, &addr) != RAIL_OK) return;
@@ -56,9 +56,9 @@ void fuzz_one(const uint8_t *data, size_t size) {
   struct rail_addr_wire wire;
   struct fuzz_in in = {data, size};
   fuzz_fill(&in, &wire, sizeof wire);
-  judge_wire(&wire);
+  check_wire(&wire);
   char *text = fuzz_text(in.at, in.left);
-  judge_text(text);
+  check_text(text);
   free(text);
 }
 

@@ -164,5 +164,5 @@ void fuzz_make_seeds(void) {
   fuzz_put8(&out, 16);
   fuzz_put(&out, "GET / HTTP/1.1\r\n", 16);
   put_hello(&out, 0, 1);
-  fuzz_seed("stranger", out.bytes, out.size);
+  fuzz_seed("foreign", out.bytes, out.size);
 }

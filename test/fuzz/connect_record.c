@@ -45,7 +45,7 @@ static void open_bootstrap(struct rt_bootstrap *b, uint8_t *data_closed, struct 
   for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_INIT(&b->unexpected[i]);
 }
 
-static void judge_peers(struct fuzz_in *in) {
+static void check_peers(struct fuzz_in *in) {
   struct rt_peer me, a, b;
   rt_peer_describe(&me);
   a = b = me;
@@ -60,7 +60,7 @@ static void judge_peers(struct fuzz_in *in) {
 }
 
 /* Both ends in this process, the sender's with a record of the input's making. */
-static void judge_record(struct fuzz_in *in) {
+static void check_record(struct fuzz_in *in) {
   static struct ncclComm comm;
   struct rt_bootstrap b;
   struct rt_peer me;
@@ -101,8 +101,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   setenv("NCCL_BUFFSIZE", "64K", 0);
   setenv("NCCL_LL_BUFFSIZE", "16K", 0);
-  judge_record(&in);
-  judge_peers(&in);
+  check_record(&in);
+  check_peers(&in);
 }
 
 void fuzz_make_seeds(void) {

@@ -13,7 +13,7 @@
 #include "core/plan/rt_tune.h"
 #include "test/fuzz/lib/fuzz.h"
 
-enum { FIRST_HOST, TASKS, WISHES, ENVIRONMENT, READERS };
+enum { FIRST_HOST, TASKS, MASKS, ENVIRONMENT, READERS };
 
 static const char *const variables[] = {
     "RANK",
@@ -34,7 +34,7 @@ static const char *const variables[] = {
     "SLURM_NODEID",
 };
 
-static void judge_host(const char *text, size_t cap) {
+static void check_host(const char *text, size_t cap) {
   char *host = (char *)fuzz_guarded(cap);
   if (rt_launcher_first_host(text, host, cap)) {
     FUZZ_CHECK(strnlen(host, cap) > 0 && strnlen(host, cap) < cap);
@@ -43,7 +43,7 @@ static void judge_host(const char *text, size_t cap) {
   fuzz_guarded_free((uint8_t *)host, cap);
 }
 
-static void judge_environment(struct fuzz_in *in) {
+static void check_environment(struct fuzz_in *in) {
   railLaunch_t launch = {.nranks = -7};
   while (in->left) {
     const char *name = variables[fuzz_u8(in) % RAIL_COUNT_OF(variables)];
@@ -64,7 +64,7 @@ static void judge_environment(struct fuzz_in *in) {
 
 /* Nothing may be left. But what is, is there: LL128 only beside Simple, which stands in for it; all algorithms but PAT
  * for AllReduce, Ring and PAT for the others. */
-static void judge_wishes(const char *text, bool algos) {
+static void check_masks(const char *text, bool algos) {
   const uint32_t masks = algos ? rt_algo_masks(text) : rt_proto_masks(text);
   for (int f = 0; f < RT_NFUNC; f++) {
     const unsigned bits = rt_func_mask(masks, (enum rt_func)f);
@@ -79,16 +79,16 @@ void fuzz_one(const uint8_t *data, size_t size) {
   struct fuzz_in in = {data, size};
   uint8_t head = fuzz_u8(&in);
   if (head % READERS == ENVIRONMENT) {
-    judge_environment(&in);
+    check_environment(&in);
     return;
   }
   char *text = fuzz_text(in.at, in.left);
-  if (head % READERS == FIRST_HOST) judge_host(text, 1 + head / READERS);
+  if (head % READERS == FIRST_HOST) check_host(text, 1 + head / READERS);
   if (head % READERS == TASKS) {
     int tasks = rt_launcher_tasks_of_node(text, head / READERS - 1);
     FUZZ_CHECK(tasks == -1 || (tasks >= 1 && tasks <= RT_BOOT_MAX_RANKS));
   }
-  if (head % READERS == WISHES) judge_wishes(text, head / READERS % 2 != 0);
+  if (head % READERS == MASKS) check_masks(text, head / READERS % 2 != 0);
   free(text);
 }
 
@@ -105,9 +105,9 @@ void fuzz_make_seeds(void) {
   SEED("host-plain", FIRST_HOST, 5, "node1");
   SEED("tasks", TASKS, 3, "2(x3),1");
   SEED("tasks-many", TASKS, 60, "4096(x9223372036854775807),1");
-  SEED("protos", WISHES, 0, "LL,Simple");
-  SEED("protos-not", WISHES, 0, "^LL128,ll");
-  SEED("algos", WISHES, 1, "ring,tree;allreduce:^exchange;broadcast:nvls");
+  SEED("protos", MASKS, 0, "LL,Simple");
+  SEED("protos-not", MASKS, 0, "^LL128,ll");
+  SEED("algos", MASKS, 1, "ring,tree;allreduce:^exchange;broadcast:nvls");
   SEED("torchrun", ENVIRONMENT, 0, "\x00" "3\0" "\x01" "8\0" "\x02" "1\0" "\x03" "4\0");
   SEED("openmpi", ENVIRONMENT, 0, "\x04" "0\0" "\x05" "2\0" "\x06" "0\0" "\x07" "2\0");
   SEED("slurm", ENVIRONMENT, 0,

@@ -40,7 +40,7 @@ static void open_store(void) {
 
 /* An id of unknown origin. The job has no valid rank, so that no address in the id is dialled; only a rendezvous of
  * another version gets a message: it is at port 1 of this machine. */
-static void judge_id(const uint8_t *bytes, size_t size) {
+static void check_id(const uint8_t *bytes, size_t size) {
   char id[RT_UNIQUE_ID_BYTES] = "";
   struct rt_bootstrap_args args = {.rank = 0, .nranks = 0};
   struct rt_bootstrap *b;
@@ -80,7 +80,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     FUZZ_CHECK(rt_store_try_get(store, key, value, &got) == RAIL_IN_PROGRESS);
     rt_store_remove(store, key);
   }
-  judge_id(in.at, in.left);
+  check_id(in.at, in.left);
   free(key);
   fuzz_guarded_free(value, room);
 }

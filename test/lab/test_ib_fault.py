@@ -272,7 +272,7 @@ def key_on_one_side():
 def kit_fault():
     # link.*: after a loss Soft-RoCE sends all that is outstanding, again and again; this machine is too slow for that.
     few = "kill.both_ways,kill.connecting_listener,close.dereg"
-    slow = "strangers.crowd"  # has to be over in a second
+    slow = "foreign.crowd"  # has to be over in a second
     argv = [BUILD / "bin/rail-kit", "fault", IB, "--json", "-", "--patience", "20"]
     argv += ["--skip", slow if lab.controllable else f"{slow},link"]
     for i, host in enumerate(hosts[:2]):

@@ -190,7 +190,7 @@ static int send_as_nobody(void *arg) {
   return to < 0 || send(to, key, sizeof key, 0) != sizeof key; /* not even looked at */
 }
 
-TEST(another_user_is_a_stranger) {
+TEST(another_user_is_refused) {
   pid_t pid;
   if (geteuid() != 0) tap_skip_case("only root can be somebody else");
   begin();
@@ -246,6 +246,6 @@ TEST(no_more_descriptors) {
 TEST_MAIN(TEST_CASE(each_key_has_its_own), TEST_CASE(many_wait_without_anybody_looking),
           TEST_CASE(unclaimed_descriptors_end_with_the_receiver), TEST_CASE(its_sender_may_be_dead_when_it_is_taken),
           TEST_CASE(the_key_from_another_process_is_none), TEST_CASE(garbage_is_dropped),
-          TEST_CASE(one_that_says_nothing_is_not_waited_for_long), TEST_CASE(another_user_is_a_stranger),
+          TEST_CASE(one_that_says_nothing_is_not_waited_for_long), TEST_CASE(another_user_is_refused),
           TEST_CASE(it_is_sent_to_the_expected_process_only), TEST_CASE(a_receiver_that_is_closed),
           TEST_CASE(no_more_descriptors))

@@ -104,7 +104,7 @@ TEST(what_is_counted) {
   memset(&w, 'x', sizeof w);
   CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), HS_DROPPED);
   CHECK_INT(counted(SK_DEVICE_REFUSED), 1);
-  CHECK_INT(counted(SK_DEVICE_STRANGERS), 1);
+  CHECK_INT(counted(SK_DEVICE_DROPPED), 1);
   hs_end(&h);
   sk_stats_close();
 }

@@ -38,7 +38,7 @@ static const struct column stream_columns[] = {
 static const struct column device_columns[] = {
   {"bytes/s", "bytes", NULL, HOW_BYTES_RATE},   {"msgs/s", "messages", NULL, HOW_RATE},
   {"comms", "comms", NULL, HOW_COUNT},          {"errors", "errors", NULL, HOW_COUNT},
-  {"refused", "refused", NULL, HOW_COUNT},      {"strangers", "strangers", NULL, HOW_COUNT},
+  {"refused", "refused", NULL, HOW_COUNT},      {"dropped", "dropped", NULL, HOW_COUNT},
   {"connects", "connects", NULL, HOW_COUNT},    {"accepts", "accepts", NULL, HOW_COUNT},
   {"bytes", "bytes", NULL, HOW_BYTES},
 };
@@ -55,7 +55,7 @@ static const struct column ib_device_columns[] = {
   {"errors", "errors", NULL, HOW_COUNT},       {"downs", "port_downs", NULL, HOW_COUNT},
   {"ups", "port_ups", NULL, HOW_COUNT},        {"events", "events", NULL, HOW_COUNT},
   {"regs", "registrations", NULL, HOW_COUNT},  {"refused", "refused", NULL, HOW_COUNT},
-  {"strangers", "strangers", NULL, HOW_COUNT}, {"connects", "connects", NULL, HOW_COUNT},
+  {"dropped", "dropped", NULL, HOW_COUNT},     {"connects", "connects", NULL, HOW_COUNT},
   {"accepts", "accepts", NULL, HOW_COUNT},
 };
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""contract/test_strangers over the ib plugin on the emulated device: ten thousand silent clients, 64 listeners,
+"""contract/test_foreign_clients over the ib plugin on the emulated device: ten thousand silent clients, 64 listeners,
 1024 files. Real peers connect and exchange messages, and the process can still open files of its own.
 
 TEST-LIMIT: 90
-TEST-READS: build/test/contract/test_strangers build/lib/libnccl-net-ib.so build/lib/emu/libibverbs.so.1
+TEST-READS: build/test/contract/test_foreign_clients build/lib/libnccl-net-ib.so build/lib/emu/libibverbs.so.1
 """
 import os
 import subprocess
@@ -20,4 +20,5 @@ if not IB.exists():
     sys.exit(0)
 EMULATED = {"RAIL_TEST_PLUGIN": str(IB), "NCCL_IBVERBS_LIB": str(BUILD / "lib/emu/libibverbs.so.1"),
             "RAIL_EMU": "device emu0"}
-sys.exit(subprocess.run([BUILD / "test/contract/test_strangers"], env=os.environ | EMULATED, check=False).returncode)
+PROGRAM = BUILD / "test/contract/test_foreign_clients"
+sys.exit(subprocess.run([PROGRAM], env=os.environ | EMULATED, check=False).returncode)
