@@ -253,12 +253,12 @@ static const char *check_head(const struct rail_protocol *protocol, const void *
                               size_t *body) {
   memcpy(head, bytes, sizeof *head);
   uint32_t length = le32toh(head->length), type = le16toh(head->type);
-  size_t most = RAIL_MAX(protocol->max_body, sizeof(struct rail_answer_wire) + RAIL_ANSWER_PAYLOAD_MAX);
+  size_t max_body = RAIL_MAX(protocol->max_body, sizeof(struct rail_answer_wire) + RAIL_ANSWER_PAYLOAD_MAX);
   *body = 0;
   if (!has_magic(head->magic, sizeof head->magic, protocol, 'M')) return "what came is no message of this plugin";
   if (le16toh(head->version) != protocol->version && type != RAIL_MESSAGE_ANSWER) return "it is of another version";
   if (type < RAIL_MESSAGE_ANSWER) return "a message of an unknown type";
-  if (length < RAIL_MAC_SIZE || length > most + RAIL_MAC_SIZE) return "a message of an invalid length";
+  if (length < RAIL_MAC_SIZE || length > max_body + RAIL_MAC_SIZE) return "a message of an invalid length";
   *body = length - RAIL_MAC_SIZE;
   return NULL;
 }

@@ -23,9 +23,9 @@ static rail_result_t add_members(const struct rail_fuse_rules *rules, const stru
       RAIL_WARN("%s: makeVDevice: device %d is named twice", rules->plugin, dev);
       return RAIL_BAD_ARGUMENT;
     }
-    if (*count == rules->most) {
-      RAIL_WARN("%s: makeVDevice: more than %d devices; a fused device has 2 to %d", rules->plugin, rules->most,
-                rules->most);
+    if (*count == rules->max_members) {
+      RAIL_WARN("%s: makeVDevice: more than %d devices; a fused device has 2 to %d", rules->plugin, rules->max_members,
+                rules->max_members);
       return RAIL_BAD_ARGUMENT;
     }
     int at = (*count)++;
@@ -49,7 +49,7 @@ rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struc
   *count = 0;
   *same = -1;
   if (props->ndevs < 2 || props->ndevs > (int)RAIL_COUNT_OF(props->devs)) {
-    RAIL_WARN("%s: makeVDevice: %d devices; allowed: 2 to %d", rules->plugin, props->ndevs, rules->most);
+    RAIL_WARN("%s: makeVDevice: %d devices; allowed: 2 to %d", rules->plugin, props->ndevs, rules->max_members);
     return RAIL_BAD_ARGUMENT;
   }
   for (int i = 0; i < props->ndevs; i++) {

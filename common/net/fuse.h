@@ -26,15 +26,15 @@ typedef bool (*rail_fuse_lookup)(int dev, struct rail_fuse_device *device);
 struct rail_fuse_rules {
   const char *plugin; /* its name, with which each line begins */
   rail_fuse_lookup lookup;
-  int most;    /* members of one device */
-  bool no_pci; /* devices without a PCI path may be fused (RAIL_NET_FUSE_NO_PCI) */
+  int max_members; /* of one device */
+  bool no_pci;     /* devices without a PCI path may be fused (RAIL_NET_FUSE_NO_PCI) */
 };
 
-/* The members of the device that is asked for, ascending, 2 to `most` of them: `members` has room for these. *same: the
- * one of the `have` devices that has just these, or -1. After an error one line was logged. RAIL_BAD_ARGUMENT: no such
- * devices, or a number of them that cannot be. RAIL_BAD_USAGE: one has no PCI path. NCCL up to 2.30.7 takes this answer
- * and goes on with the single devices. If it got the fused device, it would put it where its topology search does not
- * look, and ncclCommInitRank would fail (ncclInternalError). */
+/* The members of the device that is asked for, ascending, 2 to `max_members` of them: `members` has room for these.
+ * *same: the one of the `have` devices that has just these, or -1. After an error one line was logged.
+ * RAIL_BAD_ARGUMENT: no such devices, or a number of them that cannot be. RAIL_BAD_USAGE: one has no PCI path. NCCL up
+ * to 2.30.7 takes this answer and goes on with the single devices. If it got the fused device, it would put it where
+ * its topology search does not look, and ncclCommInitRank would fail (ncclInternalError). */
 rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struct rail_net_vprops_v12 *props,
                                 int have, int *members, int *count, int *same);
 

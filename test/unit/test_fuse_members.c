@@ -16,7 +16,7 @@ static bool lookup(int dev, struct rail_fuse_device *device) {
   return true;
 }
 
-static const struct rail_fuse_rules rules = {.plugin = "RailTest", .lookup = lookup, .most = MOST};
+static const struct rail_fuse_rules rules = {.plugin = "RailTest", .lookup = lookup, .max_members = MOST};
 
 static void refused(int ndevs, const int *devs, rail_result_t result, const char *words) {
   struct rail_net_vprops_v12 props = {.ndevs = ndevs};
