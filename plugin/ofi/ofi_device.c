@@ -319,10 +319,10 @@ static const char *pci_path_of(const struct ofi_device *device) {
 
 /* A message may go over any of its NICs as a whole. */
 static size_t most_bytes(const struct ofi_device *device) {
-  size_t most = RAIL_NET_MAX_BYTES;
+  size_t max = RAIL_NET_MAX_BYTES;
   for (unsigned int i = 0; i < device->nrails; i++)
-    if (device->rails[i]->caps.max_msg_size) most = RAIL_MIN(most, device->rails[i]->caps.max_msg_size);
-  return most;
+    if (device->rails[i]->caps.max_msg_size) max = RAIL_MIN(max, device->rails[i]->caps.max_msg_size);
+  return max;
 }
 
 rail_result_t ofi_get_properties(int dev, struct rail_net_props_v12 *props) {

@@ -108,7 +108,7 @@ static rail_result_t open_nics(struct ofi_endpoint *endpoint) {
     n->nic = endpoint->device->rails[i];
     n->self = FI_ADDR_UNSPEC;
     n->next_key = 1;
-    n->inject_most = n->nic->local ? RAIL_MIN(n->nic->caps.inject_size, OFI_INJECT_MOST) : 0;
+    n->max_inject = n->nic->local ? RAIL_MIN(n->nic->caps.inject_size, OFI_MAX_INJECT) : 0;
     SLIST_INIT(&n->peers);
     STAILQ_INIT(&n->waiting);
     STAILQ_INIT(&n->waiting_receives);

@@ -68,7 +68,7 @@ struct ofi_endpoint_nic {
   unsigned int failed_receives; /* in a row */
   uint64_t next_key;     /* of registrations, where the provider leaves keys to us */
   uint64_t bytes_posted; /* of comms, outstanding */
-  size_t inject_most;    /* bytes of a frame and its payload that go by fi_inject; 0: none go so */
+  size_t max_inject;    /* bytes of a frame and its payload that go by fi_inject; 0: none go so */
 };
 
 struct ofi_completion {

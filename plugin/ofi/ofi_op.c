@@ -8,13 +8,13 @@
 
 #include "plugin/ofi/ofi_comm.h"
 
-#define MOST_FULL 16 /* peers that may take nothing in one pass over what waits */
+#define MAX_FULL 16 /* peers that may take nothing in one pass over what waits */
 
 /* A message that the provider copies and never completes. Only on one host, where nothing can lose it: other providers
  * say nothing of one whose connection breaks. */
 #define INJECTED 1
 static bool can_inject(const struct ofi_op *op) {
-  return op->head_size + op->size <= op->nic->inject_most && (!op->size || op->host);
+  return op->head_size + op->size <= op->nic->max_inject && (!op->size || op->host);
 }
 
 /* A frame and its payload, side by side. Returns their size. */
@@ -62,7 +62,7 @@ __attribute__((always_inline)) static inline int post_now(struct ofi_op *op) {
     case OFI_OP_ASK: break;
   }
   if (can_inject(op)) {
-    uint8_t bytes[OFI_INJECT_MOST];
+    uint8_t bytes[OFI_MAX_INJECT];
     size_t size = gather(op, bytes);
     int err = (int)fi_inject(nic->ep, bytes, size, op->to);
     return err ? err : INJECTED;
@@ -166,7 +166,7 @@ static bool is_ahead_of_its_write(const struct ofi_op *op) {
 
 /* Tries those that wait, in order; of what goes to a peer that takes nothing now, only the first. */
 void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list) {
-  fi_addr_t full[MOST_FULL];
+  fi_addr_t full[MAX_FULL];
   unsigned int nfull = 0;
   for (struct ofi_op *op = STAILQ_FIRST(list), *next; op && !endpoint->shut; op = next) {
     bool skip = false;
@@ -175,7 +175,7 @@ void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
     if (skip) continue;
     int err = must_not_send(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? -FI_EAGAIN : post_now(op);
     if (err == -FI_EAGAIN) {
-      if (list == &nic->waiting_receives || nfull == MOST_FULL) return;
+      if (list == &nic->waiting_receives || nfull == MAX_FULL) return;
       full[nfull++] = op->to;
       continue;
     }

@@ -70,7 +70,7 @@ static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_
   const struct ofi_completion failed = {.err = entry.err ? entry.err : FI_EOTHER, .prov_errno = entry.prov_errno,
                                         .text = words ? words : ""};
   if (entry.op_context) handle_completion(endpoint, entry.op_context, &failed);
-  else if (!nic->inject_most || !(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
+  else if (!nic->max_inject || !(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
 }
 
 static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {

@@ -38,8 +38,8 @@ static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
 /* Something has arrived, or the sender has asked. Is the report worth a message of its own? */
 static void update_report(struct ofi_recv_comm *rc) {
   const struct ofi_report *r = &rc->report;
-  uint32_t freed = r->freed - rc->reported.freed, room = rc->base.eager - (r->seen - r->freed);
-  bool due = freed && freed >= room / 2; /* half of what the sender can have */
+  uint32_t freed = r->freed - rc->reported.freed, credit_left = rc->base.eager - (r->seen - r->freed);
+  bool due = freed && freed >= credit_left / 2; /* half of what the sender can have */
   if (rail_unlikely(rc->report_wanted) && (int32_t)(r->seen - rc->report_wanted_at.seen) >= 0 &&
       (int32_t)(r->filled - rc->report_wanted_at.filled) >= 0) {
     rc->report_wanted = false;

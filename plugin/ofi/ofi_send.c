@@ -11,8 +11,9 @@
  * What the receiver reports (ACK, and each GRANT) tells which EAGERs are there and how much credit is free again, and
  * lets close know when all has arrived.
  *
- * GRANTs and ACKs may overtake each other. A GRANT counts when all before it are here, an ACK when all GRANTs are that
- * were made before it: so both sides agree which EAGER has filled which buffer (match_eager).
+ * GRANTs and ACKs may overtake each other: handle_* keeps what has arrived, apply_* follows the order in which the
+ * receiver made them. A GRANT is applied when all before it are here, an ACK when all GRANTs are that were made before
+ * it: so both sides agree which EAGER has filled which buffer (match_eager).
  */
 #include <limits.h>
 #include <string.h>
@@ -34,15 +35,15 @@ static void complete_send(struct ofi_send *send) {
 /* ---- reports ------------------------------------------------------------------ */
 
 /* Is there something that the receiver has not reported? Then the endpoint is polled until it does. */
-static void set_unreported(struct ofi_send_comm *sc, bool is) {
-  if (is == sc->unreported) return;
-  sc->unreported = is;
-  if (is) sc->base.endpoint->nunreported++;
+static void set_unreported(struct ofi_send_comm *sc, bool unreported) {
+  if (unreported == sc->unreported) return;
+  sc->unreported = unreported;
+  if (unreported) sc->base.endpoint->nunreported++;
   else sc->base.endpoint->nunreported--;
 }
 
 /* False: the receiver reports what was not sent. */
-static bool take_report(struct ofi_send_comm *sc, const struct ofi_report *report) {
+static bool apply_report(struct ofi_send_comm *sc, const struct ofi_report *report) {
   const struct ofi_report *old = &sc->report;
   if (report->seen - old->seen > sc->next_eager - old->seen || report->freed - old->freed > report->seen - old->freed ||
       report->filled - old->filled > sc->filling - old->filled)
@@ -88,9 +89,9 @@ static bool match_eager(struct ofi_send_comm *sc, uint32_t tag) {
   return false;
 }
 
-/* The oldest GRANT of those that do not count yet is here. */
-static bool take_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
-  if (!take_report(sc, &slot->report)) return false;
+/* The oldest GRANT of those that are not applied yet is here. */
+static bool apply_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
+  if (!apply_report(sc, &slot->report)) return false;
   for (unsigned int i = 0; i < slot->n; i++) {
     struct ofi_buffer *b = &slot->buffers[i];
     if (b->kind == OFI_BUFFER_FILLED || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
@@ -102,10 +103,10 @@ static bool take_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
   return true;
 }
 
-static bool take_held_ack(struct ofi_send_comm *sc) {
+static bool apply_held_ack(struct ofi_send_comm *sc) {
   if (!sc->report_held || sc->held_seq != sc->grants_applied) return true;
   sc->report_held = false;
-  return take_report(sc, &sc->held);
+  return apply_report(sc, &sc->held);
 }
 
 /* Keeps the GRANT of n buffers. False: none that a receiver makes. When it makes one, that which had the slot before is
@@ -125,7 +126,7 @@ static bool keep_grant(struct ofi_send_comm *sc, uint32_t seq, const struct ofi_
   return true;
 }
 
-/* GRANTs of one frame: all are kept before the first counts. False: none that a receiver sends. */
+/* GRANTs of one frame: all are kept before the first is applied. False: none that a receiver sends. */
 static bool handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
   struct ofi_slot *slot;
   uint32_t seq = frame->seq;
@@ -136,7 +137,7 @@ static bool handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *fram
   }
   for (slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS]; slot->granted && slot->seq == sc->grants_applied;
        slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS])
-    if (!take_grant(sc, slot) || !take_held_ack(sc)) return false;
+    if (!apply_grant(sc, slot) || !apply_held_ack(sc)) return false;
   return true;
 }
 
@@ -148,7 +149,7 @@ static bool handle_ack(struct ofi_send_comm *sc, const struct ofi_frame *frame) 
     bool old = (int32_t)(frame->report.seen - sc->report.seen) < 0 ||
                (int32_t)(frame->report.freed - sc->report.freed) < 0 ||
                (int32_t)(frame->report.filled - sc->report.filled) < 0;
-    return old || take_report(sc, &frame->report);
+    return old || apply_report(sc, &frame->report);
   }
   if (ahead > OFI_MAX_GRANTS) return (int32_t)ahead < 0; /* overtaken by GRANTs */
   if (sc->report_held && (int32_t)(frame->seq - sc->held_seq) < 0) return true;
@@ -318,8 +319,8 @@ static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, u
 /* Of each part but the last, which has the rest: at most as many as paths, of RAIL_OFI_MIN_PART or more if the message
  * has as much. */
 static uint64_t part_size(const struct ofi_send *send) {
-  uint64_t most = send->size / RAIL_MAX((uint64_t)ofi_params.min_part, PART_ALIGN);
-  uint64_t n = RAIL_MAX(RAIL_MIN(most, send->base.comm->npaths), 1);
+  uint64_t max = send->size / RAIL_MAX((uint64_t)ofi_params.min_part, PART_ALIGN);
+  uint64_t n = RAIL_MAX(RAIL_MIN(max, send->base.comm->npaths), 1);
   return RAIL_ROUND_UP(RAIL_DIV_UP(send->size, n), PART_ALIGN);
 }
 
@@ -364,9 +365,9 @@ static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *
 
 /* ---- isend ------------------------------------------------------------------------- */
 
-/* Nothing is granted for this tag, and it is too large to go on credit, or there is none. That has no limit: a receiver
- * may post as late as it likes. It grants small buffers only where it is asked to. A peer that is gone ends it. Under
- * the lock. */
+/* No buffer of this tag is granted, and the message cannot go on credit: the caller tries again. That has no limit of
+ * time: a receiver may post as late as it likes. It grants small buffers only where it is asked to. An error: the peer
+ * is gone. Under the lock. */
 static rail_result_t no_grant(struct ofi_send_comm *sc) {
   rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_GRANT], 1);
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire) & OFI_PEER_FAULTS;

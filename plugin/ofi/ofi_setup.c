@@ -43,19 +43,19 @@ static rail_result_t step_endpoint(struct rail_setup *base) {
 
 /* Inside a control message as much as this side's receives hold, and as a provider takes from two places. */
 static uint32_t max_inline(const struct ofi_device *device) {
-  uint32_t most = (uint32_t)ofi_params.inline_bytes;
+  uint32_t max = (uint32_t)ofi_params.inline_bytes;
   for (unsigned int i = 0; i < device->nrails; i++)
-    if (device->rails[i]->caps.iov_limit < 2) most = 0;
-  return most;
+    if (device->rails[i]->caps.iov_limit < 2) max = 0;
+  return max;
 }
 
 /* Places for messages that come before their receive, whose bytes are copied out of them: not where a receive may be in
  * memory of a device. */
 static uint32_t max_eager(const struct ofi_device *device) {
-  uint32_t most = max_inline(device) ? OFI_MAX_EAGER : 0;
+  uint32_t max = max_inline(device) ? OFI_MAX_EAGER : 0;
   for (unsigned int i = 0; i < device->nrails; i++)
-    if (device->rails[i]->caps.hmem_cuda) most = 0;
-  return most;
+    if (device->rails[i]->caps.hmem_cuda) max = 0;
+  return max;
 }
 
 static rail_result_t send_offer(struct rail_setup *base) {

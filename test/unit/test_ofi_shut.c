@@ -112,7 +112,7 @@ TEST(a_peer_that_is_gone_while_a_message_is_injected) {
   rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
   struct rig other = {.ctx = {rig_ctx(), r.ctx[1]}};
   rig_connect(&other, 0, 0);
-  CHECK(rig_comm(other.rc)->endpoint == rig_comm(r.rc)->endpoint && rig_comm(r.rc)->endpoint->nics[0].inject_most);
+  CHECK(rig_comm(other.rc)->endpoint == rig_comm(r.rc)->endpoint && rig_comm(r.rc)->endpoint->nics[0].max_inject);
   CHECK_OK(net->close_send(other.sc));
   CHECK_OK(net->finalize(other.ctx[0])); /* its endpoint is closed */
   CHECK_INT(RIG_LOCKED(other.rc, ofi_comm_ping(rig_comm(other.rc), 0)), RAIL_OK);
