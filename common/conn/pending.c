@@ -18,6 +18,7 @@
 #define OWN_PENDING 2    /* of one, however many the others have */
 #define EVENTS_AT_ONCE 32
 #define POLL_NS 200000ull /* most time to accept, and again to read: a poll takes less than a millisecond */
+#define FRESH_NS 1000000000ull /* a peer's first message may be so late without being suspicious */
 #define PAUSE_MS 100      /* until the next try to accept after a shortage of files, where the owner sleeps */
 /* Between two log lines about dropped connections, of one set, of all: a flood must not fill the disk. */
 #define LINE_EVERY_NS 1000000000ull
@@ -66,11 +67,17 @@ static bool is_full(const struct rail_pending_set *s, int fd) {
   return s->count > OWN_PENDING && all > RAIL_MIN(MAX_PENDING, files / 4);
 }
 
-/* The oldest that has sent nothing, else the oldest; NULL: there is none. */
+/* Has it been silent for so long that it is not just late? */
+static bool is_stale(const struct rail_pending_set *s, const struct rail_pending *c) {
+  return rail_now_ns() + s->hello_ms * 1000000ull > c->deadline + FRESH_NS;
+}
+
+/* The oldest that has sent nothing, else the oldest; NULL: there is none. Where peers do not dial again (`max`), clients
+ * that send a byte and wait must not keep out who is only late: there one that is silent goes first if it is stale. */
 static struct rail_pending *first_to_evict(const struct rail_pending_set *s) {
   struct rail_pending *c = TAILQ_FIRST(&s->list);
   while (c && c->have) c = TAILQ_NEXT(c, next);
-  return c ? c : TAILQ_FIRST(&s->list);
+  return c && (!s->max || is_stale(s, c)) ? c : TAILQ_FIRST(&s->list);
 }
 
 /* ---- leaving ------------------------------------------------------------ */
@@ -91,6 +98,12 @@ void rail_pending_drop(struct rail_pending_set *s, struct rail_pending *c, const
   int fd = rail_pending_remove(s, c);
   if (s->ops->dropped) s->ops->dropped(s->owner);
   rail_sock_close(&fd);
+}
+
+/* Unless its first message has come meanwhile: many may have come since the last poll. Not from within read_some,
+ * whose events name connections. */
+static void evict(struct rail_pending_set *s, struct rail_pending *c, const char *why) {
+  if (!s->ops->read(s->owner, c)) rail_pending_drop(s, c, why);
 }
 
 /* ---- coming ------------------------------------------------------------- */
@@ -125,7 +138,7 @@ void rail_pending_add(struct rail_pending_set *s, int fd, unsigned int index, co
   if (s->ops->read(s->owner, c)) return;
   struct rail_pending *evicted = is_full(s, fd) ? first_to_evict(s) : NULL;
   if (evicted != c) watch(s, c);
-  if (evicted) rail_pending_drop(s, evicted, "too many half-open connections, and this one was silent longest");
+  if (evicted) evict(s, evicted, "too many half-open connections, and this one was silent longest");
 }
 
 /* Has the listening socket wake the owner, or not. */
@@ -135,14 +148,15 @@ static void watch_listener(struct rail_pending_set *s, bool on) {
   s->resume = on ? 0 : rail_deadline_in_ms(PAUSE_MS);
 }
 
-/* No file to accept with: that of a pending connection goes to the next one. False: there is none, the shortage may
- * pass. */
+/* No file to accept with: that of a pending connection goes to the next one. False: there is none, or, where the owner
+ * sleeps meanwhile, none that is stale: the shortage may pass. */
 static bool make_room(struct rail_pending_set *s) {
   if (may_log(s))
     RAIL_WARN("%s: accept on %s: %s; raise the limit of open files (ulimit -n); trying again", s->module, s->name,
               strerror(errno));
-  if (!s->count) return false;
-  rail_pending_drop(s, first_to_evict(s), "too many open files, and this one was silent longest");
+  struct rail_pending *c = first_to_evict(s);
+  if (!c || (s->listen_fd >= 0 && !is_stale(s, c))) return false;
+  evict(s, c, "too many open files, and this one was silent longest");
   return true;
 }
 
@@ -186,12 +200,12 @@ rail_result_t rail_pending_poll(struct rail_pending_set *s, const int *listen_fd
   for (unsigned int i = 0; i < n && !s->resume; i++)
     RAIL_TRY(accept_some(s, listen_fds[i], i, now + (i + 1) * POLL_NS / n));
   read_some(s, now + 2 * POLL_NS);
-  /* After the reading, so that what had arrived in time counts. */
+  /* What has arrived counts: the owner may have been away. */
   now = rail_now_ns();
   for (struct rail_pending *c = TAILQ_FIRST(&s->list), *next; c && now >= c->deadline; c = next) {
     next = TAILQ_NEXT(c, next);
-    rail_pending_drop(s, c, c->have ? "it sent only part of a hello within the time limit"
-                                    : "it sent nothing within the time limit");
+    evict(s, c, c->have ? "it sent only part of a hello within the time limit"
+                        : "it sent nothing within the time limit");
   }
   return RAIL_OK;
 }

@@ -9,7 +9,9 @@
  * the set until its deadline, and at most one log line a second and set, ten a
  * second and process. One that has sent its whole message by the time of the poll
  * is never waited for. A set that is full, or that finds no descriptor to accept
- * with, drops the one that has been silent longest.
+ * with, drops the one that has been silent longest. With `max` the oldest goes if
+ * none has been silent for a second; and where the owner sleeps until a descriptor
+ * may be free, none that is younger than that.
  *
  * A set with `max` 0 shares its limits with all such sets of the process: at most
  * 1024 connections and at most a quarter of the files that the process may open
@@ -51,7 +53,7 @@ struct rail_pending_set {
   size_t size;               /* of the first message at most */
   uint32_t max;              /* connections; 0: as above */
   uint64_t hello_ms;         /* time that a client has for its first message */
-  TAILQ_HEAD(, rail_pending) list; /* the oldest first */
+  TAILQ_HEAD(rail_pending_list, rail_pending) list; /* the oldest first */
   uint32_t count;
   int epoll;          /* -1 until a connection has to be waited for */
   int listen_fd;      /* in the epoll set too; -1: none */

@@ -31,6 +31,8 @@ struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_bo
 
 void rt_boot_conn_close(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   if (c->fd < 0) return;
+  /* Closing alone would not do it where a forked child holds the socket too. */
+  epoll_ctl(b->service.epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
   if (c->kind == RT_BOOT_CONN_RING) b->service.ring[c->neighbour] = NULL;
   if (c->msg) {
     pthread_mutex_lock(&b->lock);

@@ -85,6 +85,9 @@ static bool is_closed(int fd) {
   return recv(fd, &byte, 1, MSG_DONTWAIT) == 0;
 }
 
+/* As if it had come so much earlier. */
+static void make_older(struct rail_pending *conn, uint64_t ms) { conn->deadline -= ms * 1000000; }
+
 /* One that has sent everything needs no place; of those that have not, the one that was silent longest goes. */
 TEST(a_set_has_so_many_places) {
   struct owner o;
@@ -100,6 +103,7 @@ TEST(a_set_has_so_many_places) {
   POLL_WHILE(&o, o.nkept == 0 && o.dropped == 0);
   CHECK_INT(o.nkept, 1);
   CHECK_INT(o.dropped, 0);
+  make_older(TAILQ_NEXT(TAILQ_FIRST(&o.set.list), next), 2000);
   fds[PLACES] = dial(&o, "");
   run_until(&o, PLACES + 2);
   CHECK(o.dropped == 1 && o.set.count == PLACES);
@@ -107,6 +111,48 @@ TEST(a_set_has_so_many_places) {
   CHECK(log_said("test: accept on a port: dropped a connection from 127.0.0.1:"));
   for (int i = 0; i <= PLACES; i++) rail_sock_close(&fds[i]);
   rail_sock_close(&talking);
+  owner_close(&o);
+}
+
+/* Clients that send a byte and wait do not keep out one that is only late: the oldest goes. */
+TEST(a_late_one_has_its_place) {
+  struct owner o;
+  int fds[PLACES], late;
+  size_t done = 0;
+  owner_open(&o, kit_patience_ms(LIMIT_MS));
+  for (int i = 0; i < PLACES; i++) {
+    fds[i] = dial(&o, "a");
+    run_until(&o, i + 1);
+    POLL_WHILE(&o, TAILQ_LAST(&o.set.list, rail_pending_list)->have == 0);
+  }
+  late = dial(&o, "");
+  run_until(&o, PLACES + 1);
+  CHECK(o.dropped == 1 && is_closed(fds[0]) && !is_closed(late));
+  CHECK_OK(rail_sock_send_some(late, "abcd", 4, &done));
+  POLL_WHILE(&o, o.nkept == 0);
+  for (int i = 0; i < PLACES; i++) rail_sock_close(&fds[i]);
+  rail_sock_close(&late);
+  owner_close(&o);
+}
+
+/* What they sent is there, but has not been read when others come. */
+TEST(who_has_spoken_is_not_dropped) {
+  struct owner o;
+  int fds[PLACES], others[PLACES + 1];
+  owner_open(&o, kit_patience_ms(LIMIT_MS));
+  for (int i = 0; i < PLACES; i++) fds[i] = dial(&o, "");
+  run_until(&o, PLACES);
+  for (int i = 0; i < PLACES; i++) {
+    size_t done = 0;
+    make_older(TAILQ_FIRST(&o.set.list), 2000);
+    CHECK_OK(rail_sock_send_some(fds[i], "abcd", 4, &done));
+  }
+  for (int i = 0; i <= PLACES; i++) others[i] = dial(&o, "");
+  run_until(&o, 2 * PLACES + 1);
+  POLL_WHILE(&o, o.nkept < PLACES && o.dropped < 2);
+  CHECK(o.nkept == PLACES && o.dropped == 1);
+  for (int i = 0; i < PLACES; i++) rail_sock_close(&fds[i]);
+  for (int i = 0; i <= PLACES; i++) rail_sock_close(&others[i]);
   owner_close(&o);
 }
 
@@ -149,5 +195,6 @@ TEST(a_shortage_of_files_pauses_the_listener) {
   owner_close(&o);
 }
 
-TEST_MAIN(TEST_CASE(a_set_has_so_many_places), TEST_CASE(an_owner_sleeps_until_the_deadline),
+TEST_MAIN(TEST_CASE(a_set_has_so_many_places), TEST_CASE(a_late_one_has_its_place),
+          TEST_CASE(who_has_spoken_is_not_dropped), TEST_CASE(an_owner_sleeps_until_the_deadline),
           TEST_CASE(a_shortage_of_files_pauses_the_listener))
