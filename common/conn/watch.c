@@ -5,7 +5,7 @@
  * waits, perhaps with that lock, until the QP's events are acknowledged.
  *
  * The thread sleeps until an event comes. It ticks only while there are connections and a limit asks for it, because
- * the thread is not notified when requests begin.
+ * the thread is not notified when requests begin. Only a tick looks at all connections.
  *
  * A removed connection's entry may still be in the thread's batch of epoll events. It goes to the list `unlinked`,
  * which the thread frees between two batches.
@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "common/base/sock.h"
 #include "common/base/thread.h"
@@ -35,11 +36,13 @@ enum kind { KIND_WAKE, KIND_FD, KIND_COMM };
 
 struct rail_watched {
   enum kind kind;
-  const struct rail_watch *watch;
+  struct rail_watch *watch;
   struct rail_watch_args args; /* args.comm NULL: removed meanwhile */
-  LIST_ENTRY(rail_watched) link;
+  LIST_ENTRY(rail_watched) link, poll;
+  TAILQ_ENTRY(rail_watched) linger;
   struct rail_oob oob;
   uint32_t interest;           /* epoll events asked for; 0: not in the set */
+  bool polled;                 /* it is in that list */
   void (*destroy)(void *comm); /* not NULL: it lingers */
   uint64_t linger_until;
   bool goodbye_last; /* when it has lingered */
@@ -57,8 +60,25 @@ static void wake(const struct rail_watch *watch) {
 
 /* ---- lists, under the lock -------------------------------------------------- */
 
+/* In the order of their ends. Those of one length are added at the end. */
+static void queue_linger(struct rail_watch *watch, struct rail_watched *w) {
+  struct rail_watched *before = TAILQ_LAST(&watch->lingering, rail_lingering);
+  while (before && before->linger_until > w->linger_until) before = TAILQ_PREV(before, rail_lingering, linger);
+  if (before) TAILQ_INSERT_AFTER(&watch->lingering, before, w, linger);
+  else TAILQ_INSERT_HEAD(&watch->lingering, w, linger);
+}
+
+static void set_polled(struct rail_watch *watch, struct rail_watched *w, bool polled) {
+  if (w->polled == polled) return;
+  w->polled = polled;
+  if (polled) LIST_INSERT_HEAD(&watch->polled, w, poll);
+  else LIST_REMOVE(w, poll);
+}
+
 /* The comm is its caller's again. */
 static void unlink_watched(struct rail_watch *watch, struct rail_watched *w) {
+  set_polled(watch, w, false);
+  if (w->destroy) TAILQ_REMOVE(&watch->lingering, w, linger);
   LIST_REMOVE(w, link);
   if (w->interest) epoll_ctl(watch->epoll_fd, EPOLL_CTL_DEL, w->oob.fd, NULL);
   w->interest = 0;
@@ -86,8 +106,19 @@ static void update_epoll(const struct rail_watch *watch, struct rail_watched *w)
   if (epoll_ctl(watch->epoll_fd, op, w->oob.fd, &event) == 0) w->interest = interest;
 }
 
-static bool linger_is_over(const struct rail_watched *w) {
-  return w->destroy && (w->oob.closed || rail_now_ns() >= w->linger_until);
+/* Does it wait for what the data path does without waking this thread? */
+static bool must_poll(const struct rail_watched *w) {
+  return rail_oob_is_draining(&w->oob) || (w->oob.ask_again && !w->oob.closed && !w->oob.net_down);
+}
+
+/* After anything that changes its oob: what is due is written, and it is in the lists that it belongs to. */
+static void update(struct rail_watch *watch, struct rail_watched *w) {
+  update_epoll(watch, w);
+  set_polled(watch, w, must_poll(w));
+  if (!w->destroy || !w->oob.closed) return;
+  w->linger_until = rail_now_ns();
+  TAILQ_REMOVE(&watch->lingering, w, linger);
+  TAILQ_INSERT_HEAD(&watch->lingering, w, linger);
 }
 
 /* GOODBYE, of a connection that is closed next. Unread bytes would make the kernel reset it then, and the peer might
@@ -112,27 +143,14 @@ static void end_linger(struct rail_watch *watch, struct rail_watched *w) {
 
 /* ---- the thread --------------------------------------------------------------- */
 
-static bool any_lingers(const struct rail_watch *watch) {
-  const struct rail_watched *w;
-  LIST_FOREACH(w, &watch->watched, link)
-    if (w->destroy) return true;
-  return false;
-}
-
-/* Does it wait for what the data path does without waking this thread? */
-static bool must_poll(const struct rail_watched *w) {
-  return rail_oob_is_draining(&w->oob) || (w->oob.ask_again && !w->oob.closed && !w->oob.net_down);
-}
-
 /* Milliseconds; -1: until something comes. */
 static int time_to_sleep(const struct rail_watch *watch, uint64_t next_tick) {
-  const struct rail_watched *w;
-  uint64_t at = !LIST_EMPTY(&watch->watched) && rail_oob_tick_ns(&watch->limits) ? next_tick : 0;
-  LIST_FOREACH(w, &watch->watched, link) {
-    uint64_t until = must_poll(w) ? rail_deadline_in_ms(DRAIN_POLL_MS) : w->linger_until;
-    if (until && (!at || until < at)) at = until;
-  }
-  return rail_deadline_left_ms(at);
+  const struct rail_watched *lingers = TAILQ_FIRST(&watch->lingering);
+  uint64_t at = UINT64_MAX;
+  if (!LIST_EMPTY(&watch->watched) && rail_oob_tick_ns(&watch->limits)) at = next_tick;
+  if (!LIST_EMPTY(&watch->polled)) at = RAIL_MIN(at, rail_deadline_in_ms(DRAIN_POLL_MS));
+  if (lingers) at = RAIL_MIN(at, lingers->linger_until);
+  return at == UINT64_MAX ? -1 : rail_deadline_left_ms(at);
 }
 
 /* One line per silent process, not one per connection with it. */
@@ -146,31 +164,26 @@ static void report_silence(const struct rail_watch *watch, struct rail_watched *
   rail_oob_report(&w->oob, watch->now_ns);
 }
 
-static void tick(const struct rail_watch *watch) {
+static void tick(struct rail_watch *watch) {
   struct rail_watched *w;
   LIST_FOREACH(w, &watch->watched, link) {
     rail_oob_tick(&w->oob, watch->now_ns);
     if (rail_oob_is_report_due(&w->oob, watch->now_ns)) report_silence(watch, w);
-    update_epoll(watch, w);
+    update(watch, w);
   }
 }
 
-static void drain_some(const struct rail_watch *watch) {
-  struct rail_watched *w;
-  LIST_FOREACH(w, &watch->watched, link) {
-    if (!must_poll(w)) continue;
+static void drain_some(struct rail_watch *watch) {
+  for (struct rail_watched *w = LIST_FIRST(&watch->polled), *next; w; w = next) {
+    next = LIST_NEXT(w, poll);
     rail_oob_drain(&w->oob);
-    update_epoll(watch, w);
+    update(watch, w);
   }
 }
 
 static void end_lingers(struct rail_watch *watch) {
-  for (struct rail_watched *w = LIST_FIRST(&watch->watched), *next; w; w = next) {
-    next = LIST_NEXT(w, link);
-    if (!linger_is_over(w)) continue;
-    end_linger(watch, w);
-    next = LIST_FIRST(&watch->watched); /* the lock was released: the list may have changed */
-  }
+  struct rail_watched *w;
+  while ((w = TAILQ_FIRST(&watch->lingering)) != NULL && rail_now_ns() >= w->linger_until) end_linger(watch, w);
 }
 
 /* Under the lock, which is released meanwhile. */
@@ -182,7 +195,7 @@ static void on_fd(const struct rail_watch *watch, const struct rail_watch_fd *so
 }
 
 /* Under the lock. */
-static void on_event(const struct rail_watch *watch, const struct epoll_event *event) {
+static void on_event(struct rail_watch *watch, const struct epoll_event *event) {
   enum kind kind = *(const enum kind *)event->data.ptr;
   uint64_t count;
   if (kind == KIND_WAKE) {
@@ -193,7 +206,7 @@ static void on_event(const struct rail_watch *watch, const struct epoll_event *e
     struct rail_watched *w = event->data.ptr;
     if (!w->args.comm) return;
     if (event->events & ~(uint32_t)EPOLLOUT) rail_oob_read(&w->oob, watch->now_ns);
-    update_epoll(watch, w);
+    update(watch, w);
   }
 }
 
@@ -203,7 +216,7 @@ static void *run(void *arg) {
   uint64_t last = rail_now_ns(), next_tick = last;
   rail_thread_coarse_timers();
   pthread_mutex_lock(&lock);
-  while (!watch->ending || (!watch->at_once && any_lingers(watch))) {
+  while (!watch->ending || (!watch->at_once && !TAILQ_EMPTY(&watch->lingering))) {
     int timeout = time_to_sleep(watch, next_tick);
     free_list(&watch->unlinked);
     pthread_mutex_unlock(&lock);
@@ -271,6 +284,8 @@ static bool start(struct rail_watch *watch) {
   static bool fork_handled;
   const struct rail_watch_ops *ops = watch->ops;
   ops->load_limits(&watch->limits);
+  LIST_INIT(&watch->polled); /* in a child of fork they are its parent's */
+  TAILQ_INIT(&watch->lingering);
   if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
   watch->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   watch->wake_fd = watch->epoll_fd < 0 ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -363,6 +378,7 @@ rail_result_t rail_watch_add(struct rail_watch *watch, const struct rail_watch_a
   if (ok) {
     if (LIST_EMPTY(&watch->watched)) wake(watch); /* it sleeps without ticks */
     LIST_INSERT_HEAD(&watch->watched, w, link);
+    set_polled(watch, w, must_poll(w));
     *args->handle = w;
   }
   pthread_mutex_unlock(&lock);
@@ -388,7 +404,7 @@ void rail_watch_ping(struct rail_watch *watch, struct rail_watched *const *handl
   pthread_mutex_lock(&lock);
   if (*handle && watch->running) {
     rail_oob_ping(&(*handle)->oob);
-    update_epoll(watch, *handle);
+    update(watch, *handle);
   }
   pthread_mutex_unlock(&lock);
 }
@@ -397,7 +413,7 @@ bool rail_watch_send_frames(struct rail_watched *const *handle) {
   bool usable = false;
   pthread_mutex_lock(&lock);
   if (*handle && (*handle)->watch->running) {
-    update_epoll((*handle)->watch, *handle);
+    update((*handle)->watch, *handle);
     usable = !(*handle)->oob.closed && !(*handle)->oob.net_down;
   }
   pthread_mutex_unlock(&lock);
@@ -413,9 +429,10 @@ bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, u
     w->linger_until = rail_now_ns() + ms * 1000000ull;
     w->goodbye_last = goodbye_last;
     *handle = NULL;
+    queue_linger(watch, w);
     if (!goodbye_last) rail_oob_goodbye(&w->oob);
-    update_epoll(watch, w);
-    wake(watch);
+    update(watch, w);
+    if (w->polled || w == TAILQ_FIRST(&watch->lingering)) wake(watch); /* else it looks in time */
   }
   pthread_mutex_unlock(&lock);
   return w != NULL;

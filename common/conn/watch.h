@@ -45,12 +45,16 @@ struct rail_watch_ops {
 };
 
 LIST_HEAD(rail_watched_list, rail_watched);
+TAILQ_HEAD(rail_lingering, rail_watched);
 
 /* Its fields are watch.c's, but for ops. */
 struct rail_watch {
   const struct rail_watch_ops *ops;
   struct rail_oob_limits limits;
-  struct rail_watched_list watched, unlinked;
+  struct rail_watched_list watched; /* all */
+  struct rail_watched_list polled;  /* of those: the ones that wait for what wakes no thread */
+  struct rail_lingering lingering;  /* of those: the first to end first */
+  struct rail_watched_list unlinked;
   unsigned int users; /* contexts */
   pthread_t thread;
   bool running, ending;

@@ -191,6 +191,14 @@ static void open_pairs(struct hs *h, const char *fresh, int from, int to) {
   h->connect = h->accept = RAIL_IN_PROGRESS; /* hs_end closes none of them */
 }
 
+/* Calls of libibverbs, but for those that make and destroy objects. */
+static long verbs_calls(void) {
+  static const char *const kinds[] = {"modify_qp", "query_qp", "post_send", "post_recv", "poll_cq", "query_port"};
+  long n = 0;
+  for (size_t i = 0; i < RAIL_COUNT_OF(kinds); i++) n += emu_calls(kinds[i]);
+  return n;
+}
+
 /* Receivers linger until their senders say that all is acknowledged. */
 static void close_pairs(const struct hs *h, int n) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
@@ -227,7 +235,9 @@ static bool open_and_close(int n) {
   CHECK_INT(entries("/proc/self/fd") - fds, 2 * n);
   CHECK_INT(entries("/proc/self/task"), threads);
   start = now();
+  const long calls = verbs_calls();
   close_pairs(&h, n);
+  CHECK_INT(verbs_calls(), calls);
   const struct times closing = since(start);
   printf("# %d connections, both sides in one process: open %" PRIu64 " ms (%" PRIu64 " ms of the processor), close %"
          PRIu64 " ms (%" PRIu64 ")\n", n, opening.wall, opening.processor, closing.wall, closing.processor);
