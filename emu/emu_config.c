@@ -187,6 +187,8 @@ static bool do_port(const struct emu_statement *s) {
   struct ibv_async_event event = {.element.port_num = (int)number,
                                   .event_type = is ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR};
   if (was != is) emu_raise(d, &event);
+  event.event_type = IBV_EVENT_GID_CHANGE;
+  if (emu_value(s, "gids") || emu_value(s, "subnet") || emu_value(s, "link")) emu_raise(d, &event);
   return true;
 }
 
