@@ -140,6 +140,8 @@ static rail_result_t begin(struct rail_net_ctx *ctx, const void *device_arg, con
 
 static void free_setup(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
+  const bool failed = s->comm || s->attrs; /* and not before the ports were queried */
+  for (unsigned int i = 0; failed && i < s->device->nrails; i++) ib_port_forget_gids(s->device->rails[i]);
   if (s->comm) ib_comm_destroy(s->comm);
   rail_setup_close(base);
   free(s->attrs);

@@ -149,14 +149,9 @@ static bool add_port(struct ib_hca *hca, uint8_t number, const struct ib_hca_fil
     return false;
   }
   struct ib_port *port = &found[nports++];
-  port->hca = hca;
-  port->number = number;
-  port->roce = ethernet && !hca->iwarp;
-  port->iwarp = hca->iwarp;
-  port->rdmacm = rdmacm;
-  port->speed = ib_port_speed(hca->context, number, &attr);
-  port->rail = rail;
-  port->plane = plane;
+  *port = (struct ib_port){.hca = hca, .number = number, .roce = ethernet && !hca->iwarp, .iwarp = hca->iwarp,
+                           .rdmacm = rdmacm, .speed = ib_port_speed(hca->context, number, &attr), .rail = rail,
+                           .plane = plane};
   snprintf(port->pci_path, sizeof port->pci_path, "%s", card);
   if (hca->attr.phys_port_cnt > 1) snprintf(port->name, sizeof port->name, "%s:%u", hca->name, number);
   else snprintf(port->name, sizeof port->name, "%s", hca->name);

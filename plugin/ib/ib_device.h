@@ -51,6 +51,7 @@ struct ib_hca {
   struct ib_port *ports;   /* those that are used, one after the other */
   unsigned int nports;
   _Atomic uint32_t faults; /* IB_HCA_*: written by the watch thread, read by all */
+  _Atomic bool in_events;  /* the watch thread is handling events that it has read */
   _Atomic bool reported_polled; /* the line that it gives no completion events is written */
 };
 
@@ -67,6 +68,9 @@ struct ib_port {
   _Atomic uint32_t faults; /* IB_PORT_*; the watch thread's */
   _Atomic uint64_t flaps;  /* times the port went down */
   uint64_t down_since;     /* rail_now_ns(); 0: it is up. The watch thread's */
+  _Atomic uint64_t changes; /* events that its addresses may have changed, and failures that may come of it */
+  struct ib_gid_table gids; /* as they were read; ib_port.c guards both */
+  uint64_t gids_at;         /* changes + 1 before that; 0: they were not read */
   uint64_t *stats;         /* of the group "device"; NULL until the page is open */
 };
 
@@ -108,7 +112,8 @@ const char *ib_oob_interface(union rail_addr *addr);
 
 /* ---- one port: ib_port.c --------------------------------------------------------- */
 
-/* Attributes that may change, queried for each connection. */
+/* Attributes that may change, queried for each connection; the GIDs are read where an event said that they may have
+ * changed, or ib_port_forget_gids. Any thread. */
 struct ib_port_attr {
   bool active;
   uint8_t mtu; /* enum ibv_mtu: active */
@@ -119,7 +124,9 @@ struct ib_port_attr {
   struct ib_gid_table gids;
 };
 /* RAIL_SYSTEM_ERROR after one line. */
-rail_result_t ib_port_query(const struct ib_port *port, struct ib_port_attr *now);
+rail_result_t ib_port_query(struct ib_port *port, struct ib_port_attr *now);
+/* They are read at the next query: a connection failed with them, or an event came. */
+void ib_port_forget_gids(struct ib_port *port);
 
 /* Mb/s. */
 int ib_port_speed(struct ibv_context *context, uint8_t number, const struct ibv_port_attr *attr);

@@ -60,6 +60,7 @@ static enum ib_events on_port(struct ib_hca *hca, int number, enum ibv_event_typ
   for (unsigned int i = 0; i < hca->nports; i++) {
     struct ib_port *port = &hca->ports[i];
     if (port->number != number) continue;
+    ib_port_forget_gids(port);
     if (type == IBV_EVENT_PORT_ERR) port_down(port);
     else if (type == IBV_EVENT_PORT_ACTIVE) port_up(port);
     else other_event(port, what);

@@ -43,7 +43,7 @@ rail_result_t ib_setup_query_ports(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   if (!s->attrs && !(s->attrs = calloc(s->device->nrails, sizeof *s->attrs)))
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
-  const struct ib_port *port = s->device->rails[base->piece];
+  struct ib_port *port = s->device->rails[base->piece];
   struct ib_port_attr *attr = &s->attrs[base->piece];
   if (ib_port_query(port, attr) != RAIL_OK)
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
@@ -74,7 +74,7 @@ void ib_offer_hints(const struct ib_device *device, struct ib_hints *hints) {
   struct ib_port_attr *attr = calloc(1, sizeof *attr);
   hints->n = 0;
   for (; attr && hints->n < device->nrails && hints->n < IB_HANDLE_GIDS; hints->n++) {
-    const struct ib_port *port = device->rails[hints->n];
+    struct ib_port *port = device->rails[hints->n];
     const char *why;
     int index = ib_port_query(port, attr) == RAIL_OK ? choose(port, attr, NULL, &why) : IB_GID_NONE;
     if (index < 0) break;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -237,17 +238,53 @@ static void read_one_by_one(const struct ib_port *port, struct ib_gid_table *tab
   }
 }
 
-static void read_gids(const struct ib_port *port, int length, struct ib_gid_table *table) {
+static pthread_mutex_t gids_lock = PTHREAD_MUTEX_INITIALIZER; /* of all ports */
+
+void ib_port_forget_gids(struct ib_port *port) { atomic_fetch_add(&port->changes, 1); }
+
+/* Has an event come that `changes` does not count yet? Asked in this order, because the watch thread takes an event
+ * from the descriptor after it has set in_events, and counts it before it clears that. */
+static bool has_new_events(const struct ib_hca *hca) {
+  struct pollfd events = {.fd = hca->context->async_fd, .events = POLLIN};
+  return poll(&events, 1, 0) != 0 || atomic_load(&hca->in_events);
+}
+
+/* Those that were read before, if nothing has changed since. */
+static bool take_known_gids(struct ib_port *port, uint64_t changes, struct ib_gid_table *table) {
+  pthread_mutex_lock(&gids_lock);
+  const bool known = port->gids_at == changes + 1 && port->gids.count == table->count;
+  if (known) *table = port->gids;
+  pthread_mutex_unlock(&gids_lock);
+  return known;
+}
+
+/* For the next query. An empty one may be one that could not be read. */
+static void keep_gids(struct ib_port *port, uint64_t changes, const struct ib_gid_table *table) {
+  unsigned int first = 0;
+  while (first < table->count && !table->gids[first].valid) first++;
+  if (first == table->count) return;
+  pthread_mutex_lock(&gids_lock);
+  port->gids = *table;
+  port->gids_at = changes + 1;
+  pthread_mutex_unlock(&gids_lock);
+}
+
+static void read_gids(struct ib_port *port, int length, struct ib_gid_table *table) {
+  const bool may_be_known = !has_new_events(port->hca);
+  const uint64_t changes = atomic_load(&port->changes);
   memset(table, 0, sizeof *table);
   table->count = (unsigned int)RAIL_MIN(RAIL_MAX(length, 0), IB_MAX_GIDS);
-  if (!read_table(port, table)) read_one_by_one(port, table);
-  struct ifaddrs *list;
+  if (!may_be_known || !take_known_gids(port, changes, table)) {
+    if (!read_table(port, table)) read_one_by_one(port, table);
+    keep_gids(port, changes, table);
+  }
+  struct ifaddrs *list; /* of an interface, whose addresses are no event of the device */
   if (!port->iwarp || getifaddrs(&list) != 0) return;
   ib_gid_table_of_interface(table, list);
   freeifaddrs(list);
 }
 
-rail_result_t ib_port_query(const struct ib_port *port, struct ib_port_attr *attr) {
+rail_result_t ib_port_query(struct ib_port *port, struct ib_port_attr *attr) {
   struct ibv_port_attr raw = {0};
   uint64_t prefix;
   memset(attr, 0, sizeof *attr);

@@ -55,7 +55,9 @@ static void fail_comm_over(void *arg, void *hca) {
 
 static bool on_hca(void *arg) {
   struct ib_hca *hca = arg;
+  atomic_store(&hca->in_events, true);
   enum ib_events events = ib_events_read(hca);
+  atomic_store(&hca->in_events, false);
   if (events == IB_EVENTS_FATAL) rail_watch_each(&ib_watch, fail_comm_over, hca);
   for (unsigned int i = 0; events >= IB_EVENTS_PORT && i < hca->nports; i++)
     rail_watch_each(&ib_watch, ib_failover_port, &hca->ports[i]);

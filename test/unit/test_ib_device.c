@@ -285,14 +285,15 @@ TEST(a_port_as_it_is_now) {
   struct ib_port_attr now;
   struct in_addr four;
   reload("=two_f0,dual:1");
-  const struct ib_port *port = ib_device_at(find("two_f0"), "test")->rails[0];
+  struct ib_port *port = ib_device_at(find("two_f0"), "test")->rails[0];
   CHECK_OK(ib_port_query(port, &now));
   CHECK(now.active && now.mtu == IBV_MTU_4096 && now.max_msg == 1u << 30 && now.grh_required && now.gids.count == 64);
   CHECK(now.gids.gids[3].valid && now.gids.gids[3].type == IB_GID_ROCE_V2 && !now.gids.gids[4].valid);
   CHECK(now.gids.gids[2].type == IB_GID_ROCE_V1);
   memcpy(&four, now.gids.gids[3].raw + 12, sizeof four);
   CHECK_STR(inet_ntoa(four), "10.77.2.1");
-  emu_do("gid_table 0"); /* an older library or kernel: one by one, types from sysfs, not all of them readable */
+  /* An older library or kernel: one by one, types from sysfs, not all of them readable. */
+  emu_do("gid_table 0; event two_f0 gid_change");
   CHECK_OK(ib_port_query(port, &now));
   CHECK(now.gids.gids[0].type == IB_GID_ROCE_V1 && now.gids.gids[3].type == IB_GID_ROCE_V2);
   CHECK(now.gids.gids[1].valid && now.gids.gids[1].type == IB_GID_UNKNOWN && !now.gids.gids[4].valid);
