@@ -340,6 +340,12 @@ $(BUILD)/bench/exchange: $(O)/bench/exchange.o $(KIT_A) $(BASE_A)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
 
+# It opens plugin and device by their paths.
+$(BUILD)/bench/ib_peers: $(O)/bench/ib_peers.o $(BASE_A) | $(BUILD)/lib/libnccl-net-ib.so $(emu_lib)
+	@mkdir -p $(@D)
+	@$(if $(V),,echo "  LD      $@")
+	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
+
 # A libibverbs.so.1 without hardware. Its names are versioned as rdma-core's, and it never calls the installed library.
 cflags_emu := -fvisibility=default
 $(O)/emu/symbols.map: config/emu_symbols.sh

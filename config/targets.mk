@@ -19,7 +19,8 @@ all: $(plugin_libs) $(core_lib) $(stand_in) $(tool_bins) $(fault_lib) \
 	@bash config/left-out.sh $(BUILD)/config.mk \
 	  $(foreach p,$(left_out_plugins),'$(p): $(or $(without_$(p)),needs $(call missing_for,$(p)))')
 
-bench_emu_needs := $(if $(emu_lib),$(BUILD)/bench/emu_rate) $(if $(emu_cm_lib),$(BUILD)/bench/emu_peers)
+bench_emu_needs := $(if $(emu_lib),$(BUILD)/bench/emu_rate $(BUILD)/bench/ib_peers) \
+  $(if $(emu_cm_lib),$(BUILD)/bench/emu_peers)
 test_needs := $(test_bins) $(bench_emu_needs) $(preload_libs) $(broken_libs) $(gpu_bins) $(BUILD)/gen-params
 
 # Under a sanitizer: the programs that run there, the scripts' helpers, and no program that only documents or GPUs need.
@@ -178,6 +179,7 @@ bench-emu:  ## the emulated verbs device: messages and bytes per second between 
 	$(build_with) BUILD='$(BUILD)' $(bench_emu_needs)
 	@$(BUILD)/bench/emu_rate
 	@$(if $(emu_cm_lib),$(BUILD)/bench/emu_peers,:)
+	@$(if $(emu_lib),$(BUILD)/bench/ib_peers,:)
 
 kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says of each
 	$(setup) build

@@ -70,9 +70,8 @@ struct emu_port {
   uint8_t mtu, speed, width;
   uint16_t lid;
   uint32_t max_msg, packet; /* packet: larger ones are lost */
-  uint64_t subnet;
+  uint64_t subnet, busy_until;
   uint64_t bandwidth; /* bytes per second, 0: unlimited */
-  uint64_t busy_until;
   struct emu_gid gids[EMU_GIDS];
   uint64_t gid_hash[EMU_GIDS]; /* 0: not valid */
 };
@@ -90,6 +89,7 @@ struct emu_device {
   bool fatal;
   struct emu_port ports[EMU_PORTS];
   int nqp, ncq, nmr, npd, nsrq;
+  uint64_t locked; /* bytes of the pages of its memory regions, each counted for itself */
   LIST_HEAD(emu_contexts, emu_context) contexts;
 };
 

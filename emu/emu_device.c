@@ -322,6 +322,7 @@ long rail_emu_live(const char *kind) {
     const struct emu_device *d = &emu.devices[i];
     if (strcmp(kind, "pd") == 0) count += d->npd;
     if (strcmp(kind, "mr") == 0) count += d->nmr;
+    if (strcmp(kind, "locked") == 0) count += (long)d->locked;
     if (strcmp(kind, "cq") == 0) count += d->ncq;
     if (strcmp(kind, "srq") == 0) count += d->nsrq;
     if (strcmp(kind, "qp") == 0) count += d->nqp;

@@ -113,6 +113,11 @@ static int check_memory(void *addr, size_t length) {
   return msync((char *)addr - skip, length + skip, MS_ASYNC) != 0 && errno == ENOMEM ? EFAULT : 0;
 }
 
+static uint64_t locked_bytes(const struct emu_mr *mr) {
+  const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)mr->memory / page * page;
+  return ((uintptr_t)mr->memory + mr->ibv.length - begin + page - 1) / page * page;
+}
+
 static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct emu_mr *form) {
   struct emu_device *d = emu_device_of(pd->context);
   struct emu_mr *mr = malloc(sizeof *mr);
@@ -125,6 +130,7 @@ static struct ibv_mr *add_mr(struct ibv_pd *pd, const struct emu_mr *form) {
   if (!err) err = d->fatal ? EIO : d->nmr >= d->max_mr ? ENOMEM : place_mr(mr);
   if (!err) {
     d->nmr++;
+    d->locked += locked_bytes(mr);
     ((struct emu_pd *)(void *)pd)->users++;
   }
   pthread_mutex_unlock(&emu.lock);
@@ -185,6 +191,7 @@ int ibv_dereg_mr(struct ibv_mr *ibv) {
   emu.mrs[ibv->rkey >> 8] = NULL;
   emu.nmrs--;
   emu_device_of(ibv->context)->nmr--;
+  emu_device_of(ibv->context)->locked -= locked_bytes(mr);
   ((struct emu_pd *)(void *)ibv->pd)->users--;
   pthread_mutex_unlock(&emu.lock);
   if (mr->mapped) munmap(mr->mapped, mr->mapped_size);

@@ -12,7 +12,7 @@ struct ibv_qp;
 
 /* Statements of docs/emu.md; 0, or -1 after a line on stderr. Any thread. */
 int rail_emu_command(const char *text);
-/* How many objects this process has: context pd mr cq srq qp. */
+/* How many objects this process has: context pd mr cq srq qp. locked: bytes of the pages of its memory regions. */
 long rail_emu_live(const char *kind);
 /* How often a call that faults can name was made, post_send …; and poll_cq. */
 long rail_emu_calls(const char *call);

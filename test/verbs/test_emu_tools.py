@@ -195,6 +195,14 @@ def a_thousand_peers():
     assert "1000 processes connect to one at once" in said and "all are closed" in said, said
 
 
+def peers_of_the_plugin():
+    """What breaks with many peers shows with 64; the program checks every byte, and that nothing is left."""
+    if not IB.exists():
+        raise Skip("the ib plugin is not built: no infiniband/verbs.h")
+    said = bench("ib_peers", "64")
+    assert "64 processes load the ib plugin" in said and "all other processes have ended" in said, said
+
+
 def net_ib():
     """NCCL's own transport, in two processes."""
     plugin = os.environ.get("RAIL_TEST_NET_IB")
@@ -232,4 +240,5 @@ if __name__ == "__main__":
         ("NCCL's net_ib", net_ib),
         ("rates, and 4,096 connections of a process", rates_and_connections),
         ("1,000 processes that connect at once", a_thousand_peers),
+        ("64 processes that connect at once over the ib plugin", peers_of_the_plugin),
     ]))
