@@ -8,6 +8,8 @@ which one thread uses at a time: its lock.
 import atexit
 import collections
 import ctypes
+import multiprocessing.util
+import os
 import threading
 import time
 import weakref
@@ -27,20 +29,21 @@ BITWISE = [(ReduceOp.BAND, torch.bitwise_and), (ReduceOp.BOR, torch.bitwise_or),
 KEPT = 16  # works that C++ callers may still ask for their future when they have no reference of Python's
 
 
-def check(name, tensors):
-    """Everything that is passed to the library is dense, contiguous memory of the host."""
+def check(name, tensors, contiguous=True):
+    """Everything that is passed to the library is dense, contiguous memory of the host. What is copied first may lie
+    anyhow."""
     for t in tensors:
-        if t.layout is not torch.strided or t.device.type != "cpu" or not t.is_contiguous():
+        if t.layout is not torch.strided or t.device.type != "cpu" or contiguous and not t.is_contiguous():
             raise ValueError(f"railyard: {name}: a tensor is {str(t.layout).replace('torch.', '')}, on {t.device}, "
                              f"{'' if t.layout is not torch.strided or t.is_contiguous() else 'not '}contiguous; "
                              "allowed: dense contiguous tensors on cpu")
     return tensors
 
 
-def one(name, tensors):
+def one(name, tensors, contiguous=True):
     if len(tensors) != 1:
         raise ValueError(f"railyard: {name}: {len(tensors)} tensors; allowed: one for each rank")
-    return check(name, tensors)[0]
+    return check(name, tensors, contiguous)[0]
 
 
 def size_of(tensor):
@@ -48,26 +51,35 @@ def size_of(tensor):
 
 
 def same(name, tensors, n, like):
-    """`n` tensors, each of the type and size of `like`."""
+    """`n` tensors, each of the type and size of `like`, contiguous or not."""
     if len(tensors) != n or any(t.dtype != like.dtype or t.numel() != like.numel() for t in tensors):
         raise ValueError(f"railyard: {name}: {len(tensors)} tensors of {[tuple(t.shape) for t in tensors]}; allowed: "
                          f"one for each of the {n} ranks, each of {like.numel()} elements of {like.dtype}")
-    return check(name, tensors)
+    return check(name, tensors, contiguous=False)
 
 
 def adjoining(tensors):
     """Do they lie one behind the other, in this order, as pieces of one buffer do?"""
     at = tensors[0].data_ptr()
     for t in tensors:
-        if t.data_ptr() != at:
+        if t.data_ptr() != at or not t.is_contiguous():
             return False
         at += size_of(t)
     return True
 
 
+def apart(tensors):
+    """A copy in place of a tensor that was there before: it is reduced once, and every rank reduces as many."""
+    seen, result = set(), []
+    for t in tensors:
+        result.append(t.clone() if t.data_ptr() in seen else t)
+        seen.add(t.data_ptr())
+    return result
+
+
 def place(parts, outputs):
     for output, part in zip(outputs, parts):
-        output.view(-1).copy_(part)
+        output.copy_(part.view(output.shape))
 
 
 def together(works):
@@ -97,7 +109,7 @@ class ProcessGroupRailyard(ProcessGroup):
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
         self.me, self.n, self.seconds = rank, size, timeout.total_seconds()
-        self.store = store
+        self.store, self.process = store, os.getpid()
         self.lock = threading.RLock()
         self.comm_lock = threading.Lock()  # the communicator is neither revoked nor freed but under it
         self.pending = collections.deque()  # operations that are not known to be complete, in order
@@ -109,6 +121,7 @@ class ProcessGroupRailyard(ProcessGroup):
         self.token = torch.zeros(1, dtype=torch.uint8)
         self.comm = new_comm(store, "railyard", rank, range(size), self.seconds, f"railyard: rank {rank} of {size}")
         groups.add(self)
+        end_with_process()
         watcher.add(self)
 
     def getBackendName(self):  # noqa: N802: torch's name
@@ -234,6 +247,8 @@ class ProcessGroupRailyard(ProcessGroup):
     def shutdown(self):
         """Completes what was begun, within the group's time, and gives all back. Collective, where nothing has failed:
         the other ranks' operations with this one end first."""
+        if self.process != os.getpid():  # a forked process must not end what is its parent's
+            return
         deadline = time.monotonic() + self.seconds
         for pair in list(self.pairs.values()):
             pair.end(deadline)
@@ -273,11 +288,12 @@ class ProcessGroupRailyard(ProcessGroup):
     def allreduce_coalesced(self, tensors, opts):
         check("allreduce_coalesced", tensors)
         kinds = [reduction("allreduce_coalesced", opts.reduceOp, t) for t in tensors]
+        distinct = apart(tensors)
 
         def enqueue(t, kind, operator):
             return lib.ncclAllReduce(t.data_ptr(), t.data_ptr(), t.numel(), kind, operator, self.comm, None)
         return self._begin("allreduce_coalesced", lambda: self._grouped(
-            [(enqueue, t, *kind) for t, kind in zip(tensors, kinds)]), tensors)
+            [(enqueue, t, *kind) for t, kind in zip(distinct, kinds)]), tensors, distinct)
 
     def _grouped(self, calls):
         """Enqueues calls as one operation."""
@@ -302,7 +318,7 @@ class ProcessGroupRailyard(ProcessGroup):
                                                            None), [t], parts, finish)
 
     def allgather(self, output_tensors, input_tensors, opts=None):
-        t = one("allgather", input_tensors)
+        t = one("allgather", input_tensors, contiguous=False).contiguous()
         outputs = same("allgather", output_tensors[0], self.n, t)
         whole = None if adjoining(outputs) else torch.empty((self.n, t.numel()), dtype=t.dtype)
         to = outputs[0].data_ptr() if whole is None else whole.data_ptr()
@@ -384,14 +400,19 @@ class ProcessGroupRailyard(ProcessGroup):
 
     # ---- from or to one rank --------------------------------------------------
 
+    def _rank(self, name, rank):
+        if not 0 <= rank < self.n:
+            raise ValueError(f"railyard: {name}: rank {rank}; allowed: 0 to {self.n - 1}")
+        return rank
+
     def broadcast(self, tensors, opts):
         t = one("broadcast", tensors)
-        at, root = t.data_ptr(), opts.rootRank
+        at, root = t.data_ptr(), self._rank("broadcast", opts.rootRank)
         return self._begin("broadcast", lambda: lib.ncclBroadcast(at, at, size_of(t), UINT8, root, self.comm, None),
                            tensors)
 
     def reduce(self, tensors, opts):
-        t, root = one("reduce", tensors), opts.rootRank
+        t, root = one("reduce", tensors), self._rank("reduce", opts.rootRank)
         bitwise = find(BITWISE, opts.reduceOp)
         if bitwise:
             return self._bitwise("reduce", t, bitwise, self.me == root)
@@ -401,7 +422,7 @@ class ProcessGroupRailyard(ProcessGroup):
                            tensors)
 
     def gather(self, output_tensors, input_tensors, opts):
-        t, root = one("gather", input_tensors), opts.rootRank
+        t, root = one("gather", input_tensors, contiguous=False).contiguous(), self._rank("gather", opts.rootRank)
         outputs = same("gather", output_tensors[0], self.n, t) if self.me == root else []
         whole = torch.empty((self.n, t.numel()), dtype=t.dtype) if outputs and not adjoining(outputs) else None
         to = None if not outputs else outputs[0].data_ptr() if whole is None else whole.data_ptr()
@@ -409,7 +430,7 @@ class ProcessGroupRailyard(ProcessGroup):
                            outputs, (t, whole), None if whole is None else lambda: place(whole, outputs))
 
     def scatter(self, output_tensors, input_tensors, opts):
-        output, root = one("scatter", output_tensors), opts.rootRank
+        output, root = one("scatter", output_tensors), self._rank("scatter", opts.rootRank)
         inputs = same("scatter", input_tensors[0], self.n, output) if self.me == root else []
         whole = torch.cat([t.reshape(-1) for t in inputs]) if inputs and not adjoining(inputs) else None
         source = None if not inputs else inputs[0].data_ptr() if whole is None else whole.data_ptr()
@@ -428,16 +449,24 @@ class ProcessGroupRailyard(ProcessGroup):
             return self.pairs[key]
 
     def send(self, tensors, target, tag):
-        return self._pair(self.me, target, tag).begin("send", one("send", tensors))
+        return self._pair(self.me, self._rank("send", target), tag).begin("send", one("send", tensors))
 
     def recv(self, tensors, source, tag):
-        return self._pair(source, self.me, tag).begin("recv", one("recv", tensors))
+        return self._pair(self._rank("recv", source), self.me, tag).begin("recv", one("recv", tensors))
 
     def recv_anysource(self, tensors, tag):
         raise RailyardError("railyard: recv from any rank is not supported; name the source")
 
 
 groups = weakref.WeakSet()
+ends = set()  # the processes that will call _end when they exit
+
+
+def end_with_process():
+    """A process that multiprocessing forked runs no atexit, and of multiprocessing's finalizers only its own."""
+    if os.getpid() not in ends:
+        ends.add(os.getpid())
+        multiprocessing.util.Finalize(None, _end, exitpriority=0)
 
 
 @atexit.register

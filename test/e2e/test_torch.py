@@ -86,14 +86,15 @@ def without_the_library():
         done.stderr
 
 
-main([("one rank", case("reductions,movements", 1)),
-      ("collectives over shared memory", case("reductions,movements,asynchronous", 3)),
+main([("one rank", case("reductions,movements,not_contiguous", 1)),
+      ("collectives over shared memory", case("reductions,movements,not_contiguous,asynchronous", 3)),
       ("collectives over the socket plugin", case("reductions,movements,asynchronous,bad_arguments", 2,
                                                   NCCL_SHM_DISABLE=1)),
       ("several groups, messages in a ring", case("groups,messages", 3)),
       ("what works give", case("results", 3)),
       ("destroyed while it works; a thread that fails", case("destroyed_while_working,thread_that_fails", 2)),
       ("destroyed too late", case("destroyed_too_late", 2)),
+      ("a forked process that ends", case("forked_process_that_ends", 2)),
       ("messages, the same training as over Gloo", case("messages,training", 2)),
       ("a rank that does not call", case("rank_that_does_not_call", 3)),
       ("a message that never comes", case("message_that_never_comes", 2, limit=150)),

@@ -2,6 +2,7 @@
 """One rank of test_torch.py: python3 torch_ranks.py CASE[,CASE...] RANK RANKS STORE. Prints what a case is to show, or
 a traceback."""
 import datetime
+import multiprocessing
 import os
 import pathlib
 import sys
@@ -93,6 +94,9 @@ def reductions():
     dist.all_reduce_coalesced(many)
     same(many[0], combined(everybody(3), "SUM"))
     same(many[1], combined(everybody(500), "SUM"))
+    twice = 2 * [values(rank, 3)] if rank == 0 else [values(rank, 3), values(rank, 3)]
+    dist.all_reduce_coalesced(twice)  # rank 0 gives one tensor twice, which is reduced once
+    same(twice[1], combined(everybody(3), "SUM"))
 
 
 def movements():
@@ -140,6 +144,27 @@ def movements():
     one = [["of", "rank", 0]] if rank == 0 else [None]
     dist.broadcast_object_list(one, 0)
     assert one == [["of", "rank", 0]]
+
+
+def not_contiguous():
+    """What all-gather and gather take and give, and the pieces of scatter and reduce-scatter, may be columns."""
+    init()
+
+    def columns(of=None):
+        return list((torch.zeros(3, n) if of is None else torch.stack(of, 1)).unbind(1))
+    all_of = everybody(3)
+    out = columns()
+    dist.all_gather(out, columns(all_of)[rank])
+    same(torch.stack(out), torch.stack(all_of))
+    out = columns() if rank == n - 1 else None
+    dist.gather(columns(all_of)[rank], out, n - 1)
+    for got, want in zip(out or [], all_of):
+        same(got, want)
+    t = torch.zeros(3)
+    dist.scatter(t, columns(all_of) if rank == 0 else None, 0)
+    same(t, all_of[rank])
+    dist.reduce_scatter(t, columns(all_of))
+    same(t, n * all_of[rank])
 
 
 def asynchronous():
@@ -355,8 +380,30 @@ def bad_arguments():
     raises(ValueError, ["all_to_all_single", "pieces"], dist.all_to_all_single, torch.ones(n), torch.ones(n + 1),
            None, [1] * (n + 1))
     raises(RailyardError, ["any rank"], dist.recv, torch.ones(1))
+    for call in (dist.broadcast, dist.reduce, dist.send, dist.recv):
+        raises(ValueError, [f"rank {n}", f"0 to {n - 1}"], call, t, n)
+    raises(ValueError, ["scatter", f"rank {n}"], dist.scatter, t, None, n)
+    raises(ValueError, ["gather", f"rank {n}"], dist.gather, t, None, n)
     dist.all_reduce(t)  # none of them did harm
     same(t, torch.full((4, 4), float(n)))
+
+
+def forked_process_that_ends():
+    """Of two processes that multiprocessing forked one ends, its group not destroyed, before the other receives."""
+    def forked():
+        init()
+        dist.barrier()
+        if rank == 1:
+            meet(2)
+        t = torch.full((10,), float(rank))
+        dist.broadcast(t, 0)
+        same(t, torch.zeros(10))
+    process = multiprocessing.get_context("fork").Process(target=forked, daemon=True)
+    process.start()
+    process.join(400)
+    assert process.exitcode == 0, f"the forked process of rank {rank} ended with {process.exitcode}"
+    if rank == 0:
+        meet(2)
 
 
 def rank_that_does_not_call():
