@@ -115,7 +115,7 @@ class ProcessGroupRailyard(ProcessGroup):
         self.pending = collections.deque()  # operations that are not known to be complete, in order
         self.kept = collections.deque(maxlen=KEPT)
         self.error, self.revoked = None, False
-        self.waits = None  # (until, seconds) while a thread waits in the library
+        self.waits = None  # (until, seconds, call) while a thread waits in the library; a first call connects
         self.pairs = {}
         self._group_name = self._group_desc = "railyard"
         self.token = torch.zeros(1, dtype=torch.uint8)
@@ -158,7 +158,9 @@ class ProcessGroupRailyard(ProcessGroup):
                 raise self.error
             if self.comm is None:
                 raise RailyardError(f"railyard: {name}: the group was destroyed")
+            self.waits = (time.monotonic() + self.seconds, self.seconds, name)
             result = call()
+            self.waits = None
             if result != SUCCESS:
                 self._fail(result, name)
                 raise self.error
@@ -196,7 +198,7 @@ class ProcessGroupRailyard(ProcessGroup):
         with self.lock:
             if work.done:
                 return
-            self.waits = (time.monotonic() + seconds, seconds)
+            self.waits = (time.monotonic() + seconds, seconds, self.pending[0].name)
             result = lib.railCommWait(self.comm)
             self.waits = None
             if result == SUCCESS:
@@ -233,12 +235,13 @@ class ProcessGroupRailyard(ProcessGroup):
         """The watcher's. Revoking ends the operation, and whoever waits for it learns why."""
         for pair in list(self.pairs.values()):
             pair.check_deadline(now)
-        pending, waits = list(self.pending), self.waits
-        oldest = next((work for work in pending if work.future is not None), None)
-        until, seconds = waits or (oldest.began + self.seconds if oldest else now, self.seconds)
-        if now <= until or self.error is not None:
+        waits = self.waits
+        oldest = next((work for work in list(self.pending) if work.future is not None), None)
+        if waits is None and oldest is not None:
+            waits = (oldest.began + self.seconds, self.seconds, oldest.name)
+        if waits is None or now <= waits[0] or self.error is not None:
             return
-        self._late(pending[0].name if pending else "a call", seconds)
+        self._late(waits[2], waits[1])
         self._revoke()
 
     def _late(self, name, seconds):

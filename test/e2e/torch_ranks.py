@@ -422,6 +422,16 @@ def rank_that_does_not_call():
     os._exit(0)
 
 
+def first_call_that_nobody_joins():
+    """It connects before it is enqueued."""
+    init()
+    if rank == 0:
+        dist.distributed_c10d._get_default_group().seconds = 3
+        raises(RailyardError, [f"rank 0 of {n}", "allreduce", "3.0 s"], dist.all_reduce, torch.ones(1))
+    meet(n)
+    os._exit(0)
+
+
 def message_that_never_comes():
     init()
     if rank == 1:
