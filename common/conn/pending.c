@@ -72,8 +72,9 @@ static bool is_stale(const struct rail_pending_set *s, const struct rail_pending
   return rail_now_ns() + s->hello_ms * 1000000ull > c->deadline + FRESH_NS;
 }
 
-/* The oldest that has sent nothing, else the oldest; NULL: there is none. Where peers do not dial again (`max`), clients
- * that send a byte and wait must not keep out who is only late: there one that is silent goes first if it is stale. */
+/* The oldest that has sent nothing, else the oldest; NULL: there is none. Where peers do not dial again (`max`),
+ * clients that send a byte and wait must not keep out who is only late: there one that is silent goes first if it is
+ * stale. */
 static struct rail_pending *first_to_evict(const struct rail_pending_set *s) {
   struct rail_pending *c = TAILQ_FIRST(&s->list);
   while (c && c->have) c = TAILQ_NEXT(c, next);

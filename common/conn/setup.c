@@ -209,11 +209,18 @@ void rail_accepting_close(struct rail_accepting *a) {
   }
 }
 
+/* Nothing after its hello. What has come but was not read yet counts. */
+static bool is_silent(const struct rail_setup *s) {
+  char byte;
+  return s->state == 0 && recv(s->handshake.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
+}
+
+/* False: all are being set up, and the new one is to dial again. */
 static bool make_room(struct rail_accepting *a) {
   struct rail_setup *s, *oldest = NULL;
   if (a->count < a->max) return true;
   TAILQ_FOREACH(s, &a->list, link)
-    if (s->state == 0 && (!oldest || s->handshake.begun < oldest->handshake.begun)) oldest = s;
+    if ((!oldest || s->handshake.begun < oldest->handshake.begun) && is_silent(s)) oldest = s;
   if (!oldest) return false;
   rail_listener_log_drop(a->listener, &oldest->peer,
                          "too many connections are being set up, and this one has sent nothing after its hello");
