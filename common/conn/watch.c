@@ -68,9 +68,11 @@ static void queue_linger(struct rail_watch *watch, struct rail_watched *w) {
   else TAILQ_INSERT_HEAD(&watch->lingering, w, linger);
 }
 
+/* While one is polled the thread looks every DRAIN_POLL_MS. For the first it is woken, unless it is the caller. */
 static void set_polled(struct rail_watch *watch, struct rail_watched *w, bool polled) {
   if (w->polled == polled) return;
   w->polled = polled;
+  if (polled && LIST_EMPTY(&watch->polled) && !pthread_equal(pthread_self(), watch->thread)) wake(watch);
   if (polled) LIST_INSERT_HEAD(&watch->polled, w, poll);
   else LIST_REMOVE(w, poll);
 }
@@ -432,7 +434,7 @@ bool rail_watch_linger(struct rail_watch *watch, struct rail_watched **handle, u
     queue_linger(watch, w);
     if (!goodbye_last) rail_oob_goodbye(&w->oob);
     update(watch, w);
-    if (w->polled || w == TAILQ_FIRST(&watch->lingering)) wake(watch); /* else it looks in time */
+    if (w == TAILQ_FIRST(&watch->lingering)) wake(watch); /* else it looks in time */
   }
   pthread_mutex_unlock(&lock);
   return w != NULL;

@@ -31,7 +31,8 @@ struct comm {
   int fd, peer;
   struct rail_watched *handle;
   _Atomic uint32_t events, outstanding;
-  _Atomic bool silent;
+  _Atomic bool silent, later; /* later: what next says */
+  _Atomic int looks;          /* calls of next */
   _Atomic int destroyed, abandoned, seen;
 };
 
@@ -50,7 +51,14 @@ static struct rail_oob_work work(const void *arg) {
 }
 static void event(void *arg, uint32_t events) { atomic_fetch_or(&((struct comm *)arg)->events, events); }
 static void silent(void *arg, bool is) { atomic_store(&((struct comm *)arg)->silent, is); }
-static const struct rail_oob_ops oob_ops = {.protocol = &protocol, .work = work, .event = event, .silent = silent};
+static enum rail_oob_next next(void *arg, struct rail_oob_frame *frame) {
+  struct comm *comm = arg;
+  (void)frame;
+  atomic_fetch_add(&comm->looks, 1);
+  return atomic_load(&comm->later) ? RAIL_OOB_LATER : RAIL_OOB_NOTHING;
+}
+static const struct rail_oob_ops oob_ops = {.protocol = &protocol, .work = work, .event = event, .silent = silent,
+                                            .next = next};
 
 static void load_limits(struct rail_oob_limits *limits) {
   *limits = (struct rail_oob_limits){.peer_ms = peer_ms, .warn_ms = warn_ms, .deadline_param = "TOY_DEADLINE",

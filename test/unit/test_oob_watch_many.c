@@ -83,7 +83,7 @@ TEST(one_of_many_is_drained) {
   atomic_store(&comm.outstanding, 1);
   send_frame(&comm, RAIL_OOB_GOODBYE, 0);
   UNTIL(atomic_load(&comm.events) & RAIL_OOB_PEER_CLOSED);
-  uint64_t before = atomic_load(&steps), first = atomic_load(&asked);
+  uint64_t first = atomic_load(&asked), before = atomic_load(&steps);
   UNTIL(atomic_load(&asked) >= first + 5);
   uint64_t took = atomic_load(&steps) - before, turns = atomic_load(&asked) - first;
   CHECK_MSG(took <= STEPS * (turns + 1), "%" PRIu64 " steps in %" PRIu64 " turns", took, turns);
@@ -94,9 +94,22 @@ TEST(one_of_many_is_drained) {
   rail_watch_end(&watch);
 }
 
+/* Without a limit the thread has no ticks: it sleeps until it is woken. */
+TEST(frames_that_come_later_wake_the_thread) {
+  begin_one(true);
+  poll(NULL, 0, 50); /* most likely it sleeps then */
+  atomic_store(&comm.later, true);
+  CHECK(rail_watch_send_frames(&comm.handle));
+  int looks = atomic_load(&comm.looks);
+  UNTIL(atomic_load(&comm.looks) >= looks + 5);
+  atomic_store(&comm.later, false);
+  end_one();
+}
+
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {TEST_CASE(many_linger), TEST_CASE(each_lingers_its_time),
-                                          TEST_CASE(one_of_many_is_drained)};
+                                          TEST_CASE(one_of_many_is_drained),
+                                          TEST_CASE(frames_that_come_later_wake_the_thread)};
   rail_log_set_sink(log_capture);
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
