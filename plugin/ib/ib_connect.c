@@ -140,8 +140,7 @@ static rail_result_t begin(struct rail_net_ctx *ctx, const void *device_arg, con
 
 static void free_setup(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
-  const bool failed = s->comm || s->attrs; /* and not before the ports were queried */
-  for (unsigned int i = 0; failed && i < s->device->nrails; i++) ib_port_forget_gids(s->device->rails[i]);
+  for (unsigned int i = 0; s->queried && i < s->device->nrails; i++) ib_port_forget_gids(s->device->rails[i]);
   if (s->comm) ib_comm_destroy(s->comm);
   rail_setup_close(base);
   free(s->attrs);
@@ -171,6 +170,7 @@ static rail_result_t take(struct rail_setup *base, void **out) {
   log_connected(s);
   ib_stats_count(s->device->name, base->connector ? IB_DEVICE_CONNECTED : IB_DEVICE_ACCEPTED);
   s->comm = NULL;
+  s->queried = false;
   *out = comm;
   return RAIL_OK;
 }

@@ -125,7 +125,7 @@ struct ib_port_attr {
 };
 /* RAIL_SYSTEM_ERROR after one line. */
 rail_result_t ib_port_query(struct ib_port *port, struct ib_port_attr *now);
-/* They are read at the next query: a connection failed with them, or an event came. */
+/* They are read at the next query: a connection or its data path failed with them, or an event came. */
 void ib_port_forget_gids(struct ib_port *port);
 
 /* Mb/s. */

@@ -45,6 +45,7 @@ rail_result_t ib_setup_query_ports(struct rail_setup *base) {
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
   struct ib_port *port = s->device->rails[base->piece];
   struct ib_port_attr *attr = &s->attrs[base->piece];
+  s->queried = true;
   if (ib_port_query(port, attr) != RAIL_OK)
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR,
                            "port %s cannot be queried (the line above says why)", port->name);

@@ -224,18 +224,26 @@ static bool read_table(const struct ib_port *port, struct ib_gid_table *table) {
   return true;
 }
 
-/* One by one. A hole is all zero, or cannot be read. */
-static void read_one_by_one(const struct ib_port *port, struct ib_gid_table *table) {
+/* A hole is all zero, or cannot be read: errno says why. */
+static void read_gid(const struct ib_port *port, unsigned int index, struct ib_gid *gid) {
   static const uint8_t zero[16];
+  union ibv_gid raw;
+  if (ib_verbs.query_gid(port->hca->context, port->number, (int)index, &raw) != 0) return;
+  if (memcmp(raw.raw, zero, sizeof zero) == 0) return;
+  memcpy(gid->raw, raw.raw, sizeof gid->raw);
+  gid->valid = true;
+  gid->type = ib_port_is_ethernet(port) ? gid_type(port, index) : IB_GID_IB;
+}
+
+/* False: entries or their types are missing, because there was no descriptor or no memory to read them. */
+static bool read_one_by_one(const struct ib_port *port, struct ib_gid_table *table) {
+  bool complete = true;
   for (unsigned int i = 0; i < table->count; i++) {
-    union ibv_gid raw;
-    struct ib_gid *gid = &table->gids[i];
-    if (ib_verbs.query_gid(port->hca->context, port->number, (int)i, &raw) != 0) continue;
-    if (memcmp(raw.raw, zero, sizeof zero) == 0) continue;
-    memcpy(gid->raw, raw.raw, sizeof gid->raw);
-    gid->valid = true;
-    gid->type = ib_port_is_ethernet(port) ? gid_type(port, i) : IB_GID_IB;
+    errno = 0;
+    read_gid(port, i, &table->gids[i]);
+    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) complete = false;
   }
+  return complete;
 }
 
 static pthread_mutex_t gids_lock = PTHREAD_MUTEX_INITIALIZER; /* of all ports */
@@ -275,8 +283,7 @@ static void read_gids(struct ib_port *port, int length, struct ib_gid_table *tab
   memset(table, 0, sizeof *table);
   table->count = (unsigned int)RAIL_MIN(RAIL_MAX(length, 0), IB_MAX_GIDS);
   if (!may_be_known || !take_known_gids(port, changes, table)) {
-    if (!read_table(port, table)) read_one_by_one(port, table);
-    keep_gids(port, changes, table);
+    if (read_table(port, table) || read_one_by_one(port, table)) keep_gids(port, changes, table);
   }
   struct ifaddrs *list; /* of an interface, whose addresses are no event of the device */
   if (!port->iwarp || getifaddrs(&list) != 0) return;

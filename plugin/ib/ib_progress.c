@@ -36,7 +36,9 @@ static void count_receive(struct ib_comm *comm, const struct ibv_wc *wc) {
 }
 
 RAIL_COLD static rail_result_t failed_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
+  const unsigned int qp = ib_wr_qp(wc->wr_id);
   count_receive(comm, wc);
+  if (wc->status == IBV_WC_RETRY_EXC_ERR && qp < comm->plan.nqps) ib_port_forget_gids(ib_qp_port(comm, qp));
   return ib_failover_completion(comm, wc) ? RAIL_OK : ib_error_completion(comm, wc);
 }
 

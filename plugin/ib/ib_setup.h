@@ -26,6 +26,7 @@ struct ib_setup {
   int traffic_class; /* the caller's, else the context's; -1: none */
 
   struct ib_port_attr *attrs; /* of the device's rails, until the offer is made */
+  bool queried;               /* the ports were, and no comm has come of it */
   unsigned int nhints;     /* GIDs of the peer's rails, as far as they are known when ours are chosen */
   struct ib_gid hints[IB_MAX_RAILS];
   struct ib_port *ports[IB_MAX_RAILS]; /* in the order of our offer */

@@ -229,7 +229,9 @@ static void *lose_a_read(struct ib_flush **flush, bool answered) {
 TEST(a_failed_read_is_the_loss_of_its_rail) {
   struct ib_flush *flush;
   void *request = lose_a_read(&flush, true);
+  const uint64_t changes = atomic_load(&ib_qp_port(p.rc, 0)->changes);
   for (int i = 0; i < 5; i++) CHECK_OK(ib_progress(p.rc));
+  CHECK_INT(atomic_load(&ib_qp_port(p.rc, 0)->changes), changes + 1); /* its GIDs are read again */
   CHECK_INT(p.rc->failover->qps[0].state, IB_FAILOVER_AWAIT_PEER);
   CHECK_INT(p.rc->failover->qps[1].state, IB_FAILOVER_UP);
   ib_qp_fault(p.rc, 0, IB_FAULT_PEER_STOPPED);

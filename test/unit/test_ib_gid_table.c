@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * When connections read a port's table of GIDs: which one they choose of it has test_ib_gid. */
+#include <sys/resource.h>
+
 #include "test/unit/ib_handshake.h"
 
 static ssize_t (*read_table)(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max, uint32_t flags,
@@ -51,11 +53,81 @@ TEST(gids_are_read_where_they_may_have_changed) {
   hs_end(&h);
   CHECK(tables_of_a_pair() > 0);
   CHECK_INT(tables_of_a_pair(), 0);
+  const uint64_t connector = changes_of(DEV_IB), acceptor = changes_of(DEV_B);
+  hs_begin(&h);
+  hs_listen(&h, DEV_B);
+  hs_run_connect(&h, DEV_IB);
+  CHECK(h.connect != RAIL_OK && hs_logged("do not fit")); /* whose GID is the wrong one is not known */
+  hs_end(&h);
+  CHECK(changes_of(DEV_IB) > connector && changes_of(DEV_B) > acceptor);
+  ib_verbs.query_gid_table = read_table;
+}
+
+/* ---- one by one ---- */
+
+static int (*read_gid)(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid);
+static int gid_error; /* of the second GID; 0: none */
+
+static ssize_t no_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max, uint32_t flags,
+                        size_t size) {
+  (void)context, (void)entries, (void)max, (void)flags, (void)size;
+  atomic_fetch_add(&tables_read, 1);
+  return -EOPNOTSUPP;
+}
+
+static int fail_one_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid) {
+  if (index != 1 || !gid_error) return read_gid(context, port, index, gid);
+  errno = gid_error;
+  return -1;
+}
+
+static int tables_of_a_query(void) {
+  struct ib_port_attr now;
+  int before = atomic_load(&tables_read);
+  ENSURE_INT(ib_port_query(ib_device_at(DEV_B, "test")->rails[0], &now), RAIL_OK);
+  return atomic_load(&tables_read) - before;
+}
+
+static void fail_with(int error, bool kept) {
+  gid_error = error;
+  ib_port_forget_gids(ib_device_at(DEV_B, "test")->rails[0]);
+  CHECK_INT(tables_of_a_query(), 1);
+  CHECK_INT(tables_of_a_query(), kept ? 0 : 1);
+  gid_error = 0;
+}
+
+/* There is no descriptor for the file of a GID's type; poll, with one descriptor, is allowed. */
+static void read_without_descriptors(void) {
+  struct rlimit files;
+  ENSURE_INT(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const struct rlimit none = {.rlim_cur = 3, .rlim_max = files.rlim_max};
+  ENSURE_INT(setrlimit(RLIMIT_NOFILE, &none), 0);
+  int first = tables_of_a_query(), second = tables_of_a_query();
+  ENSURE_INT(setrlimit(RLIMIT_NOFILE, &files), 0);
+  CHECK_INT(first, 1);
+  CHECK_INT(second, 1);
+}
+
+TEST(what_was_read_badly_is_not_kept) {
+  read_table = ib_verbs.query_gid_table;
+  read_gid = ib_verbs.query_gid;
+  ib_verbs.query_gid_table = no_table;
+  ib_verbs.query_gid = fail_one_gid;
+  fail_with(EINVAL, true); /* a hole */
+  fail_with(EMFILE, false);
+  fail_with(ENFILE, false);
+  fail_with(ENOMEM, false);
+  ib_port_forget_gids(ib_device_at(DEV_B, "test")->rails[0]);
+  read_without_descriptors();
+  CHECK_INT(tables_of_a_query(), 1);
+  CHECK_INT(tables_of_a_query(), 0);
+  ib_verbs.query_gid = read_gid;
   ib_verbs.query_gid_table = read_table;
 }
 
 int main(int argc, char **argv) {
-  static const struct tap_case cases[] = {TEST_CASE(gids_are_read_where_they_may_have_changed)};
+  static const struct tap_case cases[] = {TEST_CASE(gids_are_read_where_they_may_have_changed),
+                                          TEST_CASE(what_was_read_badly_is_not_kept)};
   hs_main();
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
