@@ -43,13 +43,26 @@ void sk_connect_drop(void *attempt) {
 
 /* ---- attempts ------------------------------------------------------ */
 
+/* What may be on its way to a receiver that has posted no buffer. Over one stream that is more than over several,
+ * because there the receiver need not read it (may_leave_unread in sk_recv.c). */
+static void choose_limits(struct sk_connect *a) {
+  unsigned int rails = RAIL_MAX(a->device->nrails, a->listener.naddrs);
+  int64_t ahead = RAIL_MIN(sk_params.ahead, sk_params.eager_bytes / 4 - (int64_t)sk_credit_of(0));
+  bool goes_ahead = a->nstreams == 1 && ahead > sk_params.eager;
+  a->limits = (struct sk_limits){.features = (rails > 1 && a->nstreams > 1 ? SK_FEATURE_FAILOVER : 0) |
+                                             (sk_params.tls ? SK_FEATURE_TLS : 0) |
+                                             (goes_ahead ? SK_FEATURE_AHEAD : 0),
+                                 .eager_size = (uint32_t)(goes_ahead ? ahead : sk_params.eager),
+                                 .eager_count = (uint32_t)sk_params.eager_count,
+                                 .eager_bytes = (uint32_t)sk_params.eager_bytes};
+}
+
 /* Streams go from the rails here to the rails there, in turn. */
 static void prepare_dials(struct sk_connect *a, int traffic_class) {
   const struct sk_device *d = a->device;
   const struct rail_handle *l = &a->listener;
   unsigned int rails = RAIL_MAX(d->nrails, l->naddrs);
   a->nstreams = sk_streams_of(sk_handle_streams(l), rails);
-  a->limits.features = (rails > 1 && a->nstreams > 1 ? SK_FEATURE_FAILOVER : 0) | (sk_params.tls ? SK_FEATURE_TLS : 0);
   for (unsigned int i = 0, here = 0, there = 0; i < a->nstreams; i++) {
     sk_dial_init(&a->dials[i], d->rails[here], &l->addrs[there], i, traffic_class,
                  d->nrails > 1 ? RAIL_BIND_DEVICE_TRY : RAIL_BIND_ADDR);
@@ -82,10 +95,8 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct sk_devic
   a->device = device;
   a->listener = *listener;
   a->deadline = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
-  a->limits = (struct sk_limits){.eager_size = (uint32_t)sk_params.eager,
-                                 .eager_count = (uint32_t)sk_params.eager_count,
-                                 .eager_bytes = (uint32_t)sk_params.eager_bytes};
   prepare_dials(a, traffic_class);
+  choose_limits(a);
   if (prepare_hellos(a) != RAIL_OK) {
     RAIL_WARN("RailSocket: connect: no random bytes or no HMAC: %s", strerror(errno));
     free(a);

@@ -27,6 +27,7 @@ struct sk_params {
   int64_t streams;
   int64_t chunk;       /* bytes */
   int64_t eager;       /* bytes */
+  int64_t ahead;       /* bytes */
   int64_t eager_count; /* messages */
   int64_t eager_bytes;
   int64_t engine;      /* enum sk_engine_kind */

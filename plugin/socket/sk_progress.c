@@ -40,7 +40,7 @@ void sk_progress_ping(struct sk_comm *comm) {
 /* ---- frames ---------------------------------------------------------------- */
 
 /* What each frame means to each side. A function consumes the frame's bytes in the stream's buffer. RAIL_IN_PROGRESS:
- * not all of it is here, or (DATA) it must wait for another stream; else the comm's failure. */
+ * not all of it is here, or it must wait for its buffer (MSG) or another stream (DATA); else the comm's failure. */
 typedef rail_result_t (*frame_fn)(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 static const frame_fn frame_ops[][SK_FRAME_TYPES] = {
   [SK_SENDER] = {
@@ -63,7 +63,8 @@ static const frame_fn frame_ops[][SK_FRAME_TYPES] = {
 
 enum parse_result {
   PARSE_NEEDS_BYTES, /* of the frame that comes next */
-  PARSE_BLOCKED,     /* until another stream has announced the message, TLS goes on, or the connection is tried again */
+  PARSE_BLOCKED,     /* until the message has its buffer, or another stream has announced it; until TLS goes on, or the
+                      * connection is tried again */
   PARSE_FAILED,      /* the comm has failed: sk_comm_error */
 };
 
@@ -120,7 +121,7 @@ static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
     frame_fn on_frame = frame_ops[comm->side][frame.type];
     if (rail_unlikely(!on_frame)) return bad_type(comm, &frame);
     result = on_frame(comm, s, &frame);
-    if (result == RAIL_IN_PROGRESS) return frame.type == SK_FRAME_DATA ? PARSE_BLOCKED : PARSE_NEEDS_BYTES;
+    if (result == RAIL_IN_PROGRESS) return frame.type <= SK_FRAME_DATA ? PARSE_BLOCKED : PARSE_NEEDS_BYTES;
     if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
   }
 }
@@ -224,12 +225,15 @@ static rail_result_t read_others(struct sk_recv_comm *rc, uint64_t *bytes, bool 
 static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   struct sk_comm *comm = &rc->base;
   uint64_t bytes = 0;
-  bool ended;
+  bool ended, was_left_unread = rc->left_unread;
   sk_recv_start_submitted(rc);
+  rc->left_unread = false;
   RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
   ended = comm->streams[0].eof;
   if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
-  comm->more = bytes >= SK_CALL_BYTES || (bytes && sk_has_failover(comm)); /* one that waited for another may go on */
+  comm->more = bytes >= SK_CALL_BYTES ||
+               (bytes && sk_has_failover(comm)) || /* one that waited for another may go on */
+               (was_left_unread && !rc->left_unread); /* behind it may be the end of the stream, reported long ago */
   comm->ended = ended;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
   sk_grant_report_after_read(rc, bytes);
@@ -260,9 +264,15 @@ static void read_soon(struct sk_comm *comm) {
  * answered only by the next call: PONG is sent at once. */
 rail_result_t sk_progress_watch(struct sk_comm *comm) {
   uint64_t before = rail_stats_get(&comm->traffic.in);
+  struct sk_recv_comm *rc = comm->side == SK_RECEIVER ? rail_container_of(comm, struct sk_recv_comm, base) : NULL;
   read_soon(comm);
-  if (comm->side == SK_RECEIVER) rail_container_of(comm, struct sk_recv_comm, base)->idle_calls = SK_MANY_CALLS;
-  RAIL_TRY(sk_progress(comm));
+  if (rc) {
+    rc->idle_calls = SK_MANY_CALLS;
+    rc->read_all = true;
+  }
+  rail_result_t result = sk_progress(comm);
+  if (rc) rc->read_all = false;
+  RAIL_TRY(result);
   if (rail_stats_get(&comm->traffic.in) - before >= SK_CALL_BYTES)
     send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PONG);
   return RAIL_OK;

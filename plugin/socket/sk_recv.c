@@ -28,6 +28,7 @@ rail_result_t sk_recv_init(struct sk_recv_comm *rc, const struct sk_comm_args *a
   }
   sk_match_init(&rc->posted);
   TAILQ_INIT(&rc->ungranted);
+  rc->can_leave_unread = args->nstreams == 1;
   for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
     (void)rail_sock_open_window(args->fds[i], sk_params.window); /* streams work without */
   return sk_unexpected_init(&rc->unexpected, args->eager_size, args->eager_count, args->eager_bytes);
@@ -97,6 +98,7 @@ void sk_unexpected_free(struct sk_unexpected *u, struct sk_bounce *bounce) {
     u->bytes_freed += first->cost;
     u->count_freed++;
   }
+  if (u->head == u->tail) u->head = u->tail = 0; /* memory that is in the cache, and no more of it than is needed */
 }
 
 /* ---- targets: announced messages with bytes to come ----------------------------- */
@@ -224,6 +226,16 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
   return claim(rc, buffer, frame->seq, frame->size) == RAIL_OK ? &buffer->target : NULL;
 }
 
+/* A large message whose buffer is not posted yet stays in the kernel, where it costs nothing. It is received straight
+ * into its buffer when that is posted, and when the socket is full its sender waits. What lies behind it waits as well,
+ * so this is for connections of one stream, and only as long as nobody can need that: no buffer is posted, which
+ * might be for a message behind it; none is half filled; and the watch thread, which sets read_all, has not come by to
+ * look for PING, ERROR and the end of the stream. Otherwise the message goes into the ring. */
+static bool may_leave_unread(const struct sk_recv_comm *rc, const struct sk_frame *frame) {
+  return rc->can_leave_unread && !rc->read_all && !rc->partial && frame->size >= SK_BULK_BYTES &&
+         !(frame->flags & SK_FRAME_GRANTED);
+}
+
 /* With FAILOVER every stream announces every message, in order: one that is behind only repeats what is known, and may
  * bring the first chunk. None can be ahead of its own announcements. */
 static rail_result_t on_repeated_msg(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame) {
@@ -241,6 +253,10 @@ rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const st
   if ((s->index != 0 && !sk_has_failover(comm)) || frame->seq != rc->next_seq || frame->len > frame->size ||
       frame->size > RAIL_NET_MAX_BYTES)
     return bad_frame(rc, frame, "an announcement out of order or of a wrong size");
+  if (!rc->posted.count && may_leave_unread(rc, frame)) {
+    rc->left_unread = true;
+    return RAIL_IN_PROGRESS;
+  }
   struct sk_target *target = match_msg(rc, frame);
   if (rail_unlikely(!target)) return sk_comm_error(comm);
   rc->next_seq++;
@@ -372,6 +388,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   }
   sk_recv_start_submitted(rc);
   if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_after_irecv(rc); /* a failure is for test to report */
+  comm->more |= rc->left_unread; /* what a socket has reported already is to be read now */
   atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended, memory_order_relaxed);
   sk_comm_disown(comm);
   return RAIL_OK;

@@ -58,7 +58,7 @@ struct sk_bounce {
 struct sk_unexpected {
   struct sk_match table; /* messages without buffer, by tag */
   uint8_t *ring;
-  uint64_t head, tail;   /* live part, in bytes since the beginning */
+  uint64_t head, tail;   /* live part, in bytes since the ring was empty */
   uint32_t size;         /* of the largest message */
   uint32_t bytes, count; /* the credit in all */
   uint64_t bytes_used, bytes_freed, bytes_reported; /* spent by the sender; free again; and it knows */
@@ -110,6 +110,9 @@ struct sk_recv_comm {
   uint32_t ungranted_count, ungranted_large;
   uint32_t unread_calls; /* progress calls since all streams were last read */
   bool sender_waited;  /* the sender's last message had waited for its grant */
+  bool can_leave_unread; /* messages, which then wait in the kernel for their buffers: see may_leave_unread */
+  bool left_unread;    /* one does */
+  bool read_all;       /* none may in this progress call */
   bool completed;      /* with FAILOVER: the sender must learn it before the caller does, which may not call again */
   bool report_all;     /* all that was reported must be reported again */
   uint32_t idle_calls; /* progress calls in a row that found nothing */
@@ -127,7 +130,8 @@ void sk_recv_release(struct sk_recv_comm *rc);
 
 /* Starts what was submitted while another thread owned the comm. */
 void sk_recv_start_submitted(struct sk_recv_comm *rc);
-/* Frames MSG and DATA. RAIL_IN_PROGRESS: of a message that stream 0 has not announced yet. */
+/* Frames MSG and DATA. RAIL_IN_PROGRESS: a message that waits for its buffer; data of a message that stream 0 has not
+ * announced yet. */
 rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 rail_result_t sk_recv_on_data(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 /* The payload of such a frame is complete. */

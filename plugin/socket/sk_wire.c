@@ -66,14 +66,15 @@ unsigned int sk_limits_decode(const struct rail_hello *hello, const struct rail_
   memcpy(&wire, hello->payload, sizeof wire);
   *counter = le64toh(wire.counter);
   *limits = (struct sk_limits){
-    .features = le32toh(wire.features) & (SK_FEATURE_FAILOVER | SK_FEATURE_TLS),
+    .features = le32toh(wire.features) & SK_FEATURES,
     .eager_size = le32toh(wire.eager_size),
     .eager_count = le32toh(wire.eager_count),
     .eager_bytes = le32toh(wire.eager_bytes),
   };
   if (sk_handle_tls(listener) != ((limits->features & SK_FEATURE_TLS) != 0)) return SK_REASON_TLS;
   if (!streams_fit(hello, listener)) return SK_REASON_STREAMS;
-  bool fit = limits->eager_size <= SK_MAX_EAGER && limits->eager_count <= SK_MAX_EAGER_COUNT &&
+  uint32_t max_size = limits->features & SK_FEATURE_AHEAD ? SK_MAX_AHEAD : SK_MAX_EAGER;
+  bool fit = limits->eager_size <= max_size && limits->eager_count <= SK_MAX_EAGER_COUNT &&
              limits->eager_bytes <= SK_MAX_EAGER_BYTES && limits->eager_bytes >= SK_MIN_EAGER_BYTES(limits->eager_size);
   return fit ? (unsigned int)RAIL_REASON_NONE : SK_REASON_LIMITS;
 }

@@ -20,7 +20,8 @@
 #define SK_WIRE_VERSION 3
 #define SK_MAX_STREAMS 16
 #define SK_MAX_RAILS RAIL_HANDLE_ADDRS /* interfaces of one fused device */
-#define SK_MAX_EAGER (64 * 1024)       /* upper limits of what a HELLO may ask the acceptor to hold */
+#define SK_MAX_EAGER (64 * 1024)       /* upper limits of what a HELLO may ask the acceptor to hold: without AHEAD, */
+#define SK_MAX_AHEAD (2 * 1024 * 1024) /* and with it */
 #define SK_MAX_EAGER_COUNT 4096
 #define SK_MAX_EAGER_BYTES (16 * 1024 * 1024)
 
@@ -30,6 +31,8 @@
 /* What both sides must be able to do; agreed in HELLO and answer. */
 #define SK_FEATURE_FAILOVER 1u /* streams over several devices: a lost one is dialled again and resent */
 #define SK_FEATURE_TLS 2u      /* after HELLO and answer all is TLS (sk_tls.h); both want it, or neither */
+#define SK_FEATURE_AHEAD 4u    /* the eager size may be as large as SK_MAX_AHEAD, because the receiver need not copy */
+#define SK_FEATURES (SK_FEATURE_FAILOVER | SK_FEATURE_TLS | SK_FEATURE_AHEAD)
 
 extern const struct rail_protocol sk_protocol;
 

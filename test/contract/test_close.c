@@ -12,7 +12,7 @@
 
 enum {
   MESSAGES = 8,
-  SIZE = 64 << 10,  /* beyond RAIL_SOCKET_EAGER: only what the receiver has posted is sent */
+  SIZE = 64 << 10,  /* beyond what goes ahead of its receive: only what the receiver has posted is sent */
   GRANTING_MS = 50, /* in which the receiver says what it has posted */
   AWAY_MS = 3000,   /* longer than any finalize that waits for nothing but its own timeout of a second */
 };
@@ -70,6 +70,7 @@ static void send_and_end(struct pipes *io, void *arg) {
   char handle[RAIL_NET_HANDLE_SIZE], go;
   struct kit_net n;
   setenv("RAIL_SOCKET_ENGINE", story->engine, 1);
+  setenv("RAIL_SOCKET_AHEAD", "0", 1);
   kit_net_open(&n);
   pipe_read(io, handle, sizeof handle);
   void *comm = kit_net_connect(&n, handle);

@@ -79,6 +79,7 @@ static void open_profiled(struct kit_net *n, int version) {
   started = stopped = bad = 0;
   decline = false;
   caller = pthread_self();
+  setenv("RAIL_SOCKET_AHEAD", "0", 1); /* large sends, which must fail here, are not done before their receive */
   kit_net_load(n, version);
   const void *table = rail_net_vtable(n->any);
   if (version >= 11) {

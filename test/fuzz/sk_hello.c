@@ -33,7 +33,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
   }
   if (reason != RAIL_REASON_NONE) return;
   FUZZ_CHECK(hello.streams >= 1 && hello.streams <= SK_MAX_STREAMS && hello.stream < hello.streams);
-  FUZZ_CHECK(limits.eager_size <= SK_MAX_EAGER && limits.eager_count <= SK_MAX_EAGER_COUNT);
+  FUZZ_CHECK(limits.eager_size <= (limits.features & SK_FEATURE_AHEAD ? SK_MAX_AHEAD : SK_MAX_EAGER));
+  FUZZ_CHECK(limits.eager_count <= SK_MAX_EAGER_COUNT);
   FUZZ_CHECK(limits.eager_bytes <= SK_MAX_EAGER_BYTES);
   /* Everything that decode keeps comes back. */
   again = sk_make_hello(&listener, hello, limits, counter);

@@ -142,6 +142,50 @@ TEST(the_end_comes_with_the_last_bytes) {
   end(&d);
 }
 
+/* Until the first message waits. The thread then sleeps soon. */
+static void wait_until_left_unread(const struct data *d) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  for (bool waits = false; !waits; usleep(1000)) {
+    ENSURE(!rail_deadline_passed(deadline), "no message is left unread");
+    own(d);
+    waits = data_receiver(d)->left_unread;
+    sk_comm_disown(d->comm);
+  }
+}
+
+/* A message that was left in the socket has had its event. What brings it in is the receive, and the end of the stream
+ * behind it, which has had its own, shows in the buffer that stays empty. */
+TEST(a_message_that_waits_and_the_end_behind_it) {
+  enum { WAITING = 96 * 1024 };
+  for (int by_another = 0; by_another < 2; by_another++) { /* owner, when the receive is posted */
+    struct data d;
+    data_begin(&d, SK_RECEIVER, 1, 0);
+    sk_params.engine = SK_ENGINE_EPOLL;
+    d.args.eager_size = WAITING;
+    d.args.eager_bytes = SK_MIN_EAGER_BYTES(WAITING);
+    data_open(&d);
+    data_send(&d, 0, SK_FRAME_MSG, 0, 0, WAITING, WAITING, 0);
+    data_send_bytes(&d, 0, 0, 0, WAITING);
+    data_end(&d, 0);
+    wait_until_left_unread(&d);
+    void *data[] = {bytes, bytes + WAITING}, *request;
+    size_t sizes[] = {WAITING, WAITING};
+    if (by_another) own(&d);
+    ENSURE_INT(sk_irecv(d.comm, 2, data, sizes, (int[]){0, 1}, NULL, NULL, &request), RAIL_OK);
+    if (by_another) sk_comm_disown(d.comm);
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+    while (sk_comm_error(d.comm) == RAIL_OK) {
+      CHECK_MSG(!rail_deadline_passed(deadline), "the end of the stream goes unnoticed");
+      usleep(100);
+    }
+    own(&d); /* which orders what the engine's thread has written */
+    data_check_bytes(bytes, 0, 0, WAITING);
+    sk_comm_disown(d.comm);
+    CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+    end(&d);
+  }
+}
+
 /* ---- sender ------------------------------------------------------------------ */
 
 /* A message that is far larger than the socket goes on whenever the peer has read. */
@@ -212,5 +256,6 @@ TEST(connections_come_and_go) {
 
 TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_the_last),
           TEST_CASE(an_event_while_another_thread_owns), TEST_CASE(a_receive_while_another_thread_owns),
-          TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_socket_that_has_room_again),
+          TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_message_that_waits_and_the_end_behind_it),
+          TEST_CASE(a_socket_that_has_room_again),
           TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go))

@@ -194,6 +194,28 @@ TEST(eager_bytes_that_are_too_few_are_raised) {
   rail_log_set_sink(NULL);
 }
 
+/* The feature is off where no more may go ahead than RAIL_SOCKET_EAGER says. */
+TEST(how_much_goes_ahead) {
+  static const struct { int64_t ahead, bytes, size; bool feature; } cases[] = {
+    {256 * 1024, 8 << 20, 256 * 1024, true},
+    {1 << 20, 1 << 20, (1 << 18) - 128, true}, /* a quarter of the eager bytes */
+    {0, 8 << 20, 32 * 1024, false},
+    {32 * 1024, 8 << 20, 32 * 1024, false},
+    {1 << 20, 4 * (32 * 1024 + 128), 32 * 1024, false}};
+  for (size_t i = 0; i < RAIL_COUNT_OF(cases); i++) {
+    struct hs h;
+    hs_begin(&h);
+    sk_params.eager = 32 * 1024;
+    sk_params.ahead = cases[i].ahead;
+    sk_params.eager_bytes = cases[i].bytes;
+    hs_pair(&h, DEV_A, DEV_A);
+    CHECK_INT(hs_sent.eager_size, cases[i].size);
+    CHECK_INT(hs_received.eager_size, cases[i].size);
+    CHECK_INT(hs_received.features, cases[i].feature ? SK_FEATURE_AHEAD : 0);
+    hs_end(&h);
+  }
+}
+
 TEST_MAIN(TEST_CASE(a_port_for_each_rail), TEST_CASE(values_that_make_no_sense), TEST_CASE(bound_to_all_addresses),
           TEST_CASE(traffic_class), TEST_CASE(congestion_control), TEST_CASE(each_buffer_has_its_own_size),
-          TEST_CASE(eager_bytes_that_are_too_few_are_raised))
+          TEST_CASE(eager_bytes_that_are_too_few_are_raised), TEST_CASE(how_much_goes_ahead))

@@ -4,6 +4,8 @@
  * TEST-SAN: asan tsan
  *
  * RAIL_TEST_MEGABYTES=1000: so much crosses in the capture (100; 10 under a sanitizer). */
+#include <poll.h>
+
 #include "test/unit/sk_data.h"
 #include "test/unit/sk_tls.h"
 
@@ -58,19 +60,22 @@ static void carry_all(void) {
 
 /* ---- connections -------------------------------------------------------------- */
 
-static void open_both(uint32_t features) {
+static void open_streams(uint32_t features, unsigned int n, uint32_t eager_size) {
   ENSURE(tls_prepare(), "no TLS: %s", log_lines);
   memset(&wire, 0, sizeof wire);
   wire.most = sizeof(uint8_t[65536]);
-  data_begin_another(&sender, SK_SENDER, STREAMS, features);
-  data_begin_another(&receiver, SK_RECEIVER, STREAMS, features);
+  data_begin_another(&sender, SK_SENDER, n, features);
+  data_begin_another(&receiver, SK_RECEIVER, n, features);
+  sender.args.eager_size = receiver.args.eager_size = eager_size;
   data_create(&receiver);
   data_create(&sender);
-  for (unsigned int i = 0; i < STREAMS; i++) { /* the acceptor's answer, which crosses like all else */
+  for (unsigned int i = 0; i < n; i++) { /* the acceptor's answer, which crosses like all else */
     const struct sk_answer_bytes welcome = sk_make_welcome(features);
     data_write(&sender, i, &welcome, sizeof welcome);
   }
 }
+
+static void open_both(uint32_t features) { open_streams(features, STREAMS, EAGER); }
 
 static void close_both(void) {
   ENSURE_INT(sk_close_send(sender.comm), RAIL_OK);
@@ -347,7 +352,44 @@ TEST(no_key_for_a_stream) {
 
 TEST(libssl_is_there) { CHECK(tls_prepare()); }
 
-TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(a_mark_crosses_in_clear), TEST_CASE(no_mark_crosses_encrypted),
+/* ---- ahead of its receive -------------------------------------------------------- */
+
+/* It is left in the socket and, from the record that its header came with, decrypted in OpenSSL's hands, where poll(2)
+ * sees nothing: the next call finds it, or the watch thread. */
+TEST(a_message_that_waits_for_its_buffer) {
+  enum { SIZE = 40000 };
+  data_prepare();
+  for (int watched = 0; watched < 2; watched++) {
+    struct pollfd fds[SK_MAX_STREAMS];
+    uint32_t nfds;
+    open_streams(SK_FEATURE_TLS, 1, SIZE);
+    const struct sk_recv_comm *rc = data_receiver(&receiver);
+    for (size_t at = 0; at < SIZE; at++) out[at] = (uint8_t)(at * 7 + (size_t)watched);
+    void *s = isend(SIZE);
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS)), now = rail_now_ns();
+    while (s || !rc->left_unread) {
+      if (s && data_test(s, NULL)) s = NULL;
+      carry_all();
+      CHECK_OK(data_turn(&receiver));
+      CHECK_MSG(!rail_deadline_passed(deadline), "the message is not sent, or does not wait: %s", log_lines);
+    }
+    CHECK_INT(rc->unexpected.table.count, 0);
+    if (watched) {
+      (void)sk_keepalive_check(receiver.comm, now, fds, &nfds);
+      CHECK_INT(sk_keepalive_check(receiver.comm, now + 1, fds, &nfds), SK_KEEPALIVE_RUN);
+      sk_keepalive_run(receiver.comm, now + 1);
+      CHECK_INT(rc->unexpected.table.count, 1);
+    }
+    void *r = irecv(SIZE);
+    data_wait(r, NULL);
+    CHECK(memcmp(in, out, SIZE) == 0);
+    close_both();
+  }
+  rail_log_set_sink(NULL);
+}
+
+TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(a_message_that_waits_for_its_buffer),
+          TEST_CASE(a_mark_crosses_in_clear), TEST_CASE(no_mark_crosses_encrypted),
           TEST_CASE(a_slow_wire), TEST_CASE(a_wire_that_is_cut), TEST_CASE(a_wire_that_is_cut_at_rest),
           TEST_CASE(what_has_come_is_read), TEST_CASE(a_bit_that_is_changed),
           TEST_CASE(bytes_in_clear_behind_the_answer), TEST_CASE(an_answer_without_tls),

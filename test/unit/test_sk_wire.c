@@ -164,6 +164,12 @@ TEST(hello_refusals) {
   listener = some_listener();
   w = good, w.limits.eager_size = htole32(SK_MAX_EAGER + 1);
   CHECK_INT(hello_reason(&w, &listener, &limits), SK_REASON_LIMITS);
+  w.limits.features |= htole32(SK_FEATURE_AHEAD);
+  w.limits.eager_bytes = htole32(SK_MAX_EAGER_BYTES);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_NONE);
+  CHECK_INT(limits.features, SK_FEATURE_FAILOVER | SK_FEATURE_AHEAD);
+  w.limits.eager_size = htole32(SK_MAX_AHEAD + 1);
+  CHECK_INT(hello_reason(&w, &listener, &limits), SK_REASON_LIMITS);
   w = good, w.limits.eager_count = htole32(SK_MAX_EAGER_COUNT + 1);
   CHECK_INT(hello_reason(&w, &listener, &limits), SK_REASON_LIMITS);
   w = good, w.limits.eager_bytes = htole32(SK_MAX_EAGER_BYTES + 1);
