@@ -43,12 +43,12 @@ void sk_connect_drop(void *attempt) {
 
 /* ---- attempts ------------------------------------------------------ */
 
-/* What may be on its way to a receiver that has posted no buffer. Over one stream that is more than over several,
- * because there the receiver need not read it (may_leave_unread in sk_recv.c). */
+/* What may be on its way to a receiver that has posted no buffer. With AHEAD that is more, because the receiver need
+ * not read it (may_leave_unread in sk_recv.c). */
 static void choose_limits(struct sk_connect *a) {
   unsigned int rails = RAIL_MAX(a->device->nrails, a->listener.naddrs);
   int64_t ahead = RAIL_MIN(sk_params.ahead, sk_params.eager_bytes / 4 - (int64_t)sk_credit_of(0));
-  bool goes_ahead = a->nstreams == 1 && ahead > sk_params.eager;
+  bool goes_ahead = a->nstreams == 1 && sk_params.eager > 0 && ahead > SK_MAX_EAGER;
   a->limits = (struct sk_limits){.features = (rails > 1 && a->nstreams > 1 ? SK_FEATURE_FAILOVER : 0) |
                                              (sk_params.tls ? SK_FEATURE_TLS : 0) |
                                              (goes_ahead ? SK_FEATURE_AHEAD : 0),

@@ -15,7 +15,7 @@
 
 #define MS 1000000ull
 #define TICK (SK_TICK_MS * MS)
-#define IDLE_TICKS 2 /* without events or requests, after which a comm is checked less often: */
+#define IDLE_TICKS 2 /* without events, requests or pending work, after which a comm is checked less often: */
 #define SKIP_TICKS 3 /* not for so many ticks */
 #define OWN_TRIES 2000 /* to take a comm from its caller, who leaves it between any two calls */
 
@@ -150,6 +150,7 @@ enum sk_keepalive_need sk_keepalive_check(struct sk_comm *comm, uint64_t now, st
   if (!sk_comm_try_own(comm)) return must ? SK_KEEPALIVE_RUN : SK_KEEPALIVE_NONE;
   if (fresh) rail_stats_set(&values[SK_COMM_CREDIT_BYTES], credit_left(comm));
   bool pending = has_pending_work(comm);
+  if (pending) k->idle = k->skip = 0;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     if (s->fd >= 0 && !s->eof && !failed) fds[(*nfds)++] = (struct pollfd){.fd = s->fd, .events = POLLIN};
@@ -407,10 +408,11 @@ void sk_keepalive_run(struct sk_comm *comm, uint64_t now) {
   if (!own_with_retries(comm)) return;
   sk_failover_tick(comm, now);
   if (sk_progress_watch(comm) == RAIL_OK) {
+    struct sk_keepalive *k = &comm->keepalive;
     uint64_t ping = ping_interval();
-    (void)update_progress(comm, now);
+    if (update_progress(comm, now)) k->idle = k->skip = 0; /* more may come, which the next check must see */
     if (host_is_due(comm, now)) check_host(comm, now);
-    if (sk_comm_error(comm) == RAIL_OK && sk_comm_in_use(comm) && ping && now - comm->keepalive.since + TICK > ping)
+    if (sk_comm_error(comm) == RAIL_OK && sk_comm_in_use(comm) && ping && now - k->since + TICK > ping)
       check_deadline(comm, now, &line);
   }
   if (comm->keepalive.was_silent && !line.text[0]) report_recovery(comm, &line);

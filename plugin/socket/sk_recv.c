@@ -28,7 +28,7 @@ rail_result_t sk_recv_init(struct sk_recv_comm *rc, const struct sk_comm_args *a
   }
   sk_match_init(&rc->posted);
   TAILQ_INIT(&rc->ungranted);
-  rc->can_leave_unread = args->nstreams == 1;
+  rc->can_leave_unread = args->nstreams == 1 && (args->features & SK_FEATURE_AHEAD);
   for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
     (void)rail_sock_open_window(args->fds[i], sk_params.window); /* streams work without */
   return sk_unexpected_init(&rc->unexpected, args->eager_size, args->eager_count, args->eager_bytes);
@@ -228,9 +228,9 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
 
 /* A large message whose buffer is not posted yet stays in the kernel, where it costs nothing. It is received straight
  * into its buffer when that is posted, and when the socket is full its sender waits. What lies behind it waits as well,
- * so this is for connections of one stream, and only as long as nobody can need that: no buffer is posted, which
- * might be for a message behind it; none is half filled; and the watch thread, which sets read_all, has not come by to
- * look for PING, ERROR and the end of the stream. Otherwise the message goes into the ring. */
+ * so this is for connections of one stream, with AHEAD, and only as long as nobody can need that: no buffer is posted,
+ * which might be for a message behind it; none is half filled; and the watch thread, which sets read_all, has not come
+ * by to look for PING, ERROR and the end of the stream. Otherwise the message goes into the ring. */
 static bool may_leave_unread(const struct sk_recv_comm *rc, const struct sk_frame *frame) {
   return rc->can_leave_unread && !rc->read_all && !rc->partial && frame->size >= SK_BULK_BYTES &&
          !(frame->flags & SK_FRAME_GRANTED);
@@ -389,7 +389,8 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   sk_recv_start_submitted(rc);
   if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_after_irecv(rc); /* a failure is for test to report */
   comm->more |= rc->left_unread; /* what a socket has reported already is to be read now */
-  atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended, memory_order_relaxed);
+  atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended || rc->left_unread,
+                        memory_order_relaxed);
   sk_comm_disown(comm);
   return RAIL_OK;
 }

@@ -42,10 +42,10 @@ struct sk_recv {
 
 /* ---- unexpected messages ---------------------------------------------------
  *
- * Small messages without a receive buffer yet lie in a ring of bounce buffers, each behind a record that describes it,
- * until an irecv takes them. The credit keeps the ring from overflowing: the sender counts what it sends eagerly, this
- * side counts what has become free again and reports it; both count a message as sk_credit_of(size), so the ring holds
- * whatever the credit lets through.
+ * Messages without a receive buffer yet, unless they are left unread (may_leave_unread), lie in a ring of bounce
+ * buffers, each behind a record that describes it, until an irecv takes them. The credit keeps the ring from
+ * overflowing: the sender counts what it sends eagerly, this side counts what has become free again and reports it;
+ * both count a message as sk_credit_of(size), so the ring holds whatever the credit lets through.
  */
 struct sk_bounce {
   struct sk_target target;
@@ -112,6 +112,7 @@ struct sk_recv_comm {
   bool sender_waited;  /* the sender's last message had waited for its grant */
   bool can_leave_unread; /* messages, which then wait in the kernel for their buffers: see may_leave_unread */
   bool left_unread;    /* one does */
+  bool may_hide_end;   /* one did, and the socket was not found empty since: its end may be behind, reported long ago */
   bool read_all;       /* none may in this progress call */
   bool completed;      /* with FAILOVER: the sender must learn it before the caller does, which may not call again */
   bool report_all;     /* all that was reported must be reported again */

@@ -15,7 +15,8 @@ static const char *reason_text(unsigned int reason) {
       return "the other side has another key in RAIL_SOCKET_AUTH_FILE, or its message was changed on the way";
     case SK_REASON_STREAMS: return "stream index or count that the listener did not ask for";
     case SK_REASON_DUPLICATE: return "a stream of a connection that was accepted already";
-    case SK_REASON_LIMITS: return "eager limits out of range";
+    case SK_REASON_LIMITS:
+      return "eager limits out of range (a side of another release? RAIL_SOCKET_AHEAD=0 on the sending one may help)";
     case SK_REASON_TLS: return "one side encrypts and the other does not: RAIL_SOCKET_TLS must be the same on both";
     default: return NULL;
   }

@@ -31,7 +31,7 @@
 /* What both sides must be able to do; agreed in HELLO and answer. */
 #define SK_FEATURE_FAILOVER 1u /* streams over several devices: a lost one is dialled again and resent */
 #define SK_FEATURE_TLS 2u      /* after HELLO and answer all is TLS (sk_tls.h); both want it, or neither */
-#define SK_FEATURE_AHEAD 4u    /* the eager size may be as large as SK_MAX_AHEAD, because the receiver need not copy */
+#define SK_FEATURE_AHEAD 4u    /* eager size up to SK_MAX_AHEAD: the receiver may leave messages unread */
 #define SK_FEATURES (SK_FEATURE_FAILOVER | SK_FEATURE_TLS | SK_FEATURE_AHEAD)
 
 extern const struct rail_protocol sk_protocol;

@@ -159,7 +159,7 @@ TEST(a_message_that_waits_and_the_end_behind_it) {
   enum { WAITING = 96 * 1024 };
   for (int by_another = 0; by_another < 2; by_another++) { /* owner, when the receive is posted */
     struct data d;
-    data_begin(&d, SK_RECEIVER, 1, 0);
+    data_begin(&d, SK_RECEIVER, 1, SK_FEATURE_AHEAD);
     sk_params.engine = SK_ENGINE_EPOLL;
     d.args.eager_size = WAITING;
     d.args.eager_bytes = SK_MIN_EAGER_BYTES(WAITING);

@@ -194,18 +194,20 @@ TEST(eager_bytes_that_are_too_few_are_raised) {
   rail_log_set_sink(NULL);
 }
 
-/* The feature is off where no more may go ahead than RAIL_SOCKET_EAGER says. */
+/* The feature is off where no more may go ahead than without it, or nothing at all. */
 TEST(how_much_goes_ahead) {
-  static const struct { int64_t ahead, bytes, size; bool feature; } cases[] = {
-    {256 * 1024, 8 << 20, 256 * 1024, true},
-    {1 << 20, 1 << 20, (1 << 18) - 128, true}, /* a quarter of the eager bytes */
-    {0, 8 << 20, 32 * 1024, false},
-    {32 * 1024, 8 << 20, 32 * 1024, false},
-    {1 << 20, 4 * (32 * 1024 + 128), 32 * 1024, false}};
+  static const struct { int64_t ahead, bytes, eager, size; bool feature; } cases[] = {
+    {256 * 1024, 8 << 20, 32 * 1024, 256 * 1024, true},
+    {64 * 1024 + 1, 8 << 20, 1, 64 * 1024 + 1, true},
+    {1 << 20, 1 << 20, 32 * 1024, (1 << 18) - 128, true}, /* a quarter of the eager bytes */
+    {0, 8 << 20, 32 * 1024, 32 * 1024, false},
+    {64 * 1024, 8 << 20, 32 * 1024, 32 * 1024, false},
+    {256 * 1024, 8 << 20, 0, 0, false},
+    {1 << 20, 4 * (32 * 1024 + 128), 32 * 1024, 32 * 1024, false}};
   for (size_t i = 0; i < RAIL_COUNT_OF(cases); i++) {
     struct hs h;
     hs_begin(&h);
-    sk_params.eager = 32 * 1024;
+    sk_params.eager = cases[i].eager;
     sk_params.ahead = cases[i].ahead;
     sk_params.eager_bytes = cases[i].bytes;
     hs_pair(&h, DEV_A, DEV_A);

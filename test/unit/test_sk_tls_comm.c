@@ -362,7 +362,7 @@ TEST(a_message_that_waits_for_its_buffer) {
   for (int watched = 0; watched < 2; watched++) {
     struct pollfd fds[SK_MAX_STREAMS];
     uint32_t nfds;
-    open_streams(SK_FEATURE_TLS, 1, SIZE);
+    open_streams(SK_FEATURE_TLS | SK_FEATURE_AHEAD, 1, SIZE);
     const struct sk_recv_comm *rc = data_receiver(&receiver);
     for (size_t at = 0; at < SIZE; at++) out[at] = (uint8_t)(at * 7 + (size_t)watched);
     void *s = isend(SIZE);

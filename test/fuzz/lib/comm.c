@@ -73,7 +73,7 @@ static void open_comm(struct fuzz_comm *c, enum sk_side side, const struct fuzz_
   args->eager_size = shape->eager_size;
   args->eager_count = shape->eager_count;
   args->eager_bytes = SK_MIN_EAGER_BYTES(shape->eager_size) + 1024;
-  args->features = shape->failover ? SK_FEATURE_FAILOVER : 0;
+  args->features = shape->failover ? SK_FEATURE_FAILOVER : shape->nstreams == 1 ? SK_FEATURE_AHEAD : 0;
   for (unsigned int i = 0; i < shape->nstreams; i++) {
     int fds[2];
     fuzz_socketpair(fds);
