@@ -3,7 +3,9 @@
  * and keeps the sockets of those who sent them. What is the same for a listener is in test_listener. */
 #include "common/conn/pending.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -51,11 +53,20 @@ static void owner_close(struct owner *o) {
   rail_log_set_sink(NULL);
 }
 
+/* What was sent is in the peer's socket. */
+static void wait_until_arrived(int fd) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(LIMIT_MS));
+  int left = 1;
+  while (ioctl(fd, SIOCOUTQ, &left) == 0 && left > 0) CHECK(!rail_deadline_passed(deadline));
+  CHECK_INT(left, 0);
+}
+
 static int dial(const struct owner *o, const char *bytes) {
   int fd;
   size_t done = 0;
   CHECK_OK(rail_sock_connect_all(&o->addr, NULL, rail_deadline_in_ms(LIMIT_MS), NULL, &fd));
   CHECK_OK(rail_sock_send_some(fd, bytes, strlen(bytes), &done));
+  wait_until_arrived(fd);
   return fd;
 }
 
@@ -146,6 +157,7 @@ TEST(who_has_spoken_is_not_dropped) {
     size_t done = 0;
     make_older(TAILQ_FIRST(&o.set.list), 2000);
     CHECK_OK(rail_sock_send_some(fds[i], "abcd", 4, &done));
+    wait_until_arrived(fds[i]);
   }
   for (int i = 0; i <= PLACES; i++) others[i] = dial(&o, "");
   run_until(&o, 2 * PLACES + 1);
