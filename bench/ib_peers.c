@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What many peers of one process cost over the ib plugin and the emulated device: processes that load the plugin,
- * connect to that process at once, send it a message each and close. make bench-emu; ib_peers N: so many (1000). Every
- * byte is checked. Figures of one machine, to be compared with each other only. */
+ * What many senders cost one receiver over the ib plugin and the emulated device: processes that load the plugin,
+ * connect to the receiver's process at once, send a message each and close. make bench-emu; ib_peers N: so many (1000).
+ * Every byte is checked. Figures of one machine, to be compared with each other only. */
 #include <dirent.h>
 #include <errno.h>
 #include <sched.h>
@@ -14,12 +14,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kit/kit_ensure.h"
 #include "loader/netload.h"
 #include "test/harness/emu.h"
 
 enum { BYTES = 4096, MOST = 1500, PATIENCE_S = 600, LOOK_US = 50 };
 
-struct place { /* the plugin, in one process */
+struct plugin { /* as loaded by this process */
   struct rail_net *net;
   void *ctx;
 };
@@ -74,7 +75,7 @@ static void begin(void) {
 }
 static void print_time(const char *what, int n) {
   double elapsed = seconds(CLOCK_MONOTONIC) - since.elapsed;
-  printf("%-48s %7.2f s; of the one's processor: %.2f ms each\n", what, elapsed,
+  printf("%-48s %7.2f s; CPU time of the receiver: %.2f ms a connection\n", what, elapsed,
          (seconds(CLOCK_PROCESS_CPUTIME_ID) - since.processor) * 1e3 / n);
   fflush(stdout);
 }
@@ -90,24 +91,16 @@ static long status_kib(const char *name) {
   return kib;
 }
 
-static int open_files(void) {
-  int n = 0;
-  DIR *dir = opendir("/proc/self/fd");
-  while (dir && readdir(dir)) n++;
-  if (dir) closedir(dir);
-  return n;
-}
-
 struct used { long own, shared, locked; int files; };
 static struct used used_now(void) {
   return (struct used){.own = status_kib("RssAnon:"), .shared = status_kib("RssShmem:"),
-                       .locked = emu_live("locked"), .files = open_files()};
+                       .locked = emu_live("locked"), .files = kit_fd_count()};
 }
 
 /* ---- both sides ------------------------------------------------------------------------------- */
 
-/* The one polls, as NCCL does. A peer looks less and less often, in the end all together 20,000 times a second: peers
- * that poll would leave the one no core. */
+/* The receiver polls, as NCCL does. A sender looks less and less often, in the end all together 20,000 times a second:
+ * senders that poll would leave the receiver no core. */
 static void idle(double deadline, const char *what) {
   static useconds_t pause = LOOK_US;
   if (seconds(CLOCK_MONOTONIC) > deadline) fail("process %d: %s: not within %d s", (int)getpid(), what, PATIENCE_S);
@@ -119,16 +112,16 @@ static void idle(double deadline, const char *what) {
   pause = 2 * pause < npeers * LOOK_US ? 2 * pause : npeers * LOOK_US;
 }
 
-static struct place load_plugin(void) {
+static struct plugin load_plugin(void) {
   static const struct rail_net_init args = {.traffic_class = -1};
-  struct place at;
+  struct plugin at;
   char path[PATH_MAX], why[512];
   if (!rail_path_from_bin(path, "../lib/libnccl-net-ib.so")) fail("no path of this program");
   if (rail_net_try(path, &args, &at.net, &at.ctx, why, sizeof why) != RAIL_OK) fail("%s: %s", path, why);
   return at;
 }
 
-static void unload_plugin(struct place *at) {
+static void unload_plugin(struct plugin *at) {
   require(rail_net_finalize(at->net, at->ctx), "finalize");
   rail_net_unload(at->net);
 }
@@ -139,9 +132,9 @@ static void fill(char data[BYTES], uint32_t number) {
   for (uint32_t i = sizeof number; i < BYTES; i++) data[i] = (char)(number * 31 + i * 7 + i / 256);
 }
 
-/* ---- a peer ------------------------------------------------------------------------------------ */
+/* ---- a sender ----------------------------------------------------------------------------------- */
 
-static void send_message(const struct place *at, void *comm, uint32_t number, double deadline) {
+static void send_message(const struct plugin *at, void *comm, uint32_t number, double deadline) {
   static char data[BYTES];
   void *mhandle, *request = NULL;
   int done = 0, size;
@@ -162,7 +155,7 @@ static void send_message(const struct place *at, void *comm, uint32_t number, do
 _Noreturn static void be_peer(uint32_t number, const int *ready, const int *go, const int *end) {
   char handle[RAIL_NET_HANDLE_SIZE], c = 0;
   void *comm = NULL;
-  struct place at = load_plugin();
+  struct plugin at = load_plugin();
   if (write(ready[1], &c, 1) != 1 || read(go[0], handle, sizeof handle) != sizeof handle) _exit(1);
   double deadline = seconds(CLOCK_MONOTONIC) + PATIENCE_S;
   while (!comm) {
@@ -194,9 +187,9 @@ static void start_peers(int n, const int *ready, const int *go, const int *end) 
   close(end[0]);
 }
 
-/* ---- the one ------------------------------------------------------------------------------------- */
+/* ---- the receiver --------------------------------------------------------------------------------- */
 
-static void post_receive(const struct place *at, struct peer *p, double deadline) {
+static void post_receive(const struct plugin *at, struct peer *p, double deadline) {
   void *data = p->data;
   const size_t size = BYTES;
   const int tag = 0;
@@ -207,7 +200,7 @@ static void post_receive(const struct place *at, struct peer *p, double deadline
   }
 }
 
-static void accept_all(const struct place *at, void *listener, struct peer *peers, int n, double deadline) {
+static void accept_all(const struct plugin *at, void *listener, struct peer *peers, int n, double deadline) {
   for (int i = 0; i < n;) {
     require(rail_net_accept(at->net, listener, &peers[i].comm), "accept");
     if (!peers[i].comm) {
@@ -229,7 +222,7 @@ static void check_message(const struct peer *p, int size, int n, bool *seen) {
   seen[number] = true;
 }
 
-static void receive_all(const struct place *at, struct peer *peers, int n, double deadline) {
+static void receive_all(const struct plugin *at, struct peer *peers, int n, double deadline) {
   bool *seen = calloc((size_t)n, sizeof *seen);
   if (!seen) fail("out of memory");
   for (int received = 0; received < n;) {
@@ -254,13 +247,13 @@ static void await_peers(int n) {
     if (wait(&status) < 0 || status != 0) fail("a peer ended with status 0x%x", (unsigned int)status);
 }
 
-static void close_all(const struct place *at, struct peer *peers, int n) {
+static void close_all(const struct plugin *at, struct peer *peers, int n) {
   for (int i = 0; i < n; i++) require(rail_net_close_recv(at->net, peers[i].comm), "closeRecv");
 }
 
 static void print_memory(const struct used *before, int n) {
   const struct used now = used_now();
-  printf("of the one, for each: %.1f KiB of memory, %.1f KiB of the device's rings, %.1f KiB registered and so locked, "
+  printf("the receiver, for each connection: %.1f KiB of memory, %.1f KiB of the device's rings, %.1f KiB registered, "
          "%.2f descriptors\n", (double)(now.own - before->own) / n, (double)(now.shared - before->shared) / n,
          (double)(now.locked - before->locked) / 1024 / n, (double)(now.files - before->files) / n);
 }
@@ -276,9 +269,9 @@ static void many_peers(int n) {
   start_peers(n, ready, go, end);
   for (int i = 0; i < n; i++)
     if (read(ready[0], &c, 1) != 1) fail("a peer could not load the plugin");
-  printf("%d processes load the ib plugin and connect to one at once\n", n);
+  printf("%d processes load the ib plugin and connect to one receiver at once\n", n);
   print_time("all have loaded it", n);
-  struct place at = load_plugin();
+  struct plugin at = load_plugin();
   require(rail_net_listen(at.net, at.ctx, 0, handle, &listener), "listen");
   const struct used before = used_now();
   double deadline = seconds(CLOCK_MONOTONIC) + PATIENCE_S;

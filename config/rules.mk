@@ -341,7 +341,7 @@ $(BUILD)/bench/exchange: $(O)/bench/exchange.o $(KIT_A) $(BASE_A)
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
 
 # It opens plugin and device by their paths.
-$(BUILD)/bench/ib_peers: $(O)/bench/ib_peers.o $(BASE_A) | $(BUILD)/lib/libnccl-net-ib.so $(emu_lib)
+$(BUILD)/bench/ib_peers: $(O)/bench/ib_peers.o $(KIT_A) $(BASE_A) | $(BUILD)/lib/libnccl-net-ib.so $(emu_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
 	$(Q)$(CC) $(ALL_LDFLAGS) $^ -ldl -lm -o $@
