@@ -19,20 +19,12 @@ enum { A1, A2, B, RNIC1, RNIC2, SOFT, NO_INLINE, FUSED, FUSED_RNIC };
 
 static struct ib_rdmacm real; /* ib_rdmacm, as it was loaded */
 
-static int open_files(void) {
-  int n = 0;
-  DIR *dir = opendir("/proc/self/fd");
-  while (dir && readdir(dir)) n++;
-  if (dir) closedir(dir);
-  return n;
-}
-
 static int files_before;
 
 static void begin(struct hs *h) {
   emu_do("reset; cm answer ms=68000");
   ib_rdmacm = real;
-  files_before = open_files();
+  files_before = kit_fd_count();
   hs_begin(h);
 }
 
@@ -42,8 +34,8 @@ static void end(struct hs *h) {
   emu_do("reset");
   hs_end(h);
   ib_rdmacm = real; /* the thread that destroys comms, which reads it, has ended */
-  while (open_files() > files_before && !rail_deadline_passed(deadline)) sched_yield();
-  CHECK_INT(open_files(), files_before);
+  while (kit_fd_count() > files_before && !rail_deadline_passed(deadline)) sched_yield();
+  CHECK_INT(kit_fd_count(), files_before);
 }
 
 /* Once, so that what the emulated CM opens for the process is open. */

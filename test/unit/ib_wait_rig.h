@@ -5,7 +5,6 @@
 #ifndef IB_WAIT_RIG_H
 #define IB_WAIT_RIG_H
 
-#include <dirent.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -149,15 +148,6 @@ static uint64_t counted(const struct end *e, enum ib_stats_comm counter) {
 static bool test_until_waits(struct end *e, int n) {
   for (int i = 0; i < MANY_TESTS && atomic_load(&waits) < n; i++) ENSURE(!test_once(e), "it is done");
   return atomic_load(&waits) >= n;
-}
-
-static int descriptors(void) {
-  int n = 0;
-  DIR *d = opendir("/proc/self/fd");
-  CHECK(d);
-  while (readdir(d)) n++;
-  closedir(d);
-  return n;
 }
 
 #endif

@@ -177,7 +177,7 @@ TEST(nor_over_three_ports) { run_both(DEV_FUSED); }
 TEST(closes_armed_and_with_events) {
   open_over(DEV_B, IB_PROGRESS_EVENT, 1);
   close_all();
-  const int before = descriptors();
+  const int before = kit_fd_count();
   open_over(DEV_B, IB_PROGRESS_EVENT, 2);
   for (int i = 0; i < 2; i++) {
     struct pair *p = &pairs[i];
@@ -193,7 +193,7 @@ TEST(closes_armed_and_with_events) {
     CHECK(p->r.comm->rails[0].unacknowledged > 0);
   }
   close_all();
-  CHECK_INT(descriptors(), before);
+  CHECK_INT(kit_fd_count(), before);
 }
 
 static void test_in_thread(void *pair) {
