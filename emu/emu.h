@@ -70,8 +70,8 @@ struct emu_port {
   uint8_t mtu, speed, width;
   uint16_t lid;
   uint32_t max_msg, packet; /* packet: larger ones are lost */
-  uint64_t subnet, busy_until;
-  uint64_t bandwidth; /* bytes per second, 0: unlimited */
+  uint64_t subnet;
+  uint64_t bandwidth, busy_until; /* bytes per second, 0: unlimited; when what was sent so far has left */
   struct emu_gid gids[EMU_GIDS];
   uint64_t gid_hash[EMU_GIDS]; /* 0: not valid */
 };

@@ -77,7 +77,8 @@ static void wait_for_progress(struct ncclComm *comm, struct rt_plan *plan, struc
   if (wait->polls < SPIN_POLLS) return;
   const uint64_t now = rail_now_ns();
   if (wait->polls == SPIN_POLLS)
-    *wait = (struct wait){wait->polls, now, now + CHECK_NS, 0, (uint64_t)rt_params()->stall_warn_ms};
+    *wait = (struct wait){.polls = SPIN_POLLS, .since_ns = now, .next_check_ns = now + CHECK_NS,
+                          .report_ms = (uint64_t)rt_params()->stall_warn_ms};
   if (now < wait->next_check_ns) return;
   wait->next_check_ns = now + CHECK_NS;
   rt_plan_compare(comm, plan);
