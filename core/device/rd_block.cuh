@@ -33,12 +33,16 @@ struct rd_step {
   struct rd_lines lines; /* LL, LL128 */
 };
 
-/* A block's shared memory. But for `step` and `job` it is thread 0's own. */
+/* A block's shared memory. All threads write the job and the connections, read `step` and `opened`; the rest is thread
+ * 0's own. */
 struct rd_block {
+  uint64_t run;             /* the launch's */
+  const uint32_t *abort;
   struct rt_device_job job; /* a copy; what it is to be written to the job in the end, too */
+  struct rt_conn recv_conn[RT_PEERS], send_conn[RT_PEERS]; /* copies, without what only host programs use */
   struct rd_step step;
   struct rd_fifo recv[RT_PEERS], send[RT_PEERS];
-  bool opened;               /* the connections are ours */
+  bool opened;               /* the connections are ours; only then are they copied */
   bool proxied[RT_PEERS];    /* what comes in by it comes from a proxy */
   bool parted[RT_PEERS];     /* lines of LL128 may come in parts there */
   uint64_t granted[RT_PEERS]; /* steps of recv */
@@ -207,21 +211,21 @@ RD_FN bool rd_step_move(const struct rd_step *s) {
 /* ---- a job ---- */
 
 /* Waits until that job of this launch has left a connection; false if it has not ended well, or ours is aborted. */
-RD_FN bool rd_wait_job(const struct rt_device_launch *launch, int job) {
+RD_FN bool rd_wait_job(const struct rd_block *b, const struct rt_device_launch *launch, int job) {
   uint32_t looks = 0;
   if (job < 0) return true;
-  while (rd_load_acquire_sys(&launch->job[job].ran) != launch->run)
-    if (rd_wait_aborted(&looks, launch->abort)) return false;
+  while (rd_load_acquire_sys(&launch->job[job].ran) != b->run)
+    if (rd_wait_aborted(&looks, b->abort)) return false;
   return launch->job[job].state == RT_DEVICE_DONE;
 }
 
-RD_FN void rd_fifo_open(struct rd_fifo *f, const struct rt_conn *c, const struct rd_block *b, const uint32_t *abort) {
+RD_FN void rd_fifo_open(struct rd_fifo *f, const struct rt_conn *c, const struct rd_block *b) {
   f->buff = c->buff[b->job.proto];
   f->slot_size = c->slot_size[b->job.proto];
   f->slot = c->slot;
   f->tail = c->tail;
   f->credit = c->credit;
-  f->abort = abort;
+  f->abort = b->abort;
   f->step = c->step;
   f->seen = c->seen;
   f->call = b->job.call;
@@ -233,27 +237,57 @@ RD_FN void rd_fifo_close(const struct rd_fifo *f, struct rt_conn *c) {
 }
 
 /* Those before us have left our connections. */
-RD_FN bool rd_wait_turns(const struct rt_device_launch *launch, const struct rt_device_job *job) {
+RD_FN bool rd_wait_turns(const struct rd_block *b, const struct rt_device_launch *launch) {
+  const struct rt_device_job *job = &b->job;
   for (int p = 0; p < RT_PEERS; p++) {
-    if (job->recv[p] && !rd_wait_job(launch, job->recv_after[p])) return false;
-    if (job->send[p] && !rd_wait_job(launch, job->send_after[p])) return false;
+    if (job->recv[p] && !rd_wait_job(b, launch, job->recv_after[p])) return false;
+    if (job->send[p] && !rd_wait_job(b, launch, job->send_after[p])) return false;
   }
   return true;
 }
 
-RD_FN void rd_fifos_open(struct rd_block *b, const uint32_t *abort) {
+/* The launch lies in host memory. Threads load side by side what one of them would load in turn, a trip over PCIe each;
+ * so do those of rd_conns_copy. */
+RD_FN void rd_job_copy(struct rd_block *b, const struct rt_device_launch *launch, int number) {
+  const uint64_t *from = (const uint64_t *)(const void *)&launch->job[number];
+  uint64_t *to = (uint64_t *)(void *)&b->job;
+  uint64_t run = 0;
+  const uint32_t *abort = NULL;
+  if (threadIdx.x == 0) {
+    run = launch->run;
+    abort = launch->abort;
+  }
+  for (unsigned i = threadIdx.x; i < sizeof b->job / sizeof *to; i += blockDim.x) to[i] = from[i];
+  if (threadIdx.x == 0) {
+    b->run = run;
+    b->abort = abort;
+  }
+}
+
+RD_FN void rd_conns_copy(struct rd_block *b) {
+  const unsigned words = offsetof(struct rt_conn, serving) / sizeof(uint64_t);
+  for (unsigned i = threadIdx.x; i < 2 * RT_PEERS * words; i += blockDim.x) {
+    const unsigned p = i / words % RT_PEERS, word = i % words;
+    const bool sends = i / words >= RT_PEERS;
+    const struct rt_conn *c = sends ? b->job.send[p] : b->job.recv[p];
+    uint64_t *to = (uint64_t *)(void *)(sends ? &b->send_conn[p] : &b->recv_conn[p]);
+    if (c) to[word] = ((const uint64_t *)(const void *)c)[word];
+  }
+}
+
+RD_FN void rd_fifos_open(struct rd_block *b) {
   for (int p = 0; p < RT_PEERS; p++) {
-    const struct rt_conn *recv = b->job.recv[p], *send = b->job.send[p];
-    b->proxied[p] = recv && (recv->flags & RT_CONN_PROXY);
-    b->parted[p] = recv && (recv->flags & RT_CONN_TORN);
+    const struct rt_conn *recv = &b->recv_conn[p];
+    const bool receives = b->job.recv[p] != NULL;
+    b->proxied[p] = receives && (recv->flags & RT_CONN_PROXY);
+    b->parted[p] = receives && (recv->flags & RT_CONN_TORN);
     b->grant_i[p] = 0;
-    if (recv) {
-      rd_fifo_open(&b->recv[p], recv, b, abort);
+    if (receives) {
+      rd_fifo_open(&b->recv[p], recv, b);
       b->granted[p] = recv->granted;
     }
-    if (send) rd_fifo_open(&b->send[p], send, b, abort);
+    if (b->job.send[p]) rd_fifo_open(&b->send[p], &b->send_conn[p], b);
   }
-  b->opened = true;
 }
 
 RD_FN void rd_fifos_close(const struct rd_block *b) {
@@ -264,18 +298,19 @@ RD_FN void rd_fifos_close(const struct rd_block *b) {
   }
 }
 
+/* By thread 0: whether the connections are ours. */
+RD_FN void rd_job_wait(struct rd_block *b, const struct rt_device_launch *launch) {
+  b->step.go = false;
+  b->opened = rd_wait_turns(b, launch);
+  b->job.state = b->opened ? RT_DEVICE_DONE : RT_DEVICE_ABORTED;
+}
+
 /* By thread 0, which then knows all of the job, and its first action. */
-RD_FN void rd_job_begin(struct rd_block *b, const struct rt_device_launch *launch) {
+RD_FN void rd_job_begin(struct rd_block *b) {
   struct rt_device_job *job = &b->job;
-  b->opened = b->step.go = false;
-  if (!rd_wait_turns(launch, job)) {
-    job->state = RT_DEVICE_ABORTED;
-    return;
-  }
-  job->state = RT_DEVICE_DONE;
   b->step.proto = job->proto;
-  b->step.lines.abort = launch->abort;
-  rd_fifos_open(b, launch->abort);
+  b->step.lines.abort = b->abort;
+  rd_fifos_open(b);
   if (job->deferred) {
     const unsigned esize = (unsigned)rt_type_size(job->type);
     job->scalar = rt_factor(job->type, rd_word_load((const char *)job->deferred, 0, esize));
@@ -293,15 +328,19 @@ RD_FN void rd_job_end(struct rd_block *b, struct rt_device_launch *launch, int n
   job->from = b->job.from;
   job->got = b->job.got;
   job->expected = b->job.expected;
-  rd_store_release_sys(&job->ran, launch->run);
+  rd_store_release_sys(&job->ran, b->run);
 }
 
 RD_FN void rd_job_run(struct rd_block *b, struct rt_device_launch *launch, int number) {
-  const uint64_t *from = (const uint64_t *)(const void *)&launch->job[number];
-  uint64_t *to = (uint64_t *)(void *)&b->job;
-  for (unsigned i = threadIdx.x; i < sizeof b->job / sizeof *to; i += blockDim.x) to[i] = from[i];
+  rd_job_copy(b, launch, number);
   __syncthreads();
-  if (threadIdx.x == 0) rd_job_begin(b, launch);
+  if (threadIdx.x == 0) rd_job_wait(b, launch);
+  __syncthreads();
+  if (b->opened) {
+    rd_conns_copy(b);
+    __syncthreads();
+    if (threadIdx.x == 0) rd_job_begin(b);
+  }
   for (uint64_t i = 1;; i++) {
     __syncthreads();
     if (!b->step.go) break;
