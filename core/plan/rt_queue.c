@@ -291,7 +291,8 @@ void rt_queue_add_launch(struct rt_queue *q, struct rt_launch *launch) {
   STAILQ_INSERT_TAIL(&q->launches, launch, link);
   q->pending++;
   atomic_store_explicit(&q->pending_hint, q->pending, memory_order_release);
-  pthread_cond_signal(&q->work);
+  /* Only a proxy that has no thread of its own waits for the executor to end its nap. */
+  if (!q->napping || (launch->nops > 0 && !q->comm->proxy.threaded)) pthread_cond_signal(&q->work);
   pthread_mutex_unlock(&q->lock);
 }
 
