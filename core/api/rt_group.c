@@ -12,7 +12,7 @@
 #include "core/plan/rt_tune.h"
 #include "core/gpu/rt_device_plan.h"
 
-/* One thing to do in a thread of its own: make a communicator, or plan one communicator's tasks. */
+/* One thing that may have a thread of its own: to make a communicator, or to connect what its tasks need. */
 struct group_job {
   struct rt_init_args init;
   ncclComm_t *out;
@@ -21,6 +21,7 @@ struct group_job {
   int ntasks;
   struct rt_plan *plan;
   rail_result_t result;
+  bool over; /* there is nothing to run */
   pthread_t thread;
   bool threaded;
 };
@@ -69,17 +70,28 @@ static void *init_job(void *arg) {
   return NULL;
 }
 
-static void *plan_job(void *arg) {
+#define PLAN_REASON "an operation could not be started; earlier lines say why"
+
+static void build_plan(struct group_job *j) {
+  const unsigned errors = rt_error_count();
+  finish_job(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan), errors, PLAN_REASON);
+  j->over = j->result != RAIL_OK || !j->plan;
+}
+
+static void *ready_job(void *arg) {
   struct group_job *j = arg;
   const unsigned errors = rt_error_count();
-  finish_job(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan), errors,
-             "an operation could not be started; earlier lines say why");
+  finish_job(j, rt_plan_make_ready(j->plan), errors, PLAN_REASON);
+  j->over = true;
   return NULL;
 }
 
-/* Runs all jobs, each but the last in a thread of its own, because one may wait for the others. */
+/* Runs all jobs that are not over, each but the last in a thread of its own, because one may wait for the others. */
 static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
+  while (n > 0 && jobs[n - 1].over) n--;
+  if (n == 0) return;
   for (int i = 0; i < n - 1; i++) {
+    if (jobs[i].over) continue;
     int err = rail_thread_start("rail-group", run, &jobs[i], &jobs[i].thread);
     jobs[i].threaded = err == 0;
     if (err == 0) continue;
@@ -90,6 +102,21 @@ static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
   run(&jobs[n - 1]);
   for (int i = 0; i < n - 1; i++)
     if (jobs[i].threaded) pthread_join(jobs[i].thread, NULL);
+}
+
+/* Threads only for what waits for other ranks. Nothing is launched before all are ready: a kernel would keep the driver
+ * from what the others have to make. */
+static void make_plans(struct group_job *jobs, int n) {
+  for (int i = 0; i < n; i++) {
+    build_plan(&jobs[i]);
+    if (!jobs[i].over && !rt_plan_waits_for_ranks(jobs[i].plan)) ready_job(&jobs[i]);
+  }
+  run_jobs(jobs, n, ready_job);
+  for (int i = 0; i < n; i++) {
+    if (jobs[i].result == RAIL_OK || !jobs[i].plan) continue;
+    rt_plan_free(jobs[i].comm, jobs[i].plan);
+    jobs[i].plan = NULL;
+  }
 }
 
 static ncclResult_t make_comms(void) {
@@ -146,7 +173,7 @@ static ncclResult_t launch_tasks(void) {
   }
   /* ncclCommAbort of another thread frees a communicator only when it has no users. */
   for (int i = 0; i < njobs; i++) atomic_fetch_add(&jobs[i].comm->users, 1);
-  run_jobs(jobs, njobs, plan_job);
+  make_plans(jobs, njobs);
   ncclResult_t result = ncclSuccess;
   for (int i = 0; i < njobs; i++) {
     struct group_job *j = &jobs[i];

@@ -23,8 +23,6 @@ _Static_assert(RT_BOOT_MAX_RANKS <= 1 << RT_LINKS, "a host's schedule has a conn
 struct builder {
   struct ncclComm *comm;
   struct rt_plan *plan;
-  struct rt_connector **connectors;
-  int nconnectors;
   int nends; /* of the plan's that jobs have */
   int ncollectives; /* among the tasks */
   uint64_t calls_before; /* the communicator's collectives with data before these */
@@ -62,17 +60,17 @@ static rail_result_t set_operator(struct rt_job *job, const struct rt_task *t) {
 
 /* ---- jobs ------------------------------------------------------------------------------- */
 
-/* A job's connector; one that is not connected yet is put in the list for rt_connect_all. `schedule`: the job's. */
+/* A job's connector; one that is not connected yet is put in the plan's list. `schedule`: the job's. */
 static rail_result_t add_connector(struct builder *b, uint32_t schedule, int channel, int peer, bool is_send,
                                    struct rt_job_end *out) {
   struct rt_connector *c = rt_comm_connector(b->comm, channel, peer, is_send);
   if (!c) return RAIL_SYSTEM_ERROR;
   out->connector = c;
   if (c->connected) return RAIL_OK;
-  for (int i = 0; i < b->nconnectors; i++)
-    if (b->connectors[i] == c) return RAIL_OK;
+  for (int i = 0; i < b->plan->nconnectors; i++)
+    if (b->plan->connectors[i] == c) return RAIL_OK;
   c->schedule = schedule;
-  b->connectors[b->nconnectors++] = c;
+  b->plan->connectors[b->plan->nconnectors++] = c;
   return RAIL_OK;
 }
 
@@ -382,59 +380,64 @@ static bool has_collective(const struct rt_task *tasks, int n) {
   return i < n;
 }
 
-/* The connections, and all that the kernel needs on the device. */
-static rail_result_t make_ready(struct builder *b) {
-  struct ncclComm *comm = b->comm;
-  comm->gpu.called_driver = b->nconnectors > 0;
-  if (comm->memory == RT_DEVICE_MEMORY) {
-    /* Calls without data may have run on the host before the first buffer. */
-    if (!comm->gpu.open) rt_queue_wait(&comm->queue);
-    RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
-  }
-  RAIL_TRY(rt_connect_all(comm, b->connectors, b->nconnectors));
-  if (comm->calls > b->calls_before && !comm->small.opened && rt_tune_small_max(&comm->tuning, comm->nranks) > 0)
-    RAIL_TRY(rt_small_open(comm));
-  return bind_plan(comm, b->plan);
-}
-
-/* For a collective, all ranks of this process make connections at the same call. Not for sends and receives alone:
- * other ranks may not take part, and none knows which do. */
-static rail_result_t make_ready_with_others(struct builder *b, bool collective) {
-  if (!collective || b->comm->memory != RT_DEVICE_MEMORY || !b->comm->shares_process) return make_ready(b);
-  struct rt_gate_setup setup;
-  rt_gate_setup_begin(&setup, b->comm->peers[0].nonce, b->comm->collectives);
-  rail_result_t r = make_ready(b);
-  rt_gate_setup_end(&setup);
-  b->plan->waits_at_gate = b->comm->gpu.called_driver;
-  return r;
-}
-
 /* ---- a plan ------------------------------------------------------------------------------- */
 
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
-  const bool collective = has_collective(tasks, ntasks);
   int ends;
   const int jobs = count_jobs(tasks, ntasks, &ends);
   struct builder b = {.comm = comm, .calls_before = comm->calls};
   *plan = NULL;
-  comm->collectives += collective;
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
-  b.connectors = calloc((size_t)RAIL_MAX(ends, 1), sizeof(struct rt_connector *));
-  if (b.plan) b.plan->ends = calloc((size_t)RAIL_MAX(ends, 1), sizeof(struct rt_job_end));
-  rail_result_t r = b.plan && b.plan->ends && b.connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
-  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
-  if (r == RAIL_OK) {
+  if (b.plan) {
     b.plan->comm = comm;
     b.plan->on_device = comm->memory == RT_DEVICE_MEMORY;
-    if (b.plan->on_device) r = add_streams(b.plan, tasks, ntasks);
+    b.plan->has_collective = has_collective(tasks, ntasks);
+    b.plan->connectors = calloc((size_t)RAIL_MAX(ends, 1), sizeof b.plan->connectors[0]);
+    b.plan->ends = calloc((size_t)RAIL_MAX(ends, 1), sizeof b.plan->ends[0]);
   }
+  comm->collectives += has_collective(tasks, ntasks);
+  rail_result_t r = b.plan && b.plan->ends && b.plan->connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+  if (r == RAIL_OK && b.plan->on_device) r = add_streams(b.plan, tasks, ntasks);
   if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
-  if (r == RAIL_OK && b.plan->njobs > 0) r = make_ready_with_others(&b, collective);
-  free(b.connectors);
-  if (r == RAIL_OK && b.plan->njobs > 0)
+  if (r == RAIL_OK && b.plan->njobs > 0) {
+    b.plan->opens_small = comm->calls > b.calls_before && !comm->small.opened &&
+                          rt_tune_small_max(&comm->tuning, comm->nranks) > 0;
     *plan = b.plan;
-  else if (b.plan)
+  } else if (b.plan) {
     rt_plan_free(comm, b.plan);
+  }
+  return r;
+}
+
+/* ---- making it ready ------------------------------------------------------------------------ */
+
+bool rt_plan_waits_for_ranks(const struct rt_plan *plan) {
+  return plan->nconnectors > 0 || plan->opens_small || (plan->on_device && !plan->comm->gpu.open);
+}
+
+static rail_result_t make_ready(struct ncclComm *comm, struct rt_plan *plan) {
+  comm->gpu.called_driver = plan->nconnectors > 0;
+  if (plan->on_device) {
+    /* Calls without data may have run on the host before the first buffer. */
+    if (!comm->gpu.open) rt_queue_wait(&comm->queue);
+    RAIL_TRY(rt_gpu_open(comm)); /* connections may need memory there */
+  }
+  RAIL_TRY(rt_connect_all(comm, plan->connectors, plan->nconnectors));
+  if (plan->opens_small) RAIL_TRY(rt_small_open(comm));
+  return bind_plan(comm, plan);
+}
+
+/* For a collective, all ranks of this process make connections at the same call. Not for sends and receives alone:
+ * other ranks may not take part, and none knows which do. */
+rail_result_t rt_plan_make_ready(struct rt_plan *plan) {
+  struct ncclComm *comm = plan->comm;
+  if (!plan->has_collective || !plan->on_device || !comm->shares_process) return make_ready(comm, plan);
+  struct rt_gate_setup setup;
+  rt_gate_setup_begin(&setup, comm->peers[0].nonce, comm->collectives);
+  rail_result_t r = make_ready(comm, plan);
+  rt_gate_setup_end(&setup);
+  plan->waits_at_gate = comm->gpu.called_driver;
   return r;
 }
 

@@ -26,7 +26,11 @@ ncclResult_t rt_task_check(const struct rt_task *t);
 /* Runs a small call in this thread when its communicator has nothing else to do: it is over when this returns, or in
  * the work queue. False: the call has to be planned. For a call outside of a group. */
 bool rt_task_run_small(const struct rt_task *t);
-/* Builds the plan of one communicator's tasks and connects what it needs. *plan is NULL when there is nothing to do. */
+/* The plan of one communicator's tasks; NULL when there is nothing to do. */
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan);
+/* Will rt_plan_make_ready wait for other ranks? Only the first call that needs a connection does. */
+bool rt_plan_waits_for_ranks(const struct rt_plan *plan);
+/* Connects what the plan needs, and gives its jobs their connections and registrations. */
+rail_result_t rt_plan_make_ready(struct rt_plan *plan);
 
 #endif

@@ -216,6 +216,7 @@ void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
   rt_graph_release(plan->graph);
   for (int i = 0; i < plan->njobs; i++) free(plan->jobs[i].program.sched.work);
   free(plan->ends);
+  free(plan->connectors);
   free(plan->streams);
   free(plan);
 }

@@ -4,7 +4,9 @@
  * Proves: groups, several communicators in a process, splits and configurations do what NCCL promises; ranks whose
  * settings or calls differ get an error, which names what differs, instead of a wait for ever.
  */
+#include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -151,6 +153,18 @@ TEST(an_error_in_a_group_drops_the_group) { job_run("", 2, kit_patience_ms(TIMEO
 
 /* ---- several communicators in one process ---- */
 
+static atomic_int threads_started; /* in this process; a sanitizer's build does not count, it has this call itself */
+
+#if !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
+__attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attr,
+                                                          void *(*run)(void *), void *arg) {
+  int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+  *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+  atomic_fetch_add(&threads_started, 1);
+  return real(thread, attr, run, arg);
+}
+#endif
+
 static void init_all(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
   enum { N = 4 };
@@ -168,6 +182,7 @@ static void init_all(const struct rank *rank, void *arg) {
     ENSURE_INT(v, devices[c]);
     for (int i = 0; i < 3000; i++) in[c][i] = c * 10 + i;
   }
+  int connected = 0;
   for (int round = 0; round < 3; round++) {
     OK(ncclGroupStart());
     for (int c = 0; c < N; c++) OK(ncclAllReduce(in[c], out[c], 3000, ncclInt32, ncclSum, comm[c], NULL));
@@ -179,6 +194,10 @@ static void init_all(const struct rank *rank, void *arg) {
       for (int i = 0; i < 3000; i++) ENSURE_INT(out[c][i], 60 + 4 * i);
       ENSURE_INT(from[c], (c + N - 1) % N * 10);
     }
+    /* Only while ranks wait for each other's connections each has a thread. */
+    if (round == 0) connected = atomic_load(&threads_started);
+    ENSURE(connected > 0 || kit_sanitized(), "no thread was counted");
+    ENSURE_INT(atomic_load(&threads_started), connected);
   }
   for (int c = 0; c < N; c++) OK(ncclCommDestroy(comm[c]));
 }
