@@ -14,6 +14,8 @@
 #define SPIN_PASSES 200
 #define YIELD_PASSES 20000
 #define NAP_NS 20000
+/* Without operations, before it sleeps until there are some: the next call mostly comes sooner. */
+#define AWAKE_NS 50000
 #define REASON_GRACE_MS 200 /* see network_failed: a message through the ring takes milliseconds */
 
 /* ---- active connectors and their operations: for the thread that runs a pass ---- */
@@ -127,15 +129,24 @@ void rt_proxy_submit(struct rt_proxy *p, struct rt_proxy_op *op) {
   *p->incoming_end = op;
   p->incoming_end = &op->next;
   atomic_store_explicit(&p->has_incoming, true, memory_order_release);
-  if (p->threaded) pthread_cond_signal(&p->wake);
+  if (p->asleep) pthread_cond_signal(&p->wake);
   pthread_mutex_unlock(&p->lock);
 }
 
-/* Sleeps until there are operations. False: stop. */
+static bool has_work(const struct rt_proxy *p) { return atomic_load(&p->unfinished) > 0 && !rt_comm_failed(p->comm); }
+
+/* Waits until there are operations. False: stop. */
 static bool wait_for_work(struct rt_proxy *p) {
+  const uint64_t until = p->comm->oversubscribed ? 0 : rail_now_ns() + AWAKE_NS;
+  for (int idle = 1; !has_work(p) && rail_now_ns() < until; idle++)
+    if (idle > SPIN_PASSES)
+      sched_yield();
+    else
+      rail_cpu_relax();
   pthread_mutex_lock(&p->lock);
-  while (!p->stop && (atomic_load(&p->unfinished) == 0 || rt_comm_failed(p->comm)))
-    pthread_cond_wait(&p->wake, &p->lock);
+  p->asleep = true;
+  while (!p->stop && !has_work(p)) pthread_cond_wait(&p->wake, &p->lock);
+  p->asleep = false;
   bool stop = p->stop;
   pthread_mutex_unlock(&p->lock);
   return !stop;
@@ -145,7 +156,7 @@ static void *proxy_thread(void *arg) {
   struct rt_proxy *p = arg;
   while (wait_for_work(p)) {
     int idle = 0;
-    while (atomic_load(&p->unfinished) > 0 && !rt_comm_failed(p->comm)) {
+    while (has_work(p)) {
       if (rt_proxy_pass(p)) {
         idle = 0;
       } else if (++idle > YIELD_PASSES) {

@@ -40,12 +40,12 @@ struct rt_proxy {
   bool thread_running;
   atomic_flag in_pass;         /* a pass is being made */
   struct rt_connector *active; /* circular list, of the thread that runs the pass */
-  pthread_mutex_t lock;        /* guards incoming, stop */
+  pthread_mutex_t lock;        /* guards incoming, asleep, stop */
   pthread_cond_t wake;
   struct rt_proxy_op *incoming, **incoming_end;
   atomic_bool has_incoming;
   atomic_int unfinished;
-  bool stop;
+  bool asleep, stop;
 };
 
 rail_result_t rt_proxy_init(struct rt_proxy *p, struct ncclComm *comm, bool threaded);
