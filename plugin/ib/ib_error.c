@@ -108,6 +108,11 @@ double ib_error_budget(unsigned int timeout, unsigned int retry_cnt) {
   return timeout ? (double)(IB_ACK_NS << (timeout & 31)) * 1e-9 * (double)(retry_cnt + 1) : 0;
 }
 
+uint64_t ib_error_limit_ms(const struct ib_qp_attr *attr) {
+  if (!attr->timeout) return 0;
+  return (uint64_t)(IB_ACK_TOLERANCE * ib_error_budget(attr->timeout, attr->retry_cnt) * 1000) + IB_GRACE_MS;
+}
+
 /* ---- pieces of the line -------------------------------------------------------- */
 
 #define PIECE 256

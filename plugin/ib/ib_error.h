@@ -22,6 +22,8 @@ const struct ib_error_row *ib_error_row(enum ibv_wc_status status);
 const char *ib_error_vendor(uint32_t vendor_id, uint32_t vendor_err);
 /* Seconds, at least, until a QP reports an unacknowledged transfer; 0: never. Pure. */
 double ib_error_budget(unsigned int timeout, unsigned int retry_cnt);
+/* Milliseconds after which a QP has reported it, at the latest, and its process has run; 0: no limit. Pure. */
+uint64_t ib_error_limit_ms(const struct ib_qp_attr *attr);
 
 /* A completion with status != IBV_WC_SUCCESS: logs unless the comm has failed or was stopped, counts, and fails the
  * comm. */

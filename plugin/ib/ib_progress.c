@@ -192,11 +192,9 @@ RAIL_COLD static rail_result_t check_faults(struct ib_request *r, uint32_t fault
 
 /* How long the HCA may take for a completion: its retries, and the slowest network. 0: no limit. */
 static uint64_t completion_limit_ms(const struct ib_comm *comm) {
-  const struct ib_qp_attr *attr = &comm->qps[0].attr; /* all QPs have the same timeouts */
+  const uint64_t retries_ms = ib_error_limit_ms(&comm->qps[0].attr); /* all QPs have the same timeouts */
   uint64_t bytes = comm->sender ? ib_send_bytes_pending(rail_container_of(comm, const struct ib_send_comm, base)) : 0;
-  double budget = ib_error_budget(attr->timeout, attr->retry_cnt);
-  if (budget <= 0) return 0;
-  return (uint64_t)(IB_ACK_TOLERANCE * budget * 1000) + IB_GRACE_MS + bytes / SLOWEST_BYTES_PER_MS;
+  return retries_ms ? retries_ms + bytes / SLOWEST_BYTES_PER_MS : 0;
 }
 
 /* Nothing completes. Mostly the peer has nothing to send or to receive; but an HCA, or its driver, may also have lost a

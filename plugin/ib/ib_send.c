@@ -108,12 +108,11 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
 }
 
 /* The CTS of a receive is one write of up to 512 bytes. It is seen torn for some nanoseconds, or until the peer's HCA
- * has retransmitted a packet; both sides' QPs of a network have timeouts of the same order. */
+ * has retransmitted a packet; both sides' QPs of a network have timeouts of the same order. With NCCL_IB_TIMEOUT=0 that
+ * has no limit. */
 static rail_result_t check_torn(struct ib_send_comm *sc) {
-  const struct ib_qp_attr *attr = &sc->base.qps[0].attr;
-  double budget = ib_error_budget(attr->timeout, attr->retry_cnt);
-  uint64_t ms = (uint64_t)(IB_ACK_TOLERANCE * budget * 1000) + IB_GRACE_MS;
-  return wait_is_over(sc, &sc->torn_wait, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
+  const uint64_t ms = ib_error_limit_ms(&sc->base.qps[0].attr);
+  return ms && wait_is_over(sc, &sc->torn_wait, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or

@@ -255,7 +255,7 @@ static rail_result_t send_until_error(int *calls) {
 }
 
 /* Receive 1, or 2 behind one of another tag, has its number in a slot, and is never whole: an entry with a wrong
- * checksum, or one of several. The time limit is that of the HCA's retries, here none, and one second. */
+ * checksum, or one of several. The time limit is that of the HCA's retries, here microseconds, and one second. */
 TEST(a_slot_that_is_never_whole) {
   static const struct {
     unsigned int seq;
@@ -271,7 +271,7 @@ TEST(a_slot_that_is_never_whole) {
     open_simple(&simple);
     if (rows[i].seq == 2) CHECK(pair_irecv(&p, in, 8, 77, mh_in));
     struct ib_cts_wire *entry = &p.sc->ctrl_buf->ring.slots[rows[i].seq][rows[i].index];
-    p.sc->qps[0].attr.timeout = 0;
+    p.sc->qps[0].attr.timeout = 1;
     ib_cts_encode(&cts, rows[i].seq, entry);
     entry->addr ^= rows[i].addr_bits;
     entry->checksum ^= rows[i].checksum_bits;
@@ -285,6 +285,22 @@ TEST(a_slot_that_is_never_whole) {
   }
 }
 
+/* An HCA without a time limit of its own (NCCL_IB_TIMEOUT=0) may retransmit the rest at any time. */
+TEST(a_torn_slot_without_a_time_limit) {
+  const struct ib_cts cts = {.addr = 0x1000, .size = 100, .count = 1};
+  void *request = NULL;
+  open_simple(&simple);
+  struct ib_cts_wire *entry = &p.sc->ctrl_buf->ring.slots[1][0];
+  ib_cts_encode(&cts, 1, entry);
+  entry->addr ^= 1;
+  p.sc->qps[0].attr.timeout = 0;
+  for (uint64_t end = rail_deadline_in_ms(1500); !rail_deadline_passed(end); usleep(200)) {
+    CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
+    CHECK(!request);
+  }
+  pair_close(&p);
+}
+
 /* After 2^32 - 1 receives the next one's number is 0, and so is what is in entries that were never written. */
 TEST(a_ring_at_the_wrap_of_numbers) {
   void *request = NULL;
@@ -292,7 +308,7 @@ TEST(a_ring_at_the_wrap_of_numbers) {
   struct ib_send_comm *sc = ib_send_comm_of(p.sc);
   sc->match.oldest = sc->match.next = 0;
   p.sc->ctrl_buf->ring.slots[0][0].seq = htole32(0u - IB_MAX_RECVS);
-  p.sc->qps[0].attr.timeout = 0;
+  p.sc->qps[0].attr.timeout = 1;
   for (uint64_t end = rail_deadline_in_ms(1500); !rail_deadline_passed(end); usleep(200)) {
     CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
     CHECK(!request);
@@ -324,7 +340,8 @@ int main(int argc, char **argv) {
     TEST_CASE(larger_than_the_buffer), TEST_CASE(larger_than_one_of_a_group), TEST_CASE(a_tag_that_nobody_posts),
     TEST_CASE(a_tag_while_others_are_taken), TEST_CASE(a_tag_whose_receiver_is_stopped),
     TEST_CASE(bad_arguments), TEST_CASE(any_immediate), TEST_CASE(each_lie_has_its_name),
-    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_slot_that_is_never_whole), TEST_CASE(a_slot_that_is_whole_late),
+    TEST_CASE(a_ring_with_nonsense), TEST_CASE(a_slot_that_is_never_whole),
+    TEST_CASE(a_torn_slot_without_a_time_limit), TEST_CASE(a_slot_that_is_whole_late),
     TEST_CASE(a_ring_at_the_wrap_of_numbers)};
   ib_emu_use("device emu0 ports=1");
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));

@@ -53,6 +53,8 @@ TEST(retry_budget) {
   CHECK_INT(ib_error_budget(20, 7) * 1e3, 34359);
   CHECK_INT(ib_error_budget(17, 7) * 1e3, 4294);
   CHECK_INT(ib_error_budget(0, 7), 0);
+  CHECK_INT(ib_error_limit_ms(&(struct ib_qp_attr){.timeout = 20, .retry_cnt = 7}), 138438);
+  CHECK_INT(ib_error_limit_ms(&(struct ib_qp_attr){.timeout = 0, .retry_cnt = 7}), 0);
 }
 
 static struct ibv_wc failed(const struct ib_comm *comm, enum ib_wr_kind kind, enum ibv_wc_status status,
