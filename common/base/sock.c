@@ -18,6 +18,13 @@
 #define WAIT_SLICE_MS 50     /* longest time an abort flag stays unseen */
 #define RECONNECT_PAUSE_MS 20 /* between attempts to reach a peer that does not listen yet */
 
+union rail_addr rail_sock_local(int fd) {
+  union rail_addr addr = {0};
+  socklen_t len = sizeof addr;
+  (void)getsockname(fd, &addr.sa, &len);
+  return addr;
+}
+
 void rail_sock_close(int *fd) {
   if (*fd < 0) return;
   int saved = errno;

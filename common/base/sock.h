@@ -89,6 +89,7 @@ rail_result_t rail_sock_connect_all(const union rail_addr *to, const union rail_
 rail_result_t rail_sock_accept_all(int listen_fd, uint64_t deadline, const _Atomic int *abort_flag, int *fd,
                                    union rail_addr *peer);
 
+union rail_addr rail_sock_local(int fd); /* this end's address; zero where there is none */
 void rail_sock_close(int *fd); /* closes if >= 0 and sets -1; preserves errno */
 rail_result_t rail_sock_set_buffers(int fd, int64_t sndbuf, int64_t rcvbuf); /* < 0: leave */
 /* Lets the receive window of a connected socket begin at `bytes` (at most half of tcp_rmem's largest) and leaves its

@@ -140,15 +140,17 @@ static rail_result_t run_dials(struct sk_connect *a) {
   return RAIL_REMOTE_ERROR;
 }
 
-static void log_connected(const struct sk_connect *a, const struct sk_comm_args *args) {
-  char peer[RAIL_ADDR_TEXT], here[RAIL_ADDR_TEXT];
-  union rail_addr local = {0};
-  socklen_t len = sizeof local;
-  (void)getsockname(args->fds[0], &local.sa, &len);
+/* Makes the comm, whose the sockets are then. `here`: this end's address. */
+static rail_result_t create(const struct sk_comm_args *args, const union rail_addr *here, void **send_comm) {
+  char peer_text[RAIL_ADDR_TEXT], here_text[RAIL_ADDR_TEXT];
+  RAIL_TRY(sk_send_create(args, send_comm));
+  sk_stats_count(args->device->name, SK_DEVICE_CONNECTS);
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: connected from %s to %s over %s, %u stream%s%s%s",
-            rail_addr_text(&local, here), rail_addr_text(&args->peers[0], peer), a->device->name, args->nstreams,
-            args->nstreams > 1 ? "s" : "", args->features & SK_FEATURE_FAILOVER ? ", with failover" : "",
+            rail_addr_text(here, here_text), rail_addr_text(&args->peers[0], peer_text), args->device->name,
+            args->nstreams, args->nstreams > 1 ? "s" : "",
+            args->features & SK_FEATURE_FAILOVER ? ", with failover" : "",
             args->features & SK_FEATURE_TLS ? ", encrypted" : "");
+  return RAIL_OK;
 }
 
 static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
@@ -173,9 +175,8 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
     args.fds[i] = a->dials[i].dial.fd; /* the comm's from here on */
     a->dials[i].dial.fd = -1;
   }
-  sk_stats_count(a->device->name, SK_DEVICE_CONNECTS);
-  log_connected(a, &args);
-  return sk_send_create(&args, send_comm);
+  union rail_addr here = rail_sock_local(args.fds[0]);
+  return create(&args, &here, send_comm);
 }
 
 rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic_class, void **send_comm,

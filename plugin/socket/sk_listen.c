@@ -71,15 +71,17 @@ void sk_listener_close(struct rail_net_ctx_link *link) {
   (void)sk_close_listen(rail_container_of(link, struct sk_listen, in_ctx));
 }
 
-static void log_accepted(const struct sk_device *device, const struct sk_comm_args *args) {
-  char peer[RAIL_ADDR_TEXT], here[RAIL_ADDR_TEXT];
-  union rail_addr local = {0};
-  socklen_t len = sizeof local;
-  (void)getsockname(args->fds[0], &local.sa, &len);
+/* Makes the comm, whose the sockets are then. `here`: this end's address. */
+static rail_result_t create(const struct sk_comm_args *args, const union rail_addr *here, void **recv_comm) {
+  char peer_text[RAIL_ADDR_TEXT], here_text[RAIL_ADDR_TEXT];
+  RAIL_TRY(sk_recv_create(args, recv_comm));
+  sk_stats_count(args->device->name, SK_DEVICE_ACCEPTS);
   RAIL_INFO(RAIL_SUB_NET, "RailSocket: accepted %s at %s over %s, %u stream%s%s%s",
-            rail_addr_text(&args->peers[0], peer), rail_addr_text(&local, here), device->name, args->nstreams,
-            args->nstreams > 1 ? "s" : "", args->features & SK_FEATURE_FAILOVER ? ", with failover" : "",
+            rail_addr_text(&args->peers[0], peer_text), rail_addr_text(here, here_text), args->device->name,
+            args->nstreams, args->nstreams > 1 ? "s" : "",
+            args->features & SK_FEATURE_FAILOVER ? ", with failover" : "",
             args->features & SK_FEATURE_TLS ? ", encrypted" : "");
+  return RAIL_OK;
 }
 
 /* The next complete comm as arguments. False: there is none. */
@@ -112,7 +114,6 @@ static bool accept_next(struct sk_listen *l, struct sk_comm_args *args, rail_res
     args->accepted = sk_accepted_new(a, p);
     if (!args->accepted) *result = RAIL_SYSTEM_ERROR;
   }
-  sk_stats_count(a->device->name, SK_DEVICE_ACCEPTS);
   sk_half_open_free(p);
   pthread_mutex_unlock(&a->lock);
   return true;
@@ -136,6 +137,6 @@ rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
     for (unsigned int i = 0; i < args.nstreams; i++) rail_sock_close(&args.fds[i]);
     return result;
   }
-  log_accepted(args.device, &args);
-  return sk_recv_create(&args, recv_comm);
+  union rail_addr here = rail_sock_local(args.fds[0]);
+  return create(&args, &here, recv_comm);
 }

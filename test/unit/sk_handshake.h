@@ -48,23 +48,27 @@ const struct sk_device *sk_device_at(int dev, const char *call) {
 
 static struct sk_comm_args hs_sent, hs_received;
 static struct sk_tls *hs_tls; /* of a stream that came back; NULL: it is in clear */
-
-rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
-  hs_sent = *args;
-  *send_comm = &hs_sent;
-  return RAIL_OK;
-}
-rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) {
-  hs_received = *args;
-  *recv_comm = &hs_received;
-  return RAIL_OK;
-}
+static bool hs_refuse;        /* there is no memory for a comm */
 
 static void hs_close(struct sk_comm_args *c) {
   for (unsigned int i = 0; i < c->nstreams; i++) rail_sock_close(&c->fds[i]);
   sk_reconnect_free(c->reconnect);
   sk_accepted_free(c->accepted);
   *c = (struct sk_comm_args){0};
+}
+
+static rail_result_t hs_create(struct sk_comm_args *kept, const struct sk_comm_args *args, void **comm) {
+  *kept = *args;
+  *comm = hs_refuse ? NULL : kept;
+  if (hs_refuse) hs_close(kept);
+  return hs_refuse ? RAIL_SYSTEM_ERROR : RAIL_OK;
+}
+
+rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
+  return hs_create(&hs_sent, args, send_comm);
+}
+rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) {
+  return hs_create(&hs_received, args, recv_comm);
 }
 
 /* ---- one connection ------------------------------------------------------ */

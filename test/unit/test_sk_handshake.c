@@ -87,30 +87,6 @@ TEST(sixteen_streams_at_most) {
   hs_end(&h);
 }
 
-static uint64_t counted(enum sk_stats_device counter) {
-  const uint64_t *record = sk_stats_device("lo0");
-  ENSURE(record, "no record");
-  return rail_stats_get(&record[counter]);
-}
-
-TEST(what_is_counted) {
-  struct hs h;
-  setenv("RAIL_STATS", "0", 1);
-  CHECK_OK(sk_stats_open());
-  hs_begin(&h);
-  hs_pair(&h, DEV_A, DEV_A);
-  CHECK_INT(counted(SK_DEVICE_CONNECTS), 1);
-  CHECK_INT(counted(SK_DEVICE_ACCEPTS), 1);
-  struct sk_hello_bytes w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 9}, (struct sk_limits){0}, 0);
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), SK_REASON_STREAMS);
-  memset(&w, 'x', sizeof w);
-  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), HS_DROPPED);
-  CHECK_INT(counted(SK_DEVICE_REFUSED), 1);
-  CHECK_INT(counted(SK_DEVICE_DROPPED), 1);
-  hs_end(&h);
-  sk_stats_close();
-}
-
 TEST(a_hello_in_pieces) {
   struct hs h;
   hs_begin(&h);
@@ -488,7 +464,7 @@ TEST(streams_come_back_while_others_are_accepted) {
 }
 
 TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_CASE(rails_on_one_side_only),
-          TEST_CASE(sixteen_streams_at_most), TEST_CASE(what_is_counted), TEST_CASE(a_hello_in_pieces),
+          TEST_CASE(sixteen_streams_at_most), TEST_CASE(a_hello_in_pieces),
           TEST_CASE(accepted_after_the_handshake_time), TEST_CASE(a_handle_connects_again),
           TEST_CASE(a_stream_that_is_there_already), TEST_CASE(back_when_the_connection_closes),
           TEST_CASE(a_lost_stream_comes_back),

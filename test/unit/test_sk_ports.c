@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where listeners listen, how connections mark their packets, sizes that are asked for. A process
- * reads the parameters of the first once: those cases run in children. */
+ * Where listeners listen, how connections mark their packets, sizes that are asked for; what is counted of
+ * connections. A process reads the parameters of the first once: those cases run in children. */
 #include <netinet/ip.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -218,6 +218,55 @@ TEST(how_much_goes_ahead) {
   }
 }
 
+static uint64_t counted(enum sk_stats_device counter) {
+  const uint64_t *record = sk_stats_device("lo0");
+  ENSURE(record, "no record");
+  return rail_stats_get(&record[counter]);
+}
+
+TEST(what_is_counted) {
+  struct hs h;
+  setenv("RAIL_STATS", "0", 1);
+  CHECK_OK(sk_stats_open());
+  hs_begin(&h);
+  hs_pair(&h, DEV_A, DEV_A);
+  CHECK_INT(counted(SK_DEVICE_CONNECTS), 1);
+  CHECK_INT(counted(SK_DEVICE_ACCEPTS), 1);
+  struct sk_hello_bytes w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 9}, (struct sk_limits){0}, 0);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), SK_REASON_STREAMS);
+  memset(&w, 'x', sizeof w);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), HS_DROPPED);
+  CHECK_INT(counted(SK_DEVICE_REFUSED), 1);
+  CHECK_INT(counted(SK_DEVICE_DROPPED), 1);
+  hs_end(&h);
+  sk_stats_close();
+}
+
+/* Both calls fail, and neither is counted or logged as a connection. */
+TEST(no_memory_for_a_comm) {
+  struct hs h;
+  void *comm;
+  rail_result_t connected, accepted;
+  setenv("RAIL_STATS", "0", 1);
+  CHECK_OK(sk_stats_open());
+  hs_begin(&h);
+  hs_listen(&h, DEV_A);
+  hs_refuse = true;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  while ((connected = sk_connect(h.ctx, DEV_A, h.handle, -1, &comm, NULL)) == RAIL_OK)
+    ENSURE(!rail_deadline_passed(deadline), "connect does not end");
+  while ((accepted = sk_accept(h.listen, &comm, NULL)) == RAIL_OK)
+    ENSURE(!rail_deadline_passed(deadline), "accept does not end");
+  hs_refuse = false;
+  CHECK(connected == RAIL_SYSTEM_ERROR && accepted == RAIL_SYSTEM_ERROR);
+  CHECK_INT(counted(SK_DEVICE_CONNECTS), 0);
+  CHECK_INT(counted(SK_DEVICE_ACCEPTS), 0);
+  CHECK(!log_said("connected from") && !log_said("accepted"));
+  hs_end(&h);
+  sk_stats_close();
+}
+
 TEST_MAIN(TEST_CASE(a_port_for_each_rail), TEST_CASE(values_that_make_no_sense), TEST_CASE(bound_to_all_addresses),
           TEST_CASE(traffic_class), TEST_CASE(congestion_control), TEST_CASE(each_buffer_has_its_own_size),
-          TEST_CASE(eager_bytes_that_are_too_few_are_raised), TEST_CASE(how_much_goes_ahead))
+          TEST_CASE(eager_bytes_that_are_too_few_are_raised), TEST_CASE(how_much_goes_ahead),
+          TEST_CASE(what_is_counted), TEST_CASE(no_memory_for_a_comm))
