@@ -138,10 +138,11 @@ static rail_result_t run_tls(const struct sk_reconnect *r, struct stream *s) {
 }
 
 rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd, struct sk_tls **tls) {
-  struct stream *s = &r->streams[stream];
   *fd = -1;
   *tls = NULL;
-  if (stream >= r->nstreams || s->refused) return RAIL_REMOTE_ERROR;
+  if (stream >= r->nstreams) return RAIL_REMOTE_ERROR;
+  struct stream *s = &r->streams[stream];
+  if (s->refused) return RAIL_REMOTE_ERROR;
   if (s->dialling && !s->dial.hello.reconnect) abandon(s); /* the peer has accepted: no plain HELLO any more */
   if (!s->dialling) {
     if (s->not_before && !rail_deadline_passed(s->not_before)) return RAIL_IN_PROGRESS;

@@ -195,7 +195,7 @@ static void collect_recvs(const struct sk_recv_comm *rc, struct outstanding *o) 
   const struct sk_target *target;
   for (uint32_t b = 0; b < SK_MATCH_BUCKETS; b++)
     TAILQ_FOREACH(node, &rc->posted.bucket[b], next)
-  add_waiting(o, rail_container_of(node, const struct sk_recv_buffer, node)->capacity);
+      add_waiting(o, rail_container_of(node, const struct sk_recv_buffer, node)->capacity);
   o->moving = rc->partial;
   for (uint32_t b = 0; b < SK_SEQ_BUCKETS; b++)
     LIST_FOREACH(target, &rc->by_seq[b], by_seq) o->missing += target->size - target->received;
