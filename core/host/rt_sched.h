@@ -35,7 +35,7 @@ enum rt_coll {
   RT_PAT_REDUCE_SCATTER,
   RT_PAT_BROADCAST,
   RT_PAT_REDUCE,
-  RT_COLL_COUNT
+  RT_COLL_COUNT /* one more: the compiler names the switches, docs/ARCHITECTURE.md the tables */
 };
 
 /* Connections each way, by number: all but trees and PAT use the first alone. */

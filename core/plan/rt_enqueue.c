@@ -318,7 +318,7 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
     prog->send[p] = job->send[p].connector ? &job->send[p].connector->conn : NULL;
   }
   rt_program_init(prog);
-  if (prog->proto != RT_SIMPLE || prog->sched.coll >= RT_TREE) return; /* trees and PAT: all by the slots */
+  if (prog->proto != RT_SIMPLE || !rt_tune_may_be_direct(prog->sched.coll)) return;
   struct rt_connector *send = job->send[0].connector, *recv = job->recv[0].connector;
   enum rt_coll coll = prog->sched.coll;
   size_t one = (size_t)prog->sched.count * prog->sched.esize, all = one * (size_t)comm->nranks;

@@ -94,8 +94,12 @@ static enum rt_func func_of(enum rt_coll coll) {
     case RT_ALLREDUCE:
     case RT_EXCHANGE:
     case RT_TREE: return RT_F_ALLREDUCE;
-    default: return RT_F_SENDRECV;
+    case RT_SEND:
+    case RT_RECV:
+    case RT_COPY:
+    case RT_COLL_COUNT: break;
   }
+  return RT_F_SENDRECV;
 }
 
 static bool is_there(const struct rule *r, const struct rt_tuning *t) {
@@ -194,6 +198,27 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
   if (algo) c.algo_measured = measured(algo_rules, algos, t, nranks);
   if (t->all_shm) c.proto_measured = measured(proto_rules, protos & ((1u << RT_NPROTO) - 1), t, nranks);
   return c;
+}
+
+bool rt_tune_may_be_direct(enum rt_coll schedule) {
+  switch (schedule) {
+    case RT_ALLREDUCE:
+    case RT_REDUCE_SCATTER:
+    case RT_ALLGATHER:
+    case RT_BROADCAST:
+    case RT_REDUCE:
+    case RT_SEND:
+    case RT_RECV:
+    case RT_COPY:
+    case RT_EXCHANGE: return true;
+    case RT_TREE:
+    case RT_PAT_ALLGATHER:
+    case RT_PAT_REDUCE_SCATTER:
+    case RT_PAT_BROADCAST:
+    case RT_PAT_REDUCE: /* all by the slots */
+    case RT_COLL_COUNT: break;
+  }
+  return false;
 }
 
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto) {
