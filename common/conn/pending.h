@@ -15,8 +15,9 @@
  *
  * A set with `max` 0 shares its limits with all such sets of the process: at most
  * 1024 connections and at most a quarter of the files that the process may open
- * (RLIMIT_NOFILE); none is kept that would leave less than a quarter of them. Each
- * set has 2 places all the same, so that a flood of one cannot shut another.
+ * (RLIMIT_NOFILE). Each set has 2 places whatever the others have, so that a flood
+ * of one cannot shut another. No set keeps any that would leave less than a quarter
+ * of the files.
  *
  * Not thread-safe: one thread at a time, or the owner's lock. Nothing here waits; a
  * poll takes less than a millisecond however many clients there are.

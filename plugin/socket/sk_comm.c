@@ -244,7 +244,8 @@ static void collect_tail(struct sk_stream *s, bool whole, struct rail_linger_tai
   free(queued.bytes);
 }
 
-/* Takes the sockets from a comm and leaves them to common/conn/linger. Waits only for an owner, who does not block. */
+/* Takes the sockets from a comm and leaves them to common/conn/linger. Waits for an owner, who does not block, and for
+ * a kernel that still reads the caller's memory, a second at most (sk_zerocopy_end). */
 static void detach_sockets(struct sk_comm *comm) {
   if (comm->detached) return;
   comm->detached = true;
