@@ -62,6 +62,11 @@ enum rail_reason {
   RAIL_REASON_PLUGIN = 32, /* and up: the plugin's own */
 };
 
+/* First word of what callers hold of a plugin, by its tag and the kind of object: a pointer of another plugin, or to
+ * what is closed, is found out. */
+#define RAIL_OBJECT_MAGIC(tag, kind) \
+  ((uint32_t)(tag)[0] << 24 | (uint32_t)(tag)[1] << 16 | (uint32_t)(tag)[2] << 8 | (uint32_t)(kind))
+
 /* One per plugin, static and constant. */
 struct rail_protocol {
   const char *plugin; /* "RailSocket": begins log lines and the labels of macs */

@@ -76,7 +76,7 @@ rail_result_t rail_net_setup_listen(const struct rail_net_setup_ops *ops, void *
 rail_result_t rail_net_setup_close_listen(const struct rail_net_setup_ops *ops, void *listen_comm) {
   struct rail_net_listen *l = listen_comm;
   if (!l) return RAIL_OK;
-  if (l->magic != LISTEN_MAGIC) {
+  if (l->magic != LISTEN_MAGIC || l->ops != ops) {
     RAIL_WARN("%s: closeListen: %p is not an open listener", ops->protocol->plugin, listen_comm);
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
@@ -99,7 +99,7 @@ rail_result_t rail_net_setup_accept(const struct rail_net_setup_ops *ops, void *
   struct rail_net_listen *l = listen_comm;
   struct rail_setup *s;
   *recv_comm = NULL;
-  if (!l || l->magic != LISTEN_MAGIC) {
+  if (!l || l->magic != LISTEN_MAGIC || l->ops != ops) {
     RAIL_WARN("%s: accept: %p is not an open listener", ops->protocol->plugin, listen_comm);
     return RAIL_BAD_ARGUMENT;
   }

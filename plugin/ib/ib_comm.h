@@ -25,9 +25,10 @@
 #include "plugin/ib/ib_plan.h"
 #include "plugin/ib/ib_qp.h"
 #include "plugin/ib/ib_stats.h"
+#include "plugin/ib/ib_wire.h"
 
-#define IB_SEND_COMM_MAGIC 0x43534249u
-#define IB_RECV_COMM_MAGIC 0x43524249u
+#define IB_SEND_COMM_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'S')
+#define IB_RECV_COMM_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'R')
 
 /* Times. An ACK timeout is 4.096 us x 2^exponent, and an HCA may take up to 4 times that (InfiniBand specification,
  * vol. 1, 9.7.6.1.3). The grace is added to limits computed from these: what the two processes need to run. */
@@ -65,7 +66,7 @@ struct ib_rail {
 };
 
 /* A registration as regMr returns it. */
-#define IB_MHANDLE_MAGIC 0x484d4249u
+#define IB_MHANDLE_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'M')
 struct ib_mr_entry;
 struct ib_mhandle {
   uint32_t magic;
@@ -151,11 +152,10 @@ struct ib_remote_ring {
  * a pointer that was returned already.
  */
 
-#define IB_REQ_SEND 0x51455249u
-#define IB_REQ_RECV 0x51455252u
-#define IB_REQ_FLUSH 0x51455246u
-#define IB_REQ_FREE 0x46455249u
-#define IB_REQ_KIND 0xffffff00u /* the same in the first three, which are outstanding */
+#define IB_REQ_FREE RAIL_OBJECT_MAGIC(IB_TAG, 0)
+#define IB_REQ_SEND RAIL_OBJECT_MAGIC(IB_TAG, 1) /* outstanding: from here to the last */
+#define IB_REQ_RECV RAIL_OBJECT_MAGIC(IB_TAG, 2)
+#define IB_REQ_FLUSH RAIL_OBJECT_MAGIC(IB_TAG, 3)
 
 struct ib_request {
   uint32_t magic;
@@ -165,6 +165,10 @@ struct ib_request {
   SLIST_ENTRY(ib_request) free; /* in its pool */
 };
 SLIST_HEAD(ib_request_pool, ib_request);
+
+static inline bool ib_request_is_outstanding(const struct ib_request *r) {
+  return r->magic - IB_REQ_SEND <= IB_REQ_FLUSH - IB_REQ_SEND;
+}
 
 /* How far a part is posted. All of it goes over one QP. */
 struct ib_cursor {

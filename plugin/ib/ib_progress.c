@@ -260,7 +260,7 @@ rail_result_t ib_test(void *request, int *done, int *sizes) {
   *done = 0;
   struct ib_request *r = request;
   if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return bad_request(r);
-  if (rail_unlikely((r->magic & IB_REQ_KIND) != (IB_REQ_SEND & IB_REQ_KIND))) return bad_request(r);
+  if (rail_unlikely(!ib_request_is_outstanding(r))) return bad_request(r);
   struct ib_comm *comm = r->comm;
   if (r->pending) {
     rail_result_t result = progress_request(r);

@@ -29,7 +29,7 @@ static const char *reason_text(unsigned int reason) {
 
 const struct rail_protocol ib_protocol = {
   .plugin = "RailIB",
-  .tag = "RBK",
+  .tag = IB_TAG,
   .version = IB_WIRE_VERSION,
   .key = &key,
   .handle_payload = IB_HANDLE_GIDS * 16,

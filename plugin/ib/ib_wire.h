@@ -16,6 +16,7 @@
 #include "common/conn/protocol.h"
 #include "plugin/ib/ib_plan.h"
 
+#define IB_TAG "RBK" /* begins the magic numbers of the handshake, and those in memory */
 #define IB_WIRE_VERSION 5
 #define IB_NAME_SIZE 64
 

@@ -22,14 +22,14 @@
 #include "plugin/ofi/ofi_endpoint.h"
 #include "plugin/ofi/ofi_stats.h"
 
-#define OFI_SEND_COMM_MAGIC 0x43534f52u
-#define OFI_RECV_COMM_MAGIC 0x43524f52u
+#define OFI_SEND_COMM_MAGIC RAIL_OBJECT_MAGIC(OFI_TAG, 'S')
+#define OFI_RECV_COMM_MAGIC RAIL_OBJECT_MAGIC(OFI_TAG, 'R')
 
 struct rail_watch;
 struct rail_watched;
 
 /* A registration as regMr returns it. */
-#define OFI_MHANDLE_MAGIC 0x484d4f52u
+#define OFI_MHANDLE_MAGIC RAIL_OBJECT_MAGIC(OFI_TAG, 'M')
 struct ofi_mhandle {
   uint32_t magic;
   int type; /* RAIL_PTR_* */
@@ -96,10 +96,10 @@ struct ofi_comm {
  * and from a pointer that was returned already.
  */
 
-#define OFI_REQ_SEND 0x51455253u
-#define OFI_REQ_RECV 0x51455252u
-#define OFI_REQ_FLUSH 0x51455246u
-#define OFI_REQ_FREE 0x46455246u
+#define OFI_REQ_SEND RAIL_OBJECT_MAGIC(OFI_TAG, 's')
+#define OFI_REQ_RECV RAIL_OBJECT_MAGIC(OFI_TAG, 'r')
+#define OFI_REQ_FLUSH RAIL_OBJECT_MAGIC(OFI_TAG, 'f')
+#define OFI_REQ_FREE RAIL_OBJECT_MAGIC(OFI_TAG, 'e')
 
 enum ofi_state { OFI_ACTIVE, OFI_COMPLETE };
 

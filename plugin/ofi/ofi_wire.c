@@ -23,7 +23,7 @@ static const char *reason_text(unsigned int reason) {
 
 const struct rail_protocol ofi_protocol = {
   .plugin = "RailOFI",
-  .tag = "ROF",
+  .tag = OFI_TAG,
   .version = OFI_WIRE_VERSION,
   .key = &key,
   .max_body = sizeof(struct ofi_offer_wire),

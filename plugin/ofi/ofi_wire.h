@@ -35,6 +35,7 @@
 #include "plugin/ofi/ofi_param.h"
 #include "rail/net.h"
 
+#define OFI_TAG "ROF" /* begins the magic numbers of the handshake, and those in memory */
 #define OFI_WIRE_VERSION 3
 #define OFI_MAX_PATHS 4      /* NICs of one device */
 #define OFI_MAX_GROUP 8      /* buffers of one irecv: maxRecvs */

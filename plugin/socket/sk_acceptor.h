@@ -27,7 +27,7 @@
 
 struct sk_tls;
 
-#define SK_LISTEN_MAGIC 0x4e534c53u
+#define SK_LISTEN_MAGIC RAIL_OBJECT_MAGIC(SK_TAG, 'L')
 
 struct sk_half_open_comm {
   TAILQ_ENTRY(sk_half_open_comm) next;

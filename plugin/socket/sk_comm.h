@@ -28,13 +28,14 @@
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_keepalive.h"
 #include "plugin/socket/sk_stream.h"
+#include "plugin/socket/sk_wire.h"
 
-#define SK_SEND_MAGIC 0x444e5353u
-#define SK_RECV_MAGIC 0x56435253u
-#define SK_MR_MAGIC 0x524d4b53u
-#define SK_REQ_SEND 0x51455253u
-#define SK_REQ_RECV 0x51455252u
-#define SK_REQ_FREE 0x46455252u
+#define SK_SEND_MAGIC RAIL_OBJECT_MAGIC(SK_TAG, 'S')
+#define SK_RECV_MAGIC RAIL_OBJECT_MAGIC(SK_TAG, 'R')
+#define SK_MR_MAGIC RAIL_OBJECT_MAGIC(SK_TAG, 'M')
+#define SK_REQ_SEND RAIL_OBJECT_MAGIC(SK_TAG, 's')
+#define SK_REQ_RECV RAIL_OBJECT_MAGIC(SK_TAG, 'r')
+#define SK_REQ_FREE RAIL_OBJECT_MAGIC(SK_TAG, 'e')
 
 #define SK_MAX_SENDS (RAIL_NET_MAX_REQUESTS * SK_MAX_GROUP)
 #define SK_MAX_RECVS RAIL_NET_MAX_REQUESTS

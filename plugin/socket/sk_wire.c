@@ -24,7 +24,7 @@ static const char *reason_text(unsigned int reason) {
 
 const struct rail_protocol sk_protocol = {
   .plugin = "RailSocket",
-  .tag = "RSK",
+  .tag = SK_TAG,
   .version = SK_WIRE_VERSION,
   .key = &key,
   .hello_payload = sizeof(struct sk_limits_wire),

@@ -17,6 +17,7 @@
 #include "common/base/sock.h"
 #include "common/conn/protocol.h"
 
+#define SK_TAG "RSK" /* begins the magic numbers of the handshake, and those in memory */
 #define SK_WIRE_VERSION 3
 #define SK_MAX_STREAMS 16
 #define SK_MAX_RAILS RAIL_HANDLE_ADDRS /* interfaces of one fused device */

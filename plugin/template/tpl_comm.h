@@ -15,6 +15,7 @@
 #include <sys/queue.h>
 
 #include "common/conn/first_error.h"
+#include "common/conn/protocol.h"
 #include "common/net/net_ctx.h"
 #include "plugin/template/tpl_device.h"
 #include "plugin/template/tpl_stats.h"
@@ -52,10 +53,8 @@ struct tpl_request {
   enum tpl_state state;
 };
 
-/* First word of what callers hold: a pointer of another plugin, or to what is closed, is found out. */
-#define TPL_MAGIC(kind) ((uint32_t)TPL_TAG[0] << 24 | (uint32_t)TPL_TAG[1] << 16 | (uint32_t)TPL_TAG[2] << 8 | (kind))
-#define TPL_SEND_MAGIC TPL_MAGIC('S')
-#define TPL_RECV_MAGIC TPL_MAGIC('R')
+#define TPL_SEND_MAGIC RAIL_OBJECT_MAGIC(TPL_TAG, 'S')
+#define TPL_RECV_MAGIC RAIL_OBJECT_MAGIC(TPL_TAG, 'R')
 
 /* A caller's pointer; NULL, after one line, if it is none of that kind. magic 0: either kind. */
 struct tpl_comm *tpl_comm_of(void *arg, uint32_t magic, const char *call);

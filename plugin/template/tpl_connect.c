@@ -18,7 +18,7 @@
 
 #define HELLO_MS 10000 /* a peer sends it at once */
 #define MAX_ACCEPTED 64 /* connections of one listener that wait for accept */
-#define LISTEN_MAGIC TPL_MAGIC('L')
+#define LISTEN_MAGIC RAIL_OBJECT_MAGIC(TPL_TAG, 'L')
 
 static struct rail_key key = {.plugin = TPL_NAME, .param = "RAIL_TEMPLATE_AUTH_FILE"};
 static struct rail_ports ports = {.plugin = TPL_NAME, .range_param = "", .bind_param = ""};

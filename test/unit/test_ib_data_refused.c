@@ -155,6 +155,12 @@ TEST(bad_arguments) {
   CHECK_INT(done, 1);
   CHECK_INT(ib_test(s, &done, NULL), RAIL_BAD_ARGUMENT);
   CHECK(strstr(pair_line, "not outstanding"));
+  struct ib_request unknown = {.magic = 0, .comm = p.sc};
+  for (unsigned int bit = 0; bit < 32; bit++) { /* no bit of a flush's magic is there for nothing */
+    unknown.magic = IB_REQ_FLUSH ^ 1u << bit;
+    if (unknown.magic != IB_REQ_SEND && unknown.magic != IB_REQ_RECV)
+      CHECK_INT(ib_test(&unknown, &done, NULL), RAIL_BAD_ARGUMENT);
+  }
   send_and_check(0, 0); /* no memory, no registration */
   CHECK((r = pair_irecv(&p, NULL, 0, 1, (void *)16))); /* nor a look at it */
   CHECK((s = pair_isend(&p, NULL, 0, 1, (void *)16)));
