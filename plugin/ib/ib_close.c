@@ -7,6 +7,8 @@
  * received everything lingers, owned by the watch thread and without any buffer of the caller's: its last ACK may have
  * been lost, and without an answer to the retransmission its sender would report an error for a message that arrived.
  */
+#include "plugin/ib/ib_close.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_cm.h"
 #include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_stats.h"

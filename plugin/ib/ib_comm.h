@@ -381,38 +381,4 @@ static inline void ib_mr_release(struct ib_mhandle *mr) {
 rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call, const struct ib_mhandle *mr,
                                     const void *data, uint64_t size);
 
-/* ---- ib_send.c, ib_recv.c ------------------------------------------------------- */
-
-/* NULL: out of memory. The handshake fills in the rest of the base. */
-struct ib_comm *ib_send_comm_alloc(void);
-struct ib_comm *ib_recv_comm_alloc(void);
-/* Posts the receive WRs, unless irecv does (ib_two_sided.h); the QPs are in INIT. */
-rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
-/* Posts those of one QP; errno of ibv_post_recv, or 0. */
-int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp);
-/* The QPs are in RTS, the keys are known. `progress`: ib_progress. False: out of memory. */
-void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
-                        rail_result_t (*progress)(struct ib_comm *comm));
-bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm));
-
-/* ---- ib_close.c ------------------------------------------------------------------ */
-
-rail_result_t ib_close_send(void *send_comm);
-rail_result_t ib_close_recv(void *recv_comm);
-/* Everything of a comm, whole or half made. */
-void ib_comm_destroy(struct ib_comm *comm);
-
-/* ---- ib_flush.c ------------------------------------------------------------------ */
-
-enum ib_flush_mode { IB_FLUSH_AUTO, IB_FLUSH_ALWAYS, IB_FLUSH_NEVER }; /* RAIL_IB_FLUSH */
-
-/* Does a recv comm need flush QPs at all? */
-bool ib_flush_is_needed(const struct ib_comm *comm);
-/* The same by what is said and by what memory can be registered. Pure. */
-bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf);
-
-/* Makes a recv comm's flush QPs where they are needed, one step per call: RAIL_IN_PROGRESS calls again. */
-rail_result_t ib_flush_open(struct ib_comm *comm);
-void ib_flush_close(struct ib_comm *comm);
-
 #endif

@@ -10,6 +10,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "plugin/ib/ib_close.h"
 #include "plugin/ib/ib_cm.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"

@@ -5,6 +5,8 @@
  * The read follows the rail's earlier writes to the same memory through all bridges, so when its response is here the
  * writes are there.
  */
+#include "plugin/ib/ib_flush.h"
+
 #include <stdlib.h>
 #include <string.h>
 

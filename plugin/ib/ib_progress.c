@@ -12,6 +12,9 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_recv.h"
+#include "plugin/ib/ib_send.h"
 #include "plugin/ib/ib_two_sided.h"
 #include "plugin/ib/ib_wait.h"
 

@@ -9,6 +9,8 @@
  * CTS writes was lost (ib_failover.c), the CTS writes of receives that are not done are resent. With the SEND protocol
  * (ib_two_sided.h) irecv posts the receive WRs, with the caller's memory.
  */
+#include "plugin/ib/ib_recv.h"
+
 #include <arpa/inet.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -17,6 +19,7 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
+#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_two_sided.h"

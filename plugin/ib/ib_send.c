@@ -9,6 +9,8 @@
  * lost (ib_failover.c) the parts that the receiver has not had on it are resent. With the SEND protocol a send is
  * posted when its turn comes (ib_two_sided.h).
  */
+#include "plugin/ib/ib_send.h"
+
 #include <arpa/inet.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -107,9 +109,7 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
   return ib_error_tag_timeout(sc, tag);
 }
 
-/* The CTS of a receive is one write of up to 512 bytes. It is seen torn for some nanoseconds, or until the peer's HCA
- * has retransmitted a packet; both sides' QPs of a network have timeouts of the same order. With NCCL_IB_TIMEOUT=0 that
- * has no limit. */
+/* For nanoseconds, or until the peer's HCA retransmits, by about this side's timeout. NCCL_IB_TIMEOUT=0: no limit. */
 static rail_result_t check_torn(struct ib_send_comm *sc) {
   const uint64_t ms = ib_error_limit_ms(&sc->base.qps[0].attr);
   return ms && wait_is_over(sc, &sc->torn_wait, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;

@@ -8,6 +8,7 @@
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_send.h"
 #include "plugin/ib/ib_split.h"
 
 /* The number of the latest receive in the slot, of those up to `last`. */

@@ -16,6 +16,8 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_recv.h"
+#include "plugin/ib/ib_send.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_stats.h"

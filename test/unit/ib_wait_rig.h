@@ -10,9 +10,12 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
+#include "plugin/ib/ib_close.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_recv.h"
+#include "plugin/ib/ib_send.h"
 #include "plugin/ib/ib_wait.h"
 #include "test/unit/ib_handshake.h"
 

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Queue pairs that the RDMA CM sets up: connections that come about, sides that do not fit, requests and responses that
  * are wrong. */
+#include "plugin/ib/ib_close.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_recv.h"
+#include "plugin/ib/ib_send.h"
 #include "test/unit/ib_cm_rig.h"
 
 static struct ib_comm *sent(const struct hs *h) { return h->sent; }

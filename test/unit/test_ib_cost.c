@@ -8,6 +8,8 @@
 #include <dirent.h>
 #include <sys/resource.h>
 
+#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_verbs.h"
 #include "test/unit/ib_handshake.h"

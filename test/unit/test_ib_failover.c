@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Loss of a queue pair, in parts: what a count settles, and what the watch thread answers for a comm. What both sides
  * make of it is fault/test_ib_failover.c's. */
+#include "plugin/ib/ib_close.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_send.h"
 #include "test/unit/ib_pair.h"
 #include "test/unit/ib_watch_rig.h"
 
