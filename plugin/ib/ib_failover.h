@@ -65,10 +65,10 @@ struct ib_failover_qp {
   _Atomic uint32_t peer_qpn, peer_psn; /* of its NEW, before its bit is set */
   /* To send: */
   _Atomic bool answered;               /* STOPPED, or REFUSED, is sent or to be sent: once */
-  _Atomic bool send_stopped;           /* STOPPED, */
-  _Atomic uint32_t own_count;          /* with this count */
-  _Atomic bool send_new, send_ready;   /* NEW, READY */
-  _Atomic uint32_t own_qpn, own_psn;   /* of NEW */
+  _Atomic bool send_stopped;           /* STOPPED is to be sent, with own_count */
+  _Atomic uint32_t own_count;          /* tails that a receiver has had on this QP */
+  _Atomic bool send_new, send_ready;   /* NEW, or READY, is to be sent */
+  _Atomic uint32_t own_qpn, own_psn;   /* what NEW says: the new QP's number, and its first PSN */
 
   /* The progress thread's: */
   enum ib_failover_state state;

@@ -177,7 +177,8 @@ RAIL_HOT_INLINE void make_write(const struct ib_send *send, const struct ib_qp *
   ib_attach_payload(send, qp, at, len, wr, sge);
 }
 
-/* Of a batch's n writes some may have been posted. What was begun over a QP that is lost waits until it is DOWN. */
+/* Of a batch of n > 1 writes some may have been posted: the part counts as begun, by any number but 0. What was begun
+ * over a QP that is lost waits until that is DOWN, and begins anew. */
 RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *at, unsigned int n,
                                            const struct ib_qp *qp, int err) {
   RAIL_TRY(ib_post_failed(&sc->base, qp, "ibv_post_send", err));

@@ -12,19 +12,25 @@
 
 #include "common/base/clock.h"
 #include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_split.h"
 
 #define NO_MEASUREMENT UINT64_MAX
-#define GAIN 0.25              /* of a new measurement, in a route's rate: 8 of them replace nine tenths of it */
-#define MOST_FASTER 2          /* than the rate so far, in one measurement */
-#define LEAVE_EQUAL 1.15       /* the fastest is so much faster than the slowest: parts are by rate, */
-#define RETURN_TO_EQUAL 1.08   /* until it is only so much faster */
-#define OVERDUE 2              /* a measurement that takes so many times as long counts before it ends */
-#define ROUND_NS 125000        /* what all routes carry in that time is sent between two rounds */
-#define FIRST_ROUND (256 << 10)
-#define TRIAL_ROUNDS 4         /* a route that has had no part in so many rounds, */
-#define TRIAL_NS 100000000     /* and for so long, is given one on trial: */
-#define TRIAL_LONG_NS 20000    /* what another carries in so long (their mean), long against a completion's few us, */
-#define TRIAL_MOST_NS 1000000  /* but not more than it should carry itself in so long */
+#define GAIN 0.25              /* share of a new measurement in a route's rate: 8 of them replace nine tenths of it */
+#define MOST_FASTER 2          /* one measurement raises a rate to so many times the old one at most */
+/* Parts are equal until the fastest route's rate is LEAVE_EQUAL times the slowest's, and by rate until it is
+ * RETURN_TO_EQUAL times. */
+#define LEAVE_EQUAL 1.15
+#define RETURN_TO_EQUAL 1.08
+#define OVERDUE 2              /* a measurement counts before its end if it takes so many times the expected time */
+#define FIRST_ROUND (256 << 10) /* bytes of messages before the first round */
+#define ROUND_NS 125000        /* and between two rounds: what all routes carry in so many ns */
+/* A trial: a part for a route that had none in TRIAL_ROUNDS rounds and TRIAL_NS ns. It has the bytes that another route
+ * (the mean of them) carries in TRIAL_LONG_NS ns, which is long against the few us of a completion; but no more than
+ * the route itself is expected to carry in TRIAL_MOST_NS ns. */
+#define TRIAL_ROUNDS 4
+#define TRIAL_NS 100000000
+#define TRIAL_LONG_NS 20000
+#define TRIAL_MOST_NS 1000000
 
 static uint64_t outstanding(const struct ib_stripe_route *route) { return route->assigned - route->done; }
 static uint64_t lines_of(uint64_t bytes) { return (bytes + IB_ALIGN - 1) / IB_ALIGN; }
@@ -312,12 +318,9 @@ static void give_whole(struct ib_send_comm *sc, struct ib_send *send) {
 }
 
 static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
-  const uint64_t lines = lines_of(send->length), each = lines / send->nparts, more = lines % send->nparts;
-  uint64_t offset = 0;
   for (unsigned int i = 0; i < send->nparts; i++) {
-    uint64_t size = RAIL_MIN((each + (i < more)) * IB_ALIGN, send->length - offset);
-    give(sc, send, i, in_turn(sc, i), offset, size);
-    offset += size;
+    const struct ib_part part = ib_split_part(send->length, i, send->nparts);
+    give(sc, send, i, in_turn(sc, i), part.offset, part.size);
   }
 }
 

@@ -15,8 +15,9 @@
 
 enum ib_striping { IB_STRIPING_EQUAL, IB_STRIPING_RATE }; /* RAIL_IB_STRIPING */
 
-/* Weights of all routes together: with bytes of all sends (2^48) times it 64 bits are not left. */
-#define IB_STRIPE_WEIGHTS 16384u
+#define IB_STRIPE_WEIGHTS 16384u /* the sum of the weights of all routes */
+_Static_assert((1ull << 63) / IB_STRIPE_WEIGHTS / IB_MAX_SENDS >= RAIL_NET_MAX_BYTES,
+               "the bytes of all sends, times a weight, fit into 64 bits");
 
 /* The QPs that connect one pair of rails; they share its rate. Where each message goes over all QPs, one QP. */
 struct ib_stripe_route {
