@@ -81,7 +81,8 @@ void ib_comm_free(struct ib_comm *comm) {
 }
 
 void ib_comm_limit_inline(struct ib_comm *comm) {
-  for (unsigned int i = 0; i < comm->plan.nqps && !ib_params.use_inline; i++) comm->qps[i].max_inline = 0;
+  if (ib_params.use_inline) return;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].max_inline = 0;
 }
 
 /* ---- closing --------------------------------------------------------------- */

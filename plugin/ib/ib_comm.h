@@ -42,8 +42,6 @@
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
 #define IB_COMM_FAILOVER 8u      /* no error yet: ib_failover_run has something to do */
-#define IB_COMM_ALL_LOST 16u     /* never set: of the line that says that the peer has nothing left to go on with */
-#define IB_COMM_SEND_STALLED 32u /* never set: of the line for STALLED with the SEND protocol */
 /* Of the oob connection: common/conn/oob.h. */
 #define IB_COMM_PEER_CLOSED RAIL_OOB_PEER_CLOSED
 #define IB_COMM_PEER_GONE RAIL_OOB_PEER_GONE /* it acknowledges no retransmission any more */
@@ -136,7 +134,7 @@ struct ib_comm {
   uint64_t *stats;                  /* of the group "comm"; never NULL */
   bool stats_private;               /* not in the shared page */
   rail_profiler_fn profiler;
-  rail_result_t (*progress)(struct ib_comm *comm); /* ib_progress, for calls that must poll and cannot call it */
+  rail_result_t (*progress)(struct ib_comm *comm); /* ib_progress: for the files that it calls itself */
 };
 
 /* Where the peer's control buffer is, which begins with the CTS ring. */

@@ -238,20 +238,20 @@ rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc)
   return ib_comm_fail(comm, row->result);
 }
 
-/* The most specific one first. */
-static const struct {
-  uint32_t bit;
+struct fault {
+  uint32_t bit; /* IB_COMM_*; 0: another file has found it */
   rail_result_t result;
   const char *what, *check;
-} fault_rows[] = {
+};
+
+/* The most specific one first. */
+static const struct fault fault_rows[] = {
   {IB_COMM_DEVICE_FATAL, RAIL_SYSTEM_ERROR, "the HCA failed (IBV_EVENT_DEVICE_FATAL)",
    "dmesg; the HCA may need a reset"},
   {IB_COMM_CQ_ERROR, RAIL_SYSTEM_ERROR, "completions were lost (IBV_EVENT_CQ_ERR)",
    "dmesg, driver and firmware; else " BUG},
   {IB_COMM_QP_FATAL, RAIL_SYSTEM_ERROR, "a queue pair failed (asynchronous event; an earlier line has it)",
    "the other side's log, dmesg, driver and firmware"},
-  {IB_COMM_ALL_LOST, RAIL_REMOTE_ERROR, "the peer has given up the last queue pair, or its connection has failed",
-   "the other side's log"},
   {IB_COMM_PEER_LOST, RAIL_REMOTE_ERROR, "the peer's process or host is gone: the oob connection broke",
    "the peer's log; was it killed (dmesg: out of memory)?"},
   {IB_COMM_HOST_SILENT, RAIL_REMOTE_ERROR, "the peer's host has not answered for RAIL_IB_DEADLINE",
@@ -260,28 +260,45 @@ static const struct {
    "is it stopped (SIGSTOP, debugger, checkpoint), is its host swapping?"},
   {IB_COMM_STALLED, RAIL_SYSTEM_ERROR, "the HCA has lost a work request: it has not completed, though all retries "
    "are over", "dmesg, driver and firmware; did a port of this host go down?"},
-  {IB_COMM_SEND_STALLED, RAIL_SYSTEM_ERROR, "the HCA has lost a work request, or the peer has not posted what it "
-   "announced: it has not completed, though all retries are over",
-   "dmesg, driver and firmware; did a port of this host go down? Is the peer of another release?"},
   {IB_COMM_PEER_CLOSED, RAIL_REMOTE_ERROR, "the peer closed the connection while requests were outstanding",
    "the peer's log: did it abort?"},
 };
 
-rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults) {
+static const struct fault all_lost = {
+  .result = RAIL_REMOTE_ERROR, .what = "the peer has given up the last queue pair, or its connection has failed",
+  .check = "the other side's log"};
+
+static const struct fault send_stalled = { /* with the SEND protocol */
+  .result = RAIL_SYSTEM_ERROR,
+  .what = "the HCA has lost a work request, or the peer has not posted what it announced: it has not completed, though "
+          "all retries are over",
+  .check = "dmesg, driver and firmware; did a port of this host go down? Is the peer of another release?"};
+
+static rail_result_t fail_by(struct ib_comm *comm, const struct fault *fault) {
   char last[PIECE], state[PIECE], lost[PIECE];
-  size_t i = 0;
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
-  while (i < RAIL_COUNT_OF(fault_rows) && !(faults & fault_rows[i].bit)) i++;
-  if (i == RAIL_COUNT_OF(fault_rows)) return RAIL_OK;
   if (!atomic_load(&comm->stopped)) {
     const struct ib_port *port = comm->rails[0].port;
     count_error(port);
     RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s%s; check: %s",
-              comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, fault_rows[i].what,
+              comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, fault->what,
               atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state),
-              lost_before(comm, lost), fault_rows[i].check);
+              lost_before(comm, lost), fault->check);
   }
-  return ib_comm_fail(comm, fault_rows[i].result);
+  return ib_comm_fail(comm, fault->result);
+}
+
+rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults) {
+  for (size_t i = 0; i < RAIL_COUNT_OF(fault_rows); i++)
+    if (faults & fault_rows[i].bit) return fail_by(comm, &fault_rows[i]);
+  return rail_first_error(&comm->error);
+}
+
+rail_result_t ib_error_all_lost(struct ib_comm *comm) { return fail_by(comm, &all_lost); }
+
+rail_result_t ib_error_stalled(struct ib_comm *comm) {
+  if (comm->sender && comm->plan.two_sided) return fail_by(comm, &send_stalled);
+  return ib_error_faults(comm, IB_COMM_STALLED);
 }
 
 /* `qp` is NULL where `what` polls a CQ. The reason for a failure to post is always on this host. */
@@ -337,7 +354,7 @@ rail_result_t ib_error_last_qp(struct ib_comm *comm, unsigned int index, uint32_
   if (faults & IB_FAULT_POST) return ib_error_post(comm, &comm->qps[index], "ibv_post", fq->post_errno);
   if (faults & IB_FAULT_DEVICE) return ib_error_faults(comm, IB_COMM_DEVICE_FATAL);
   if (faults & IB_FAULT_EVENT) return ib_error_faults(comm, IB_COMM_QP_FATAL);
-  return ib_error_faults(comm, IB_COMM_ALL_LOST);
+  return ib_error_all_lost(comm);
 }
 
 rail_result_t ib_error_never_flushed(struct ib_comm *comm, unsigned int index, int ms) {

@@ -30,6 +30,8 @@ uint64_t ib_error_limit_ms(const struct ib_qp_attr *attr);
 rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc);
 /* A fault bit ends the comm: one line, and the comm fails. RAIL_OK if none is set. */
 rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults);
+/* Nothing completes, and the time for it is over (IB_COMM_STALLED). */
+rail_result_t ib_error_stalled(struct ib_comm *comm);
 /* The progress thread: a work request could not be posted. Without failover as ib_error_post; with it the QP is lost,
  * and what it was to carry goes over another one: RAIL_OK. */
 RAIL_COLD rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err);
@@ -45,6 +47,8 @@ RAIL_COLD rail_result_t ib_error_torn(struct ib_send_comm *sc, uint64_t ms);
 
 /* ---- lost queue pairs (ib_failover.c): the line, and the comm fails ---- */
 
+/* The peer has nothing left to go on with. */
+rail_result_t ib_error_all_lost(struct ib_comm *comm);
 /* The last one failed, by those faults of ib_failover_qp. */
 rail_result_t ib_error_last_qp(struct ib_comm *comm, unsigned int index, uint32_t faults);
 /* In ERR for so long, and no receive WR was flushed. */

@@ -45,7 +45,8 @@ rail_result_t ib_failover_init(struct ib_comm *comm) {
     RAIL_WARN("RailIB: connection with %s: out of memory", comm->peer_text);
     return RAIL_SYSTEM_ERROR;
   }
-  for (unsigned int i = 0; comm->sender && i < comm->plan.nqps; i++) {
+  if (!comm->sender) return RAIL_OK;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     int err = ib_return_prepost(comm, &comm->qps[i]);
     if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
   }
@@ -169,11 +170,11 @@ static void give_up_rebuild(struct ib_comm *comm, unsigned int index) {
   (void)tell_stopped(comm, index); /* without the oob connection there is no other rebuild */
 }
 
-static rail_result_t handle_faults(struct ib_comm *comm, unsigned int index) {
+static rail_result_t handle_qp_faults(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   uint32_t faults = atomic_load(&fq->faults);
   if (!faults) return RAIL_OK;
-  if (faults & IB_FAULT_PEER_REFUSED) return ib_error_faults(comm, IB_COMM_ALL_LOST); /* whatever this side saw */
+  if (faults & IB_FAULT_PEER_REFUSED) return ib_error_all_lost(comm); /* whatever this side saw */
   if (fq->state == IB_FAILOVER_DOWN)
     return faults & IB_FAULT_PEER_STOPPED ? ib_error_second_stopped(comm, index) : RAIL_OK;
   if (fq->state == IB_FAILOVER_REBUILDING) {
@@ -282,7 +283,7 @@ static rail_result_t resend_and_end(struct ib_comm *comm, bool awaits) {
 /* ---- the return, and all steps in order ----------------------------------------------- */
 
 /* One step of the return of a QP, if it is on its way (ib_return.c). True: run again. Not of one that the peer has
- * stopped: handle_faults ends that rebuild, and what came after STOPPED is the next one's. */
+ * stopped: handle_qp_faults ends that rebuild, and what came after STOPPED is the next one's. */
 static bool step_return(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return false;
@@ -309,7 +310,7 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
   /* Those on their way back first, so that one that is UP by now counts when another is lost. */
   for (unsigned int i = 0; i < comm->plan.nqps; i++) again |= step_return(comm, i);
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    RAIL_TRY(handle_faults(comm, i));
+    RAIL_TRY(handle_qp_faults(comm, i));
     RAIL_TRY(await_flush(comm, i));
     RAIL_TRY(await_peer(comm, i));
   }
@@ -324,12 +325,14 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
 /* ---- the watch thread: events and frames, by which it sets faults ------------------- */
 
 static void fault_qps(struct ib_comm *comm, const struct ib_port *port, const struct ib_hca *hca, uint32_t fault) {
-  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++)
+  if (!comm->failover) return;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++)
     if (ib_qp_port(comm, i) == port || ib_qp_port(comm, i)->hca == hca) ib_qp_fault(comm, i, fault);
 }
 
 static void note_port_up(struct ib_comm *comm, const struct ib_port *port) {
-  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
+  if (!comm->failover) return;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     if (ib_qp_port(comm, i) != port) continue;
     atomic_fetch_or(&ib_failover_qp(comm, i)->events, IB_EVENT_PORT_UP);
     atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
@@ -346,14 +349,15 @@ void ib_failover_hca_fatal(void *comm, void *hca) { fault_qps(comm, NULL, hca, I
 /* The loss of a flush QP is the loss of its rail. */
 bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp) {
   const struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
-  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) {
+  if (!comm->failover) return false;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     unsigned int rail = comm->qps[i].rail;
     bool own_event =
         atomic_load(&comm->qps[i].event_qp) == qp || atomic_load(&ib_failover_qp(comm, i)->next.event_qp) == qp;
     bool flush_event = flush && atomic_load(&flush->qps[rail].event_qp) == qp;
     if (own_event || flush_event) ib_qp_fault(comm, i, IB_FAULT_EVENT);
   }
-  return comm->failover != NULL;
+  return true;
 }
 
 /* The peer has a new QP, or it is ready. A new STOPPED takes both back. */
@@ -391,21 +395,24 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
 
 /* ---- frames to send, under the watch lock: by rail_watch_send_frames, or the watch thread ------------ */
 
+enum answer {
+  ANSWER_BY_PROGRESS, /* the progress thread stops the QP, too, and says so */
+  ANSWER_LATER,       /* STOPPED is to be sent now, or not yet: look again soon */
+  ANSWER_REFUSED,     /* the connection has failed */
+};
+
 /* The peer has stopped a QP of which this side has said nothing yet. Nothing outstanding: no tail can come any more,
  * and all that came are counted. */
-static enum rail_oob_next answer_stopped(struct ib_comm *comm, struct ib_failover_qp *fq,
-                                         enum rail_oob_next otherwise) {
-  if (rail_first_error(&comm->error) != RAIL_OK || atomic_load(&comm->stopped)) {
-    if (atomic_exchange(&fq->answered, true)) return RAIL_OOB_LATER;
-    return RAIL_OOB_FRAME;
-  }
-  if (comm->sender) return otherwise;
+static enum answer answer_stopped(struct ib_comm *comm, struct ib_failover_qp *fq) {
+  if (rail_first_error(&comm->error) != RAIL_OK || atomic_load(&comm->stopped))
+    return atomic_exchange(&fq->answered, true) ? ANSWER_LATER : ANSWER_REFUSED;
+  if (comm->sender) return ANSWER_BY_PROGRESS;
   if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&fq->answered, true)) {
     const struct ib_qp *qp = &comm->qps[fq - comm->failover->qps];
     atomic_store(&fq->own_count, atomic_load_explicit(&qp->tails, memory_order_relaxed));
     atomic_store(&fq->send_stopped, true);
   }
-  return RAIL_OOB_LATER;
+  return ANSWER_LATER;
 }
 
 /* Encodes what is due of a QP, in the order in which it was decided; false: none. STOPPED is a rebuild's last frame. */
@@ -436,16 +443,23 @@ static void check_retry_time(struct ib_comm *comm) {
 enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
   struct ib_comm *comm = arg;
   enum rail_oob_next next = RAIL_OOB_NOTHING;
-  if (comm->failover) check_retry_time(comm);
-  if (!comm->failover || !atomic_exchange(&comm->failover->frames, false)) return next;
+  if (!comm->failover) return next;
+  check_retry_time(comm);
+  if (!atomic_exchange(&comm->failover->frames, false)) return next;
   bool unanswered = false;
   for (unsigned int i = 0; i < comm->plan.nqps && next != RAIL_OOB_FRAME; i++) {
     struct ib_failover_qp *fq = ib_failover_qp(comm, i);
     frame->number = i;
     if (!atomic_load(&fq->answered) && atomic_load(&fq->faults) & IB_FAULT_PEER_STOPPED) {
       unanswered = true;
-      frame->type = IB_FRAME_REFUSED;
-      next = answer_stopped(comm, fq, next);
+      switch (answer_stopped(comm, fq)) {
+        case ANSWER_REFUSED:
+          frame->type = IB_FRAME_REFUSED;
+          next = RAIL_OOB_FRAME;
+          break;
+        case ANSWER_LATER: next = RAIL_OOB_LATER; break;
+        case ANSWER_BY_PROGRESS: break;
+      }
     }
     if (next != RAIL_OOB_FRAME && next_of_qp(fq, frame)) next = RAIL_OOB_FRAME;
   }

@@ -208,9 +208,8 @@ static uint64_t completion_limit_ms(const struct ib_comm *comm) {
 RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
   rail_result_t result = comm->sender ? ib_send_check_turn(ib_send_comm_of(comm)) : RAIL_IN_PROGRESS;
   if (result != RAIL_IN_PROGRESS) return result;
-  const uint32_t stalled = comm->sender && comm->plan.two_sided ? IB_COMM_SEND_STALLED : IB_COMM_STALLED;
   if (comm->probe_deadline)
-    return rail_deadline_passed(comm->probe_deadline) ? ib_error_faults(comm, stalled) : RAIL_OK;
+    return rail_deadline_passed(comm->probe_deadline) ? ib_error_stalled(comm) : RAIL_OK;
   uint64_t ms = completion_limit_ms(comm);
   if (!ms) return RAIL_OK;
   comm->probe_deadline = rail_deadline_in_ms(ms);

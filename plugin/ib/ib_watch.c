@@ -49,7 +49,8 @@ static const struct rail_oob_ops oob_ops = {
 static void fail_comm_over(void *arg, void *hca) {
   struct ib_comm *comm = arg;
   ib_failover_hca_fatal(comm, hca);
-  for (unsigned int r = 0; r < comm->nrails && !comm->failover; r++)
+  if (comm->failover) return;
+  for (unsigned int r = 0; r < comm->nrails; r++)
     if (comm->rails[r].port->hca == hca) atomic_fetch_or(&comm->faults, IB_COMM_DEVICE_FATAL);
 }
 
