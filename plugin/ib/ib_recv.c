@@ -54,7 +54,7 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
 }
 
 /* Receive WRs without memory: only immediates consume them. Notices have it. */
-static int post_batch(struct ib_comm *comm, struct ib_qp *qp) {
+static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
   struct ibv_recv_wr wrs[IB_RECV_BATCH], *bad;
   struct ibv_sge sges[IB_RECV_BATCH];
   for (unsigned int i = 0; i < IB_RECV_BATCH; i++)
@@ -66,15 +66,15 @@ static int post_batch(struct ib_comm *comm, struct ib_qp *qp) {
   return err;
 }
 
-static rail_result_t post_recv_batch(struct ib_comm *comm, struct ib_qp *qp) {
-  int err = post_batch(comm, qp);
+static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
+  int err = post_recv_wrs(comm, qp);
   return rail_likely(!err) ? RAIL_OK : ib_post_failed(comm, qp, "ibv_post_recv", err);
 }
 
 int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
   int err = 0;
   qp->rq_consumed = IB_RECV_DEPTH;
-  while (qp->rq_consumed && !err) err = post_batch(comm, qp);
+  while (qp->rq_consumed && !err) err = post_recv_wrs(comm, qp);
   return err;
 }
 
@@ -182,12 +182,21 @@ static int first_bad_buffer(const struct ib_comm *comm, int n, void **data, cons
   return n;
 }
 
+struct recv_args {
+  unsigned int n;
+  void **data;
+  const size_t *sizes;
+  const int *tags;
+  void **mhandles, **phandles;
+};
+
 /* Three times the same: for one buffer, which is what most receives have, for a group, and with `two_sided`, a constant
  * (ib_two_sided.h). */
-RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
-                                      const int *tags, void **mhandles, void **phandles, void **request,
+RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
                                       const bool two_sided) {
   struct ib_comm *comm = &rc->base;
+  const unsigned int n = args->n;
+  const size_t *sizes = args->sizes;
 
   /* The next slot, if its last receive is done, and room in the send queue. Poll here when there is none: the caller
    * may have no request left to test. */
@@ -205,18 +214,20 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, unsigned int n, v
   ib_request_begin(&recv->base, IB_REQ_RECV, n);
   recv->n = n;
   for (unsigned int i = 0; i < n; i++) {
-    struct ib_mhandle *mr = sizes[i] ? mhandles[i] : NULL;
-    struct ib_cts cts = {.addr = two_sided ? 0 : (uintptr_t)data[i], .size = sizes[i], .tag = (uint32_t)tags[i],
-                         .count = (uint8_t)n, .index = (uint8_t)i};
-    recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = (uint32_t)tags[i], .mr = mr};
+    struct ib_mhandle *mr = sizes[i] ? args->mhandles[i] : NULL;
+    void *data = args->data[i];
+    const uint32_t tag = (uint32_t)args->tags[i];
+    struct ib_cts cts = {.addr = two_sided ? 0 : (uintptr_t)data, .size = sizes[i], .tag = tag, .count = (uint8_t)n,
+                         .index = (uint8_t)i};
+    recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = tag, .mr = mr};
     ib_mr_hold(mr);
     if (two_sided) ib_two_sided_divide(rc, &cts);
-    if (two_sided && posted == RAIL_OK) posted = ib_two_sided_receive(rc, slot, &cts, data[i]);
+    if (two_sided && posted == RAIL_OK) posted = ib_two_sided_receive(rc, slot, &cts, data);
     if (!two_sided && mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
     ib_cts_encode(&cts, rc->next_seq, &comm->ctrl_buf->ring.slots[slot][i]);
   }
   *request = recv;
-  if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, phandles);
+  if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, args->phandles);
 
   /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again. A
    * receive whose receive WRs are not all there is never announced. */
@@ -225,17 +236,15 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, unsigned int n, v
   return RAIL_OK;
 }
 
-/* Out of line: nothing of it is in the way of receives without it. */
-static __attribute__((noinline)) rail_result_t receive_two_sided(struct ib_recv_comm *rc, unsigned int n, void **data,
-                                                                 const size_t *sizes, const int *tags, void **mhandles,
-                                                                 void **phandles, void **request) {
-  return receive(rc, n, data, sizes, tags, mhandles, phandles, request, true);
+/* Out of line: nothing of them is in the way of receives of one buffer. */
+static __attribute__((noinline)) rail_result_t receive_two_sided(struct ib_recv_comm *rc, const struct recv_args *args,
+                                                                 void **request) {
+  return receive(rc, args, request, true);
 }
 
-static __attribute__((noinline)) rail_result_t receive_group(struct ib_recv_comm *rc, unsigned int n, void **data,
-                                                             const size_t *sizes, const int *tags, void **mhandles,
-                                                             void **phandles, void **request) {
-  return receive(rc, n, data, sizes, tags, mhandles, phandles, request, false);
+static __attribute__((noinline)) rail_result_t receive_group(struct ib_recv_comm *rc, const struct recv_args *args,
+                                                             void **request) {
+  return receive(rc, args, request, false);
 }
 
 rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
@@ -252,11 +261,12 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
     return ib_comm_refuse_buffer(comm, "irecv", mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
   if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  if (rail_unlikely(comm->plan.two_sided))
-    return receive_two_sided(rc, (unsigned int)n, data, sizes, tags, mhandles, phandles, request);
-  if (rail_unlikely(n != 1))
-    return receive_group(rc, (unsigned int)n, data, sizes, tags, mhandles, phandles, request);
-  return receive(rc, 1, data, sizes, tags, mhandles, phandles, request, false);
+  if (rail_unlikely(comm->plan.two_sided || n != 1)) {
+    const struct recv_args args = {(unsigned int)n, data, sizes, tags, mhandles, phandles};
+    return comm->plan.two_sided ? receive_two_sided(rc, &args, request) : receive_group(rc, &args, request);
+  }
+  const struct recv_args args = {1, data, sizes, tags, mhandles, phandles};
+  return receive(rc, &args, request, false);
 }
 
 /* ---- from test ------------------------------------------------------------ */
@@ -329,7 +339,7 @@ rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   /* Counted first: with the last part the receive may be done, and then the watch thread may tell the count. */
   ib_qp_count_tail(qp);
   RAIL_TRY(handle_part(ib_recv_comm_of(comm), wc));
-  return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : post_recv_batch(comm, qp);
+  return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : repost_recv_wrs(comm, qp);
 }
 
 /* The receive WR says which part it is, so that nothing needs to be believed; the HCA has checked the length. */
