@@ -49,6 +49,16 @@ _Static_assert(sizeof(struct sk_frame) == 24, "frame size");
 _Static_assert(offsetof(struct sk_frame, size) == 8, "frame layout");
 _Static_assert(offsetof(struct sk_frame, tag) == 20, "frame layout");
 
+/* What a CONTROL frame says beside its entries. */
+struct sk_control {
+  uint32_t seen;        /* messages that the receiver has seen */
+  uint64_t bytes_freed; /* credit that it has given back since the beginning, in bytes and in messages */
+  uint32_t count_freed;
+};
+static inline struct sk_control sk_control_of(const struct sk_frame *frame) {
+  return (struct sk_control){.seen = frame->seq, .bytes_freed = frame->size, .count_freed = frame->tag};
+}
+
 /* Entries of a CONTROL frame. */
 enum sk_entry_kind {
   SK_ENTRY_GRANT = 0,  /* a buffer of `value` bytes is posted for tag `key` */

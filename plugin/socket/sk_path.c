@@ -119,7 +119,8 @@ bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_chunk *chunk) {
 
 uint32_t sk_path_unreported(const struct sk_comm *comm) {
   uint32_t n = 0;
-  for (uint32_t i = 0; sk_has_failover(comm) && i < comm->nstreams; i++)
+  if (!sk_has_failover(comm)) return 0;
+  for (uint32_t i = 0; i < comm->nstreams; i++)
     if (comm->paths[i].state == SK_PATH_UP) n += comm->paths[i].frames - comm->paths[i].reported;
   return n;
 }
@@ -130,7 +131,8 @@ void sk_path_report_again(struct sk_comm *comm) {
 
 uint32_t sk_path_entries(struct sk_comm *comm, struct sk_entry *entries) {
   uint32_t n = 0;
-  for (uint32_t i = 0; sk_has_failover(comm) && i < comm->nstreams; i++) {
+  if (!sk_has_failover(comm)) return 0;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_path *path = &comm->paths[i];
     if (path->state != SK_PATH_UP || path->frames == path->reported) continue;
     entries[n++] = (struct sk_entry){.value = htole64(path->frames),

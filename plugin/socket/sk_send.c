@@ -180,17 +180,26 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
 /* The announcement carries the first chunk, if the main stream is free: one call does for both. Else a payload that is
  * worth a call of its own goes to the first stream that is free, as its later chunks do. With FAILOVER it always does:
  * on the main stream, messages of one chunk would leave all other devices idle. */
+static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send) {
+  const bool worth_a_call = send->size >= sc->spread_from;
+  if (rail_likely(!sk_has_failover(&sc->base))) {
+    const uint32_t first = worth_a_call && main_stream->out_count ? 0 : chunk_of(sc, main_stream, send);
+    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, first);
+  } else if (worth_a_call) {
+    sk_path_announce(sc, NULL, send);
+  } else {
+    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, chunk_of(sc, main_stream, send));
+    sk_path_announce(sc, main_stream, send);
+  }
+}
+
 static void announce_all(struct sk_send_comm *sc) {
-  const struct sk_comm *comm = &sc->base;
-  struct sk_stream *s = sk_main_stream(comm);
+  struct sk_stream *main_stream = sk_main_stream(&sc->base);
   struct sk_send *send;
-  while ((send = STAILQ_FIRST(&sc->to_announce)) && can_announce(sc, s)) {
+  while ((send = STAILQ_FIRST(&sc->to_announce)) && can_announce(sc, main_stream)) {
     STAILQ_REMOVE_HEAD(&sc->to_announce, next);
     if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_sample(&sc->shares, sc->base.streams, send->size);
-    bool anywhere = send->size >= sc->spread_from && (s->out_count || sk_has_failover(comm));
-    if (!anywhere || !sk_has_failover(comm))
-      queue_chunk(sc, s, send, SK_FRAME_MSG, anywhere ? 0 : chunk_of(sc, s, send));
-    if (rail_unlikely(sk_has_failover(comm))) sk_path_announce(sc, anywhere ? NULL : s, send);
+    announce(sc, main_stream, send);
     if (send->framed == send->size) all_framed(sc, send);
     else STAILQ_INSERT_TAIL(&sc->announced, send, next);
   }
@@ -341,21 +350,20 @@ static void forget_seen(struct sk_send_comm *sc, uint32_t seen) {
   }
 }
 
-static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_frame *frame) {
+static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_control *control) {
   struct sk_credit *c = &sc->credit;
-  uint32_t count = frame->tag;
   /* With FAILOVER the last report comes over all streams, and may overtake others. */
-  if (rail_unlikely(sk_has_failover(&sc->base)) && (int32_t)(frame->seq - sc->seen) < 0) return RAIL_OK;
-  if (frame->seq - sc->seen > sc->next_seq - sc->seen ||
-      frame->size - c->bytes_freed > c->bytes_used - c->bytes_freed ||
-      count - c->count_freed > c->count_used - c->count_freed)
+  if (rail_unlikely(sk_has_failover(&sc->base)) && (int32_t)(control->seen - sc->seen) < 0) return RAIL_OK;
+  if (control->seen - sc->seen > sc->next_seq - sc->seen ||
+      control->bytes_freed - c->bytes_freed > c->bytes_used - c->bytes_freed ||
+      control->count_freed - c->count_freed > c->count_used - c->count_freed)
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
                         "protocol error: the peer reports messages that were not sent (%u seen; %u, %llu bytes, free)",
-                        frame->seq, count, (unsigned long long)frame->size);
+                        control->seen, control->count_freed, (unsigned long long)control->bytes_freed);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_CONTROL_FRAMES], 1);
-  sc->seen = frame->seq;
-  c->bytes_freed = frame->size;
-  c->count_freed = count;
+  sc->seen = control->seen;
+  c->bytes_freed = control->bytes_freed;
+  c->count_freed = control->count_freed;
   forget_seen(sc, sc->seen);
   if (rail_unlikely(sk_has_failover(&sc->base))) sk_path_on_seen(sc);
   /* Each of them is still on credit, or, with FAILOVER, granted to a send that is not done. */
@@ -423,7 +431,8 @@ rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, cons
   if (sk_stream_have(s) < SK_HEAD + frame->len) return RAIL_IN_PROGRESS;
   const uint8_t *at = s->buf + s->head + SK_HEAD;
   s->head += SK_HEAD + frame->len;
-  RAIL_TRY(update_credit(sc, frame));
+  const struct sk_control control = sk_control_of(frame);
+  RAIL_TRY(update_credit(sc, &control));
   if (frame->flags & SK_FRAME_RESET) reset_grants(sc);
   for (uint32_t n = frame->len / (uint32_t)sizeof entry; n > 0; n--, at += sizeof entry) {
     memcpy(&entry, at, sizeof entry);
