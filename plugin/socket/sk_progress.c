@@ -104,7 +104,8 @@ RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum par
   return true;
 }
 
-/* All that is in the buffer. */
+/* All that is in the buffer: frames, each a header and its payload. The call before may have ended within a payload,
+ * whose rest (s->len, which on_frame sets) comes first. */
 static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
   rail_result_t result;

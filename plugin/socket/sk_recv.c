@@ -231,9 +231,9 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
  * so this is for connections of one stream, with AHEAD, and only as long as nobody can need that: no buffer is posted,
  * which might be for a message behind it; none is half filled; and the watch thread, which sets read_all, has not come
  * by to look for PING, ERROR and the end of the stream. Otherwise the message goes into the ring. */
-static bool may_leave_unread(const struct sk_recv_comm *rc, const struct sk_frame *frame) {
-  return rc->can_leave_unread && !rc->read_all && !rc->partial && frame->size >= SK_BULK_BYTES &&
-         !(frame->flags & SK_FRAME_GRANTED);
+static inline bool may_leave_unread(const struct sk_recv_comm *rc, const struct sk_frame *frame) {
+  return !rc->posted.count && rc->can_leave_unread && !rc->read_all && !rc->partial &&
+         frame->size >= SK_BULK_BYTES && !(frame->flags & SK_FRAME_GRANTED);
 }
 
 /* With FAILOVER every stream announces every message, in order: one that is behind only repeats what is known, and may
@@ -253,7 +253,7 @@ rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const st
   if ((s->index != 0 && !sk_has_failover(comm)) || frame->seq != rc->next_seq || frame->len > frame->size ||
       frame->size > RAIL_NET_MAX_BYTES)
     return bad_frame(rc, frame, "an announcement out of order or of a wrong size");
-  if (!rc->posted.count && may_leave_unread(rc, frame)) {
+  if (may_leave_unread(rc, frame)) {
     rc->left_unread = true;
     return RAIL_IN_PROGRESS;
   }

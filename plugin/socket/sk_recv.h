@@ -110,12 +110,17 @@ struct sk_recv_comm {
   uint32_t ungranted_count, ungranted_large;
   uint32_t unread_calls; /* progress calls since all streams were last read */
   bool sender_waited;  /* the sender's last message had waited for its grant */
-  bool can_leave_unread; /* messages, which then wait in the kernel for their buffers: see may_leave_unread */
-  bool left_unread;    /* one does */
-  bool may_hide_end;   /* one did, and the socket was not found empty since: its end may be behind, reported long ago */
-  bool read_all;       /* none may in this progress call */
-  bool completed;      /* with FAILOVER: the sender must learn it before the caller does, which may not call again */
-  bool report_all;     /* all that was reported must be reported again */
+  /* Messages that wait in the kernel for their buffers (may_leave_unread), and what has to be reported.
+   *                   is true                                            until
+   * can_leave_unread  one stream, and both sides have AHEAD              the end
+   * left_unread       a message waits so                                 the next progress call
+   * may_hide_end      the same, and the stream's end may be behind it,   a progress call that reads nothing
+   *                   reported long ago
+   * read_all          the watch thread's progress call: none may wait    the end of that call
+   * completed         a buffer is filled. With FAILOVER the sender must  a report
+   *                   learn it before the caller, who may not call again
+   * report_all        what was reported went over a stream that is lost  a report, of everything */
+  bool can_leave_unread, left_unread, may_hide_end, read_all, completed, report_all;
   uint32_t idle_calls; /* progress calls in a row that found nothing */
   uint64_t recent;     /* bytes that the one before the latest found */
   sk_unfinished control_unsent; /* frames of wire_entries not yet in the kernel: 0 or 1 */
