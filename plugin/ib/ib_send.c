@@ -110,7 +110,7 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
 }
 
 /* For nanoseconds, or until the peer's HCA retransmits, by about this side's timeout. NCCL_IB_TIMEOUT=0: no limit. */
-static rail_result_t check_torn(struct ib_send_comm *sc) {
+RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
   const uint64_t ms = ib_error_limit_ms(&sc->base.qps[0].attr);
   return ms && wait_is_over(sc, &sc->torn_wait, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
 }
