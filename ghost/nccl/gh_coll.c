@@ -1,27 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Collectives: rings, and the tree of all-reduce. */
+ * Collectives: what their work says; rings, and the tree of all-reduce. */
 #include "ghost/nccl/gh_coll.h"
 
 #include "ghost/driver/gh_driver.h"
-
-/* The block's part of a collective's elements. */
-struct part {
-  const struct gh_function *f;
-  struct gh_reduction reduction;
-  const char *in;
-  char *out;
-  int root;
-  size_t esize;
-  int64_t count; /* of all blocks */
-  int64_t at, n; /* this one's */
-  int64_t chunk; /* elements */
-};
 
 /* Bytes of data that a chunk's size is counted in. */
 static int64_t grain_of(int proto) { return proto == GH_LL ? 16 : proto == GH_LL128 ? 1920 : 512; }
 
 /* The first and the last block have parts of their own size, those between have equal ones. */
-static bool read_part(struct gh_block *b, const struct gh_function *f, const char *work, struct part *p) {
+static bool read_part(struct gh_block *b, const struct gh_function *f, const char *work, struct gh_part *p) {
   const struct gh_layout *l = b->layout;
   uint32_t flags = GH_FIELD(uint32_t, work, GH_COLL_FLAGS);
   int low = flags & 0xff, high = flags >> 8 & 0xff, between = high - low - 1;
@@ -29,7 +16,7 @@ static bool read_part(struct gh_block *b, const struct gh_function *f, const cha
   const uint64_t *counts = &GH_FIELD(uint64_t, work, l->coll_counts);
   uint64_t grains = GH_FIELD(uint64_t, work, l->coll_grains);
   int which = b->id == low ? 0 : b->id == high ? 2 : 1;
-  *p = (struct part){.f = f, .root = GH_FIELD(int, work, GH_COLL_ROOT), .esize = gh_type_size(f->type),
+  *p = (struct gh_part){.f = f, .root = GH_FIELD(int, work, GH_COLL_ROOT), .esize = gh_type_size(f->type),
                      .in = GH_FIELD(const char *, work, l->coll_send), .out = GH_FIELD(char *, work, l->coll_recv)};
   if (registered)
     return gh_block_fail(b, "the buffers are registered, which ghost has no kernels for: NCCL_LOCAL_REGISTER=0");
@@ -63,7 +50,7 @@ struct ring {
   const int *ranks; /* from this one on */
 };
 
-static bool open_ring(struct gh_block *b, const struct part *part, struct ring *r, struct gh_prims *p) {
+static bool open_ring(struct gh_block *b, const struct gh_part *part, struct ring *r, struct gh_prims *p) {
   *r = (struct ring){.index = GH_FIELD(int, b->channel, b->layout->channel_index),
                      .n = b->nranks,
                      .prev = GH_FIELD(int, b->channel, GH_CHANNEL_PREV),
@@ -76,7 +63,7 @@ static bool open_ring(struct gh_block *b, const struct part *part, struct ring *
 
 /* ---- rings ---- */
 
-static bool all_reduce_ring(const struct part *p, const struct ring *r, struct gh_prims *prims) {
+static bool all_reduce_ring(const struct gh_part *p, const struct ring *r, struct gh_prims *prims) {
   int64_t chunk = p->chunk, loop = r->n * p->chunk;
   for (int64_t done = 0; done < p->n; done += loop) {
     int64_t left = p->n - done, align = 16 / (int64_t)p->esize;
@@ -96,7 +83,7 @@ static bool all_reduce_ring(const struct part *p, const struct ring *r, struct g
   return true;
 }
 
-static bool reduce_scatter_ring(const struct part *p, const struct ring *r, struct gh_prims *prims) {
+static bool reduce_scatter_ring(const struct gh_part *p, const struct ring *r, struct gh_prims *prims) {
   for (int64_t done = 0; done < p->n; done += p->chunk) {
     int64_t at = p->at + done;
     for (int round = 0; round < r->n; round++) {
@@ -111,7 +98,7 @@ static bool reduce_scatter_ring(const struct part *p, const struct ring *r, stru
   return true;
 }
 
-static bool all_gather_ring(const struct part *p, const struct ring *r, struct gh_prims *prims) {
+static bool all_gather_ring(const struct gh_part *p, const struct ring *r, struct gh_prims *prims) {
   for (int64_t done = 0; done < p->n; done += p->chunk) {
     int64_t at = p->at + done;
     for (int round = 0; round < r->n; round++) {
@@ -126,7 +113,7 @@ static bool all_gather_ring(const struct part *p, const struct ring *r, struct g
   return true;
 }
 
-static bool broadcast_ring(const struct part *p, const struct ring *r, struct gh_prims *prims) {
+static bool broadcast_ring(const struct gh_part *p, const struct ring *r, struct gh_prims *prims) {
   bool root = r->ranks[0] == p->root, last = r->ranks[1] == p->root;
   for (int64_t done = 0; done < p->n; done += p->chunk) {
     int64_t at = (p->at + done) * (int64_t)p->esize;
@@ -137,7 +124,7 @@ static bool broadcast_ring(const struct part *p, const struct ring *r, struct gh
   return true;
 }
 
-static bool reduce_ring(const struct part *p, const struct ring *r, struct gh_prims *prims) {
+static bool reduce_ring(const struct gh_part *p, const struct ring *r, struct gh_prims *prims) {
   bool root = r->ranks[0] == p->root, first = r->ranks[r->n - 1] == p->root;
   for (int64_t done = 0; done < p->n; done += p->chunk) {
     int64_t at = (p->at + done) * (int64_t)p->esize;
@@ -152,7 +139,7 @@ static bool reduce_ring(const struct part *p, const struct ring *r, struct gh_pr
 
 struct branch {
   struct gh_block *b;
-  const struct part *part;
+  const struct gh_part *part;
   struct gh_prims_setup setup;
   bool adds, stores, last;
 };
@@ -160,7 +147,7 @@ struct branch {
 /* All chunks in one direction: up, where each adds its own; or down; the root does both at once. */
 static bool run_branch(void *arg) {
   const struct branch *a = arg;
-  const struct part *p = a->part;
+  const struct gh_part *p = a->part;
   struct gh_prims prims;
   bool good = gh_prims_open(&prims, a->b, &a->setup);
   for (int64_t done = 0; good && done < p->n; done += p->chunk) {
@@ -174,7 +161,7 @@ static bool run_branch(void *arg) {
   return good;
 }
 
-static bool all_reduce_tree(struct gh_block *b, const struct part *p) {
+static bool all_reduce_tree(struct gh_block *b, const struct gh_part *p) {
   const int *down = &GH_FIELD(int, b->channel, b->layout->channel_down);
   int up = GH_FIELD(int, b->channel, b->layout->channel_up);
   struct branch rising = {.b = b, .part = p, .adds = true, .setup = {.reduction = p->reduction}}, falling = rising;
@@ -199,7 +186,7 @@ static bool all_reduce_tree(struct gh_block *b, const struct part *p) {
 
 /* ---- which ---- */
 
-static bool buffers_reachable(struct gh_block *b, const struct part *p) {
+static bool buffers_reachable(struct gh_block *b, const struct gh_part *p) {
   int64_t in = p->f->coll == GH_REDUCESCATTER ? p->count * b->nranks : p->count;
   int64_t out = p->f->coll == GH_ALLGATHER ? p->count * b->nranks : p->count;
   bool sends = p->f->coll != GH_BROADCAST || b->rank == p->root,
@@ -214,12 +201,13 @@ static bool buffers_reachable(struct gh_block *b, const struct part *p) {
 }
 
 bool gh_coll_run(struct gh_block *b, const struct gh_function *f, const char *work) {
-  struct part part;
+  struct gh_part part;
   struct ring ring;
   struct gh_prims prims;
   char text[64];
   if (!read_part(b, f, work, &part) || !buffers_reachable(b, &part)) return false;
   if (f->coll == GH_ALLREDUCE && f->algo == GH_TREE) return all_reduce_tree(b, &part);
+  if (gh_pat_can(f)) return gh_pat_run(b, &part);
   gh_function_text(f, text, sizeof text);
   if (f->algo != GH_RING) return gh_block_fail(b, "ghost has no kernel for %s", text);
   bool good = open_ring(b, &part, &ring, &prims);

@@ -10,16 +10,17 @@
 #include "ghost/nccl/gh_layout.h"
 #include "test/unit/ghost_runtime.h"
 
-enum { MAX_RANKS = 4, CHANNELS = 2, LL_SIZE = 8192, LL128_SIZE = 32768, SIMPLE_SIZE = 32768, P2P_CHUNK = 4096 };
+enum { MAX_RANKS = 9, CHANNELS = 2, LL_SIZE = 8192, LL128_SIZE = 32768, SIMPLE_SIZE = 32768, P2P_CHUNK = 4096 };
 enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE };
+enum { PAT = 6 };
 
 /* ---- a communicator as kernels see it ---- */
 
-struct memory { void *at[512]; int n; };
+struct memory { void *at[2048]; int n; };
 
 static void *device_memory(struct memory *m, size_t size) {
   void *p;
-  ENSURE(m->n < 512, "too many pieces of memory");
+  ENSURE(m->n < 2048, "too many pieces of memory");
   CUDA(cuda_malloc(&p, size));
   memset(p, 0, size);
   return m->at[m->n++] = p;
@@ -135,13 +136,13 @@ static int run_launch(const struct world *w, int rank, struct launch *l, const v
 /* The number of a function: as rows are laid out in 2.28. type 7 is float. */
 static unsigned row_of(int coll, int op, int algo, int proto) {
   static const unsigned before = 1 + 4 * 3 + 3, each = 5 * 12 * 3;
-  unsigned float_row = (unsigned)(op * 12 + 7);
+  unsigned float_row = (unsigned)(op * 12 + 7), pat = algo == PAT ? 3 : 0;
   switch (coll) {
-    case ALL_GATHER: return 1 + (unsigned)proto;
+    case ALL_GATHER: return 1 + pat * 3 + (unsigned)proto;
     case BROADCAST: return 1 + 4 * 3 + (unsigned)proto;
     case ALL_REDUCE: return before + (float_row * 6 + (unsigned)algo) * 3 + (unsigned)proto;
     case REDUCE: return before + each * 6 + float_row * 3 + (unsigned)proto;
-    default: return before + each * 7 + float_row * 4 * 3 + (unsigned)proto;
+    default: return before + each * 7 + (float_row * 4 + pat) * 3 + (unsigned)proto;
   }
 }
 
@@ -212,6 +213,44 @@ TEST(all_gather) { all_protocols(ALL_GATHER, 1); }
 TEST(reduce_scatter) { all_protocols(REDUCE_SCATTER, 1); }
 TEST(broadcast) { all_protocols(BROADCAST, 1); }
 TEST(reduce) { all_protocols(REDUCE, 1); }
+
+static uint64_t steps_of(const struct world *w, int from, int to, size_t end) {
+  char *c = w->comm[from] + w->layout->comm_channels;
+  return GH_FIELD(uint64_t, GH_FIELD(char **, c, GH_CHANNEL_PEERS)[to] + end, GH_CONN_STEP);
+}
+
+/* In slots of 4 KiB, of two channels with half a rank's part each: nothing; blocks so small that they share slots;
+ * several chunks. Each connection's slots are as many as NCCL's proxies count for so many ranks and bytes. */
+static void by_pat(int coll) {
+  static const struct {
+    int n;
+    size_t count;
+    uint64_t slots[4];   /* by connections to ranks at the distances 1, 2, 4 and 8 */
+    uint64_t scatter[4]; /* of reduce-scatter, where they are others */
+  } all[] = {{2, 1, {0}, {0}},       {2, 6000, {3}, {0}},        {3, 32, {1, 1}, {0}},
+             {4, 750, {1, 1}, {0}},  {5, 32, {2, 1, 1}, {0}},    {6, 4500, {9, 3, 3}, {0}},
+             {7, 750, {2, 1, 1}, {0}}, {8, 4500, {12, 6, 3}, {0}}, {9, 750, {2, 1, 1, 1}, {4, 2, 1, 1}}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    struct world w;
+    int n = all[i].n, towards = coll == ALL_GATHER ? -1 : 1;
+    const uint64_t *slots = coll == REDUCE_SCATTER && all[i].scatter[0] ? all[i].scatter : all[i].slots;
+    world_open(&w, n, all[i].count);
+    for (int again = 0; again < 2; again++) run_coll(&w, coll, PAT, GH_SIMPLE, 0);
+    for (int r = 0; r < n; r++)
+      for (int bit = 0; 1 << bit < n; bit++) {
+        int to = (r + n + towards * (1 << bit)) % n;
+        uint64_t sent = steps_of(&w, r, to, GH_PEER_SEND), received = steps_of(&w, to, r, GH_PEER_RECV);
+        ENSURE(sent == 2 * slots[bit] && received == sent,
+               "%d ranks, %zu elements: %llu slots from rank %d to %d, of which it received %llu; expected 2 x %llu", n,
+               all[i].count, (unsigned long long)sent, r, to, (unsigned long long)received,
+               (unsigned long long)slots[bit]);
+      }
+    world_close(&w);
+  }
+}
+
+TEST(all_gather_by_pat) { by_pat(ALL_GATHER); }
+TEST(reduce_scatter_by_pat) { by_pat(REDUCE_SCATTER); }
 
 /* Each rank to the next: of this channel's half, by LL and by Simple. */
 TEST(send_and_receive) {
@@ -412,6 +451,7 @@ TEST(a_read_makes_a_nics_writes_visible) {
 static void left_out(void) { ENSURE_INT(spoilt(4, NULL), 719); }
 static void no_function(void) { ENSURE_INT(spoilt(20000, NULL), 719); }
 static void no_algorithm(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 4, GH_SIMPLE), NULL), 719); }
+static void scaled_sum(void) { ENSURE_INT(spoilt(row_of(REDUCE_SCATTER, 3, PAT, GH_SIMPLE), NULL), 719); }
 static void host_memory(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), no_memory), 719); }
 static void registered_memory(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), registered), 719); }
 static void another_layout(void) { ENSURE_INT(spoilt(row_of(ALL_REDUCE, 0, 1, GH_SIMPLE), other_layout), 1); }
@@ -422,6 +462,7 @@ TEST(what_it_cannot_do_is_an_error) {
                                        {left_out, "function 4: this NCCL was built without"},
                                        {no_function, "function 20000: this NCCL was built without"},
                                        {no_algorithm, "ghost has no kernel for AllReduce Sum f32 NVLS SIMPLE"},
+                                       {scaled_sum, "ghost has no kernel for ReduceScatter PreMulSum f32 PAT SIMPLE"},
                                        {host_memory, "the send buffer "},
                                        {registered_memory, "the buffers are registered"},
                                        {another_layout, "the arguments of ncclDevKernel_Generic"},
@@ -446,6 +487,7 @@ TEST(an_abort_ends_a_kernel) {
 }
 
 TEST_MAIN(TEST_CASE(all_reduce_by_a_ring), TEST_CASE(all_reduce_by_a_tree), TEST_CASE(all_gather),
-          TEST_CASE(reduce_scatter), TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(send_and_receive),
-          TEST_CASE(a_proxy_gives_slots), TEST_CASE(a_read_makes_a_nics_writes_visible),
-          TEST_CASE(what_it_cannot_do_is_an_error), TEST_CASE(an_abort_ends_a_kernel))
+          TEST_CASE(reduce_scatter), TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(all_gather_by_pat),
+          TEST_CASE(reduce_scatter_by_pat), TEST_CASE(send_and_receive), TEST_CASE(a_proxy_gives_slots),
+          TEST_CASE(a_read_makes_a_nics_writes_visible), TEST_CASE(what_it_cannot_do_is_an_error),
+          TEST_CASE(an_abort_ends_a_kernel))
