@@ -48,25 +48,39 @@ struct run {
 enum {
   NPROTOS = 3,
   NRING_COLLS = KIT_NCCL_SENDRECV, /* collectives: each by the ring and each protocol; all-reduce by the tree, too */
-  NCASES = (NRING_COLLS + 1) * NPROTOS + (KIT_NCCL_COLLS - NRING_COLLS) + KIT_NCCL_SCENARIOS
+  NPAT_COLLS = 2,                  /* all-gather and reduce-scatter also by PAT, which has one protocol */
+  NCASES = (NRING_COLLS + 1) * NPROTOS + NPAT_COLLS + (KIT_NCCL_COLLS - NRING_COLLS) + KIT_NCCL_SCENARIOS
 };
 
+enum algo { RING, TREE, PAT };
+static const char *const algos[] = {"RING", "TREE", "PAT"};
+static const char *const algo_names[] = {"ring", "tree", "pat"};
 static const char *const protos[NPROTOS] = {"LL", "LL128", "Simple"};
 static struct nccl_case cases[NCASES];
 
+static bool has_algo(enum kit_nccl_coll coll, enum algo algo) {
+  if (algo == TREE) return coll == KIT_NCCL_ALL_REDUCE;
+  return algo == RING || coll == KIT_NCCL_ALL_GATHER || coll == KIT_NCCL_REDUCE_SCATTER;
+}
+
+static struct nccl_case *add_coll(struct nccl_case *t, enum kit_nccl_coll coll) {
+  int number = 0;
+  for (enum algo algo = RING; algo <= PAT; algo++)
+    for (int proto = algo == PAT ? NPROTOS - 1 : 0; has_algo(coll, algo) && proto < NPROTOS; proto++, t++) {
+      *t = (struct nccl_case){.what = WHAT, .coll = coll, .algo = algos[algo], .proto = protos[proto]};
+      snprintf(t->id, sizeof t->id, "%d.%d", (int)coll + 1, ++number);
+      snprintf(t->name, sizeof t->name, "%s.%s.%s", kit_nccl_colls[coll], algo_names[algo], t->proto);
+    }
+  return t;
+}
+
 static void make_cases(void) {
   struct nccl_case *t = cases;
-  for (int coll = 0; coll < KIT_NCCL_COLLS; coll++) {
-    bool p2p = coll >= KIT_NCCL_SENDRECV;
-    int trees = coll == KIT_NCCL_ALL_REDUCE ? 2 : 1;
-    for (int tree = 0; tree < trees; tree++)
-      for (int proto = 0; proto < (p2p ? 1 : NPROTOS); proto++, t++) {
-        *t = (struct nccl_case){.what = WHAT, .coll = (enum kit_nccl_coll)coll,
-                                .algo = p2p ? NULL : tree ? "Tree" : "Ring", .proto = p2p ? NULL : protos[proto]};
-        snprintf(t->id, sizeof t->id, "%d.%d", coll + 1, tree * NPROTOS + proto + 1);
-        if (p2p) snprintf(t->name, sizeof t->name, "%s", kit_nccl_colls[coll]);
-        else snprintf(t->name, sizeof t->name, "%s.%s.%s", kit_nccl_colls[coll], tree ? "tree" : "ring", t->proto);
-      }
+  for (int coll = 0; coll < NRING_COLLS; coll++) t = add_coll(t, (enum kit_nccl_coll)coll);
+  for (int coll = NRING_COLLS; coll < KIT_NCCL_COLLS; coll++, t++) {
+    *t = (struct nccl_case){.what = WHAT, .coll = (enum kit_nccl_coll)coll};
+    snprintf(t->id, sizeof t->id, "%d.1", coll + 1);
+    snprintf(t->name, sizeof t->name, "%s", kit_nccl_colls[coll]);
   }
   for (int i = 0; i < KIT_NCCL_SCENARIOS; i++, t++) {
     const struct kit_nccl_scenario *scenario = &kit_nccl_scenarios[i];
@@ -131,9 +145,9 @@ static void add_host(struct env *e, const struct kit_nccl *how, int process, int
 
 /* What needs kernels that ghost has not, or a GPU's features, is off. */
 static void make_env(struct env *e, const struct run *run, const struct nccl_case *t, int process, int log) {
-  static const char *const off[] = {"NCCL_PAT_ENABLE",  "NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER",
-                                    "NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE",   "NCCL_RAS_ENABLE",
-                                    "NCCL_WIN_ENABLE",  "NCCL_GIN_ENABLE"};
+  static const char *const off[] = {"NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER", "NCCL_NVLS_ENABLE",
+                                    "NCCL_MNNVL_ENABLE",   "NCCL_RAS_ENABLE",     "NCCL_WIN_ENABLE",
+                                    "NCCL_GIN_ENABLE"};
   const struct kit_nccl *how = run->how;
   const char *path = getenv("LD_LIBRARY_PATH"), *level = getenv("NCCL_DEBUG");
   bool trace = level && strcasecmp(level, "TRACE") == 0;
@@ -351,10 +365,11 @@ static void run_case(struct run *run, const struct nccl_case *t) {
   kit_job_add(&group.job, "library", "%s", how->library);
   if (t->scenario) kit_job_add(&group.job, "scenario", "%s", t->scenario->name);
   kit_job_add(&group.job, "gpus", "%d", gpus_of(how));
+  kit_job_add(&group.job, "ranks_per_host", "%d", how->ranks_per_host);
   kit_job_add(&group.job, "gpus_per_process", "%d", how->gpus_per_process);
   kit_job_add(&group.job, "repeat", "%d", how->repeat);
   kit_job_add(&group.job, "coll", "%d", (int)t->coll);
-  kit_job_add(&group.job, "algo", "%s", !t->algo ? "RING" : t->algo[0] == 'T' ? "TREE" : "RING");
+  kit_job_add(&group.job, "algo", "%s", t->algo ? t->algo : algos[RING]);
   kit_job_add(&group.job, "proto", "%s", !t->proto || t->proto[0] == 'S' ? "SIMPLE" : t->proto);
   kit_job_add(&group.job, "sizes", "%s", sizes);
   if (how->types) kit_job_add(&group.job, "types", "%s", how->types);

@@ -86,11 +86,12 @@ static bool built(const struct kit_nccl_rank *r, const struct kit_nccl_call *c) 
   static const char *const redops[] = {"Sum", "Prod", "MinMax", "MinMax", "PreMulSum"};
   char text[96];
   if (c->coll >= KIT_NCCL_SENDRECV) return true;
-  bool reduces = kit_nccl_reduces(c->coll), integers = c->type < 6;
+  bool reduces = kit_nccl_reduces(c->coll), integers = c->type < 6, averages = reduces && c->redop == 4;
+  if (averages && strcmp(r->algo, "PAT") == 0) return false; /* it scales no sums */
   snprintf(text, sizeof text, "%s %s %s %s %s", colls[c->coll],
-           !reduces                    ? "Copy"
-           : c->redop == 4 && integers ? "SumPostDiv"
-                                       : redops[c->redop],
+           !reduces               ? "Copy"
+           : averages && integers ? "SumPostDiv"
+                                  : redops[c->redop],
            reduces ? types[c->type] : "i8", r->algo, r->proto);
   return r->has(text);
 }
@@ -168,6 +169,8 @@ void kit_nccl_process(struct kit_process *self) {
   ENSURE(c.coll < KIT_NCCL_COLLS, "collective %d", (int)c.coll);
   snprintf(algo, sizeof algo, "%s", kit_job_arg(job, "algo"));
   snprintf(proto, sizeof proto, "%s", kit_job_arg(job, "proto"));
+  if (strcmp(algo, "PAT") == 0 && kit_job_number(job, "ranks_per_host", 1) > 1)
+    kit_skip("NCCL has PAT only where each rank is a host; leave out --ranks-per-host and --gpus-per-process");
   open_ranks(&all, algo, proto);
   c.ranks = all.of[0].n;
   unsigned tried = each_kind(&all, c, job);

@@ -149,7 +149,7 @@ def figure(result, name):
 def our_plugin_carries_every_collective():
     need_nccl()
     report = kit(SOCKET, "--skip", "comm.*,fault.*", "--sizes", "8,1000,256K")
-    assert report["summary"]["passed"] + report["summary"]["skipped"] == len(report["results"]) == 21, report["summary"]
+    assert report["summary"]["passed"] + report["summary"]["skipped"] == len(report["results"]) == 23, report["summary"]
     assert report["summary"]["skipped"] < 10, report["summary"]
     for r in report["results"]:
         if r["status"] == "pass":
@@ -166,6 +166,20 @@ def four_ranks_and_the_bootstrap():
     need_nccl()
     kit(SOCKET, "--ranks", "4", "--oob", "--only", "all_reduce.ring.Simple,all_reduce.tree.LL,alltoall",
         "--types", "float", "--redops", "sum")
+
+
+def ranks_gather_and_scatter_by_pat():
+    """Numbers of ranks that are powers of two and that are not: each has connections to ranks at powers of two."""
+    need_nccl()
+    for ranks, distances in ((2, 1), (3, 2), (5, 3)):
+        report = kit(SOCKET, "--ranks", str(ranks), "--only", "*.pat.*", "--sizes", "8,1000,64K,2M", "--types", "float")
+        assert len(report["results"]) == 2, report
+        for r in report["results"]:
+            if r["status"] == "skip":
+                raise Skip(f"{NCCL} was built without PAT")
+            assert figure(r, "connections_by_the_plugin") >= 2 * ranks * distances, r
+    report = kit(SOCKET, "--ranks", "4", "--ranks-per-host", "2", "--only", "*.pat.*")
+    assert all("each rank is a host" in r["seen"] for r in report["results"]), report
 
 
 def emulated_verbs():
@@ -257,6 +271,6 @@ if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
         shared_memory_that_is_left_is_removed, arguments_are_checked, our_plugin_carries_every_collective,
-        communicators_are_made_and_lost, four_ranks_and_the_bootstrap, several_ranks_are_a_host,
-        several_gpus_are_a_process, ranks_of_a_host_receive_in_groups, groups_shrink, writes_to_gpu_memory_need_a_flush,
-        another_network_is_noticed)])
+        communicators_are_made_and_lost, four_ranks_and_the_bootstrap, ranks_gather_and_scatter_by_pat,
+        several_ranks_are_a_host, several_gpus_are_a_process, ranks_of_a_host_receive_in_groups, groups_shrink,
+        writes_to_gpu_memory_need_a_flush, another_network_is_noticed)])
