@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -158,7 +159,7 @@ def document(by_library):
     yield f"the contract in one of {len(DEFECTS)} ways; with `--gdr on` it takes memory of the emulated GPU. Without a"
     yield f"defect it was run by each of the {honest} sets of options."
     yield ""
-    yield f"NCCL {' and '.join(releases)}: {bad or 'none'} missed or wrongly alarmed."
+    yield f"NCCL {' and '.join(releases)}, {time.strftime('%Y-%m-%d')}: {bad or 'none'} missed or wrongly alarmed."
     yield f"What the kit said is of {releases[0]}."
     yield ""
     yield "NCCL makes groups of receives only of several ranks of a host: the defects of groups pass by"
