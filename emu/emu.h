@@ -246,9 +246,10 @@ struct emu_sqe {
   uint32_t fault_vendor;
 };
 
-enum emu_timer { EMU_TIMER_OFF, EMU_TIMER_ACK, EMU_TIMER_RNR, EMU_TIMER_SLOW };
+enum emu_timer { EMU_TIMER_ACK, EMU_TIMER_PAUSE, EMU_TIMERS }; /* PAUSE: no packet leaves before (RNR, slow) */
 
 struct emu_response {
+  uint64_t asked_at; /* position of its request in the peer's ring */
   uint8_t op, syndrome;
   uint32_t psn, npackets, sent;
   uint32_t rkey, length;
@@ -272,8 +273,7 @@ struct emu_qp {
   struct ibv_qp_attr attr;
   struct ibv_qp_cap cap;
   unsigned int events; /* given out and not acknowledged */
-  bool sq_sig_all, wants_room, throttled; /* wants_room: the ring was full */
-  bool behind; /* it has waited for its port's bandwidth since it had nothing to send */
+  bool sq_sig_all, wants_room, behind; /* the ring was full; it has waited for bandwidth since it had nothing to send */
   uint32_t mtu; /* in bytes */
   uint64_t to, from;
 
@@ -283,13 +283,12 @@ struct emu_qp {
   char *sq_inline;
   uint32_t sq_cap;
   uint64_t sq_posted, sq_next, sq_una, sq_freed; /* counts: posted, next to send, oldest not done, given back */
-  uint32_t next_packet;                          /* of sq_next */
+  uint32_t next_packet, reads_outstanding;       /* next_packet: of sq_next */
   uint32_t post_psn, una_psn, high_psn; /* of the next request; oldest not acknowledged; behind all that was sent */
-  uint32_t reads_outstanding;
-  uint64_t sent_at; /* position in the ring behind the latest packet */
+  uint32_t asked_psn; /* behind the latest packet that asks for an ACK and was sent since the last retry */
+  uint64_t sent_at, timed_at, answers_at; /* behind the latest packet; that when the ACK timer began; its answers */
   unsigned int retries_left, rnr_left;
-  enum emu_timer timer;
-  uint64_t timer_at;
+  uint64_t timer_at[EMU_TIMERS]; /* 0: off */
   bool in_timers, in_run, slowed; /* slowed: the next packet has waited (statement slow) */
   uint32_t turn; /* requests that may begin now, where polls carry them out */
   LIST_ENTRY(emu_qp) timers;
@@ -419,7 +418,7 @@ int emu_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 void emu_req_reset(struct emu_qp *qp);
 bool emu_req_run(struct emu_qp *qp); /* false: something is left that can be sent only later */
 void emu_req_packet(struct emu_qp *qp, const struct emu_packet *packet, const char *payload);
-void emu_req_timeout(struct emu_qp *qp, uint64_t now);
+void emu_req_timeout(struct emu_qp *qp, enum emu_timer kind, uint64_t now);
 void emu_req_fail(struct emu_qp *qp, enum ibv_wc_status status, uint32_t vendor_err);
 
 /* emu_resp.c */
@@ -440,9 +439,10 @@ bool emu_link_is_alive(const struct emu_link *link); /* its process lives; asks 
 struct emu_packet *emu_link_reserve(struct emu_link *link, uint32_t header, uint32_t payload);
 void emu_link_commit(struct emu_link *link, struct emu_packet *packet);
 uint64_t emu_link_position(const struct emu_link *link);
-/* False while what was sent up to `position` may still be answered: the peer lives and has not processed it. */
-bool emu_link_is_silent(struct emu_link *link, uint64_t position);
-void emu_link_response_pending(struct emu_link *link, int change);
+uint64_t emu_link_reading(const struct emu_link *link); /* position of the packet that is just delivered */
+/* False while what was sent up to `position` may still be answered: the peer lives and has not processed it, or its
+ * answers are not read yet. Their end is kept in `answers`, which is 0 at first. */
+bool emu_link_is_silent(struct emu_link *link, uint64_t position, uint64_t *answers);
 void emu_wire_flush(void); /* makes packets visible, wakes their receivers */
 bool emu_wire_receive(void (*deliver)(const struct emu_packet *packet, const char *payload)); /* true: some came */
 bool emu_wire_has_input(void);
@@ -465,7 +465,7 @@ void emu_gpu_read(const struct emu_device *d);
 /* emu_sched.c */
 void emu_engine_wake(void);
 void emu_timer_set(struct emu_qp *qp, enum emu_timer kind, uint64_t at);
-void emu_timer_off(struct emu_qp *qp);
+void emu_timer_off(struct emu_qp *qp, enum emu_timer kind);
 void emu_timer_remove(struct emu_qp *qp);
 void emu_run_later(struct emu_qp *qp);
 void emu_run_remove(struct emu_qp *qp);

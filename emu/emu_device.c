@@ -360,7 +360,7 @@ static void after_fork_child(void) {
     if (emu.qps[i]) {
       emu.qps[i]->link = NULL;
       emu.qps[i]->in_run = emu.qps[i]->in_timers = false;
-      emu.qps[i]->timer = EMU_TIMER_OFF;
+      memset(emu.qps[i]->timer_at, 0, sizeof emu.qps[i]->timer_at);
       emu.qps[i] = NULL;
     }
   TAILQ_INIT(&emu.run);

@@ -34,15 +34,19 @@ static void run_timers(uint64_t now) {
   emu.next_timer = UINT64_MAX;
   for (qp = LIST_FIRST(&emu.timers); qp; qp = next) {
     next = LIST_NEXT(qp, timers);
-    if (qp->timer == EMU_TIMER_OFF) {
-      qp->in_timers = false;
-      LIST_REMOVE(qp, timers);
-    } else if (qp->timer_at <= now) {
-      emu_req_timeout(qp, now);
+    bool any = false;
+    for (enum emu_timer kind = 0; kind < EMU_TIMERS; kind++) {
+      const uint64_t at = qp->timer_at[kind];
+      any |= at != 0;
+      if (at && at <= now) emu_req_timeout(qp, kind, now);
     }
+    if (any) continue;
+    qp->in_timers = false;
+    LIST_REMOVE(qp, timers);
   }
   LIST_FOREACH(qp, &emu.timers, timers)
-    if (qp->timer != EMU_TIMER_OFF && qp->timer_at < emu.next_timer) emu.next_timer = qp->timer_at;
+    for (enum emu_timer kind = 0; kind < EMU_TIMERS; kind++)
+      if (qp->timer_at[kind] && qp->timer_at[kind] < emu.next_timer) emu.next_timer = qp->timer_at[kind];
 }
 
 /* ---- what is to be sent ----------------------------------------------------------- */

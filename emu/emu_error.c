@@ -25,7 +25,8 @@ void emu_qp_flush(struct emu_qp *qp) {
 void emu_qp_error(struct emu_qp *qp) {
   if (qp->ex.qp_base.state == IBV_QPS_ERR) return;
   qp->ex.qp_base.state = IBV_QPS_ERR;
-  emu_timer_off(qp);
+  emu_timer_off(qp, EMU_TIMER_ACK);
+  emu_timer_off(qp, EMU_TIMER_PAUSE);
   emu_qp_flush(qp);
   if (qp->srq) emu_raise_qp(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 }

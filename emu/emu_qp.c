@@ -301,7 +301,7 @@ static void enter(struct emu_qp *qp, enum ibv_qp_state to) {
   if (to == IBV_QPS_RESET) to_reset(qp);
   if (to == IBV_QPS_RTR && qp->ex.qp_base.qp_type != IBV_QPT_UD) connect_qp(qp);
   if (to == IBV_QPS_RTS && from == IBV_QPS_RTR) {
-    qp->post_psn = qp->una_psn = qp->high_psn = emu_psn(qp->attr.sq_psn);
+    qp->post_psn = qp->una_psn = qp->high_psn = qp->asked_psn = emu_psn(qp->attr.sq_psn);
     qp->retries_left = qp->attr.retry_cnt;
     qp->rnr_left = qp->attr.rnr_retry;
   }

@@ -114,8 +114,7 @@ static enum sent send_packet(struct emu_qp *qp, uint64_t place, uint32_t number)
   uint32_t skip = e->opcode == IBV_WR_RDMA_READ ? e->received : 0;
   uint32_t at = number * qp->mtu, payload = has_response(e) ? 0 : e->length - at < qp->mtu ? e->length - at : qp->mtu;
   bool last = has_response(e) || number + 1 == e->npackets;
-  qp->throttled = emu_is_throttled(qp, payload);
-  if (qp->throttled) return NO_ROOM;
+  if (emu_is_throttled(qp, payload)) return NO_ROOM;
   if (emu_is_lost(qp, payload)) return SENT;
   struct emu_packet *p = emu_link_reserve(qp->link, EMU_HEADER, payload);
   if (!p && qp->ex.qp_base.qp_type == IBV_QPT_UC && !emu_link_is_alive(qp->link)) return SENT; /* to nobody */
@@ -158,8 +157,7 @@ static enum sent send_datagram(struct emu_qp *qp, uint64_t place) {
     qp->link = emu_link_get(slot);
     qp->attr.dest_qp_num = e->qpn;
   }
-  qp->throttled = emu_is_throttled(qp, e->length);
-  if (qp->throttled) return NO_ROOM;
+  if (emu_is_throttled(qp, e->length)) return NO_ROOM;
   if (emu_is_lost(qp, e->length)) return SENT;
   struct emu_packet *p = emu_link_reserve(qp->link, sizeof *p, e->length);
   if (!p && !emu_link_is_alive(qp->link)) { /* what it is sent is lost; another one may come to its place */
@@ -193,10 +191,18 @@ static enum sent send_datagram(struct emu_qp *qp, uint64_t place) {
 /* Something was sent that is not acknowledged, if only before it is to be sent again. */
 static bool is_outstanding(const struct emu_qp *qp) { return emu_psn_diff(qp->high_psn, qp->una_psn) > 0; }
 
+static uint64_t ack_timeout(const struct emu_qp *qp) { return 4096ull << qp->attr.timeout; }
+
+/* The ACK timer runs while an ACK is due, from the latest one on, whatever is sent meanwhile. While the first packet
+ * that asks for one finds no room it runs, too, for that may be because the peer is dead. */
 static void restart_timer(struct emu_qp *qp) {
-  if (qp->ex.qp_base.qp_type != IBV_QPT_RC || qp->timer == EMU_TIMER_RNR || qp->timer == EMU_TIMER_SLOW) return;
-  if (!(is_outstanding(qp) || qp->wants_room) || qp->attr.timeout == 0) emu_timer_off(qp);
-  else emu_timer_set(qp, EMU_TIMER_ACK, emu_now() + (4096ull << qp->attr.timeout));
+  const bool due = emu_psn_diff(qp->asked_psn, qp->una_psn) > 0;
+  emu_timer_off(qp, EMU_TIMER_ACK);
+  if (qp->ex.qp_base.qp_type != IBV_QPT_RC || qp->attr.timeout == 0 || qp->sq_una == qp->sq_posted) return;
+  if (!due && !qp->wants_room) return;
+  qp->timed_at = due ? qp->sent_at : UINT64_MAX;
+  qp->answers_at = 0;
+  emu_timer_set(qp, EMU_TIMER_ACK, emu_now() + ack_timeout(qp));
 }
 
 /* Whether the next request may begin. */
@@ -244,6 +250,7 @@ static void advance(struct emu_qp *qp) {
   if (emu_psn_diff(behind, qp->high_psn) > 0) qp->high_psn = behind;
   if (has_response(e)) qp->reads_outstanding++;
   if (has_response(e) || ++qp->next_packet == e->npackets) {
+    qp->asked_psn = behind;
     qp->sq_next++;
     qp->next_packet = 0;
   }
@@ -253,9 +260,9 @@ static void advance(struct emu_qp *qp) {
 bool emu_req_run(struct emu_qp *qp) {
   bool all = true;
   for (int i = 0; qp->sq_next < qp->sq_posted; i++) {
-    bool may_begin = qp->ex.qp_base.state == IBV_QPS_RTS;
-    if (!may_begin && !(qp->ex.qp_base.state == IBV_QPS_SQD && qp->next_packet)) break;
-    if (qp->timer == EMU_TIMER_RNR || qp->timer == EMU_TIMER_SLOW) break;
+    bool has_begun = emu_psn_diff(qp->high_psn, sqe_at(qp, qp->sq_next)->first_psn) > 0;
+    if (qp->ex.qp_base.state != IBV_QPS_RTS && !(qp->ex.qp_base.state == IBV_QPS_SQD && has_begun)) break;
+    if (qp->timer_at[EMU_TIMER_PAUSE]) break;
     if (i == PACKETS_AT_ONCE) {
       all = false;
       break;
@@ -263,7 +270,7 @@ bool emu_req_run(struct emu_qp *qp) {
     uint64_t slow = qp->slowed ? 0 : emu_fault_slow(qp);
     if (slow) {
       qp->slowed = true;
-      emu_timer_set(qp, EMU_TIMER_SLOW, emu_now() + slow);
+      emu_timer_set(qp, EMU_TIMER_PAUSE, emu_now() + slow);
       break;
     }
     if (qp->next_packet == 0) {
@@ -286,7 +293,7 @@ bool emu_req_run(struct emu_qp *qp) {
     advance(qp);
   }
   if (qp->sq_next == qp->sq_posted) qp->behind = false;
-  if (qp->timer == EMU_TIMER_OFF) restart_timer(qp);
+  if (!qp->timer_at[EMU_TIMER_ACK]) restart_timer(qp);
   return all;
 }
 
@@ -297,6 +304,7 @@ void emu_req_reset(struct emu_qp *qp) {
   qp->next_packet = qp->reads_outstanding = 0;
   qp->wants_room = qp->slowed = qp->behind = false;
   qp->sq_next = qp->sq_una = qp->sq_posted;
+  qp->sent_at = 0;
 }
 
 /* ---- again -------------------------------------------------------------------------- */
@@ -305,6 +313,7 @@ void emu_req_reset(struct emu_qp *qp) {
 static void rewind_to_una(struct emu_qp *qp) {
   const struct emu_sqe *e = sqe_at(qp, qp->sq_una);
   qp->sq_next = qp->sq_una;
+  qp->asked_psn = qp->una_psn;
   qp->next_packet = 0;
   qp->reads_outstanding = 0;
   if (qp->sq_una < qp->sq_posted && !has_response(e)) {
@@ -322,23 +331,18 @@ static bool retry(struct emu_qp *qp) {
     return false;
   }
   if (!endless) qp->retries_left--;
-  emu_timer_off(qp);
   rewind_to_una(qp);
+  restart_timer(qp);
   return true;
 }
 
-void emu_req_timeout(struct emu_qp *qp, uint64_t now) {
-  enum emu_timer kind = qp->timer;
-  emu_timer_off(qp);
-  if (kind != EMU_TIMER_ACK) {
-    emu_run_later(qp);
-    return;
-  }
-  if (qp->sq_una == qp->sq_posted) return;
-  /* A process that is slow is no device that is silent: time counts from when it has seen the packets. */
-  bool may_be_answered = qp->throttled || !emu_link_is_silent(qp->link, qp->sent_at);
-  if (may_be_answered) emu_timer_set(qp, EMU_TIMER_ACK, now + (4096ull << qp->attr.timeout));
-  else if (retry(qp)) restart_timer(qp);
+/* A process that is slow is no device that is silent: what it has not seen yet it may answer. */
+void emu_req_timeout(struct emu_qp *qp, enum emu_timer kind, uint64_t now) {
+  emu_timer_off(qp, kind);
+  if (kind == EMU_TIMER_PAUSE) emu_run_later(qp);
+  else if (emu_link_is_silent(qp->link, qp->timed_at, &qp->answers_at)) (void)retry(qp);
+  else if (qp->timed_at == UINT64_MAX) restart_timer(qp);
+  else emu_timer_set(qp, EMU_TIMER_ACK, qp->answers_at ? now : now + ack_timeout(qp)); /* answers are read at once */
 }
 
 /* ---- packets in ---------------------------------------------------------------------- */
@@ -388,9 +392,9 @@ static void receiver_not_ready(struct emu_qp *qp, unsigned int code) {
     }
     qp->rnr_left--;
   }
-  emu_timer_off(qp);
   rewind_to_una(qp);
-  emu_timer_set(qp, EMU_TIMER_RNR, emu_now() + rnr_times[code & 31] * 10000ull);
+  emu_timer_off(qp, EMU_TIMER_ACK);
+  emu_timer_set(qp, EMU_TIMER_PAUSE, emu_now() + rnr_times[code & 31] * 10000ull);
 }
 
 static void on_ack(struct emu_qp *qp, const struct emu_packet *p) {
@@ -406,7 +410,7 @@ static void on_ack(struct emu_qp *qp, const struct emu_packet *p) {
   if (ack || qp->sq_una == qp->sq_posted || qp->una_psn != psn) return;
   switch (p->syndrome) {
     case EMU_NAK_SEQUENCE:
-      if (is_outstanding(qp) && retry(qp)) restart_timer(qp);
+      if (is_outstanding(qp)) (void)retry(qp);
       break;
     case EMU_NAK_INVALID_REQUEST: emu_req_fail(qp, IBV_WC_REM_INV_REQ_ERR, VENDOR_REMOTE); break;
     case EMU_NAK_REMOTE_ACCESS: emu_req_fail(qp, IBV_WC_REM_ACCESS_ERR, VENDOR_REMOTE); break;

@@ -14,19 +14,21 @@ static struct emu_response *response_at(struct emu_qp *qp, uint32_t i) {
 /* Queued: they leave in order, when there is room. An ACK takes the one before it along. */
 static void respond(struct emu_qp *qp, const struct emu_response *r) {
   struct emu_response *last = qp->responses_n ? response_at(qp, qp->responses_n - 1) : NULL;
+  uint64_t asked_at = emu_link_reading(qp->link);
   if (last && last->op == EMU_OP_ACK && r->op == EMU_OP_ACK && last->syndrome == EMU_ACK) {
-    *last = *r;
-    return;
+    asked_at = last->asked_at;
+  } else {
+    if (qp->responses_n == qp->responses_cap) return; /* the requester asks again */
+    last = response_at(qp, qp->responses_n++);
   }
-  if (qp->responses_n == qp->responses_cap) return; /* the requester asks again */
-  *response_at(qp, qp->responses_n) = *r;
-  if (qp->responses_n++ == 0) emu_link_response_pending(qp->link, 1);
+  *last = *r;
+  last->asked_at = asked_at;
   emu_run_later(qp);
 }
 
 static void pop(struct emu_qp *qp) {
   qp->responses_first = (qp->responses_first + 1) % qp->responses_cap;
-  if (--qp->responses_n == 0) emu_link_response_pending(qp->link, -1);
+  qp->responses_n--;
 }
 
 static void ack(struct emu_qp *qp, uint8_t syndrome, uint32_t psn) {
@@ -35,7 +37,6 @@ static void ack(struct emu_qp *qp, uint8_t syndrome, uint32_t psn) {
 }
 
 void emu_resp_reset(struct emu_qp *qp) {
-  if (qp->responses_n) emu_link_response_pending(qp->link, -1);
   qp->responses_n = qp->responses_first = 0;
   qp->nak_sent = qp->in_message = qp->recv_taken = false;
   qp->msn = qp->saved_next = 0;
@@ -64,7 +65,9 @@ static bool send_read_response(struct emu_qp *qp, struct emu_response *r) {
   const struct emu_mr *mr = emu_mr_find(r->rkey);
   uint32_t psn = emu_psn(r->psn + r->sent);
   if (payload && !emu_mr_allows(mr, qp->pd, r->va + at, payload, IBV_ACCESS_REMOTE_READ)) {
-    *r = (struct emu_response){.op = EMU_OP_ACK, .syndrome = EMU_NAK_REMOTE_ACCESS, .psn = psn};
+    r->op = EMU_OP_ACK;
+    r->syndrome = EMU_NAK_REMOTE_ACCESS;
+    r->psn = psn;
     return true;
   }
   if (emu_is_throttled(qp, payload)) return false;

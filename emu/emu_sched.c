@@ -20,8 +20,7 @@ void emu_engine_wake(void) {
 /* ---- timers -------------------------------------------------------------------- */
 
 void emu_timer_set(struct emu_qp *qp, enum emu_timer kind, uint64_t at) {
-  qp->timer = kind;
-  qp->timer_at = at;
+  qp->timer_at[kind] = at;
   if (!qp->in_timers) {
     qp->in_timers = true;
     LIST_INSERT_HEAD(&emu.timers, qp, timers);
@@ -30,11 +29,11 @@ void emu_timer_set(struct emu_qp *qp, enum emu_timer kind, uint64_t at) {
   if (emu.engine_until && at < emu.engine_until) emu_engine_wake();
 }
 
-/* It leaves the list when the timers are looked at next. */
-void emu_timer_off(struct emu_qp *qp) { qp->timer = EMU_TIMER_OFF; }
+/* The queue pair leaves the list when the timers are looked at next. */
+void emu_timer_off(struct emu_qp *qp, enum emu_timer kind) { qp->timer_at[kind] = 0; }
 
 void emu_timer_remove(struct emu_qp *qp) {
-  qp->timer = EMU_TIMER_OFF;
+  for (int kind = 0; kind < EMU_TIMERS; kind++) qp->timer_at[kind] = 0;
   if (!qp->in_timers) return;
   qp->in_timers = false;
   LIST_REMOVE(qp, timers);

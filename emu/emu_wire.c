@@ -47,8 +47,8 @@ struct emu_link {
   /* packets from the peer */
   const struct ring *in;
   uint64_t in_at, in_size, head, head_published; /* in_at: in the peer's file */
-  int responses_pending; /* QPs with an answer that found no room */
-  bool broken;           /* its packets make no sense: they are no longer read */
+  uint64_t answered; /* the requests before that have their answers */
+  bool broken; /* its packets make no sense: they are no longer read */
 };
 
 static LIST_HEAD(, emu_link) links = LIST_HEAD_INITIALIZER(links);
@@ -310,22 +310,21 @@ void emu_link_commit(struct emu_link *l, struct emu_packet *p) {
 }
 
 uint64_t emu_link_position(const struct emu_link *l) { return l->tail; }
+uint64_t emu_link_reading(const struct emu_link *l) { return l ? l->head : 0; }
 
 void emu_wire_flush(void) {
   struct emu_link *l;
   LIST_FOREACH(l, &links, link) publish(l);
 }
 
-bool emu_link_is_silent(struct emu_link *l, uint64_t position) {
+bool emu_link_is_silent(struct emu_link *l, uint64_t position, uint64_t *answers) {
   if (!l || !emu_link_is_alive(l)) return true;
   if (!l->is_self && (!l->in || ring_from(l) != l->in_at)) return true; /* it has no QP that expects anything */
-  /* The answers were published before that was: none of them may be unread. */
-  bool answered = atomic_load(&l->in->answered) >= position && l->published == l->tail;
-  return answered && (l->broken || atomic_load(&l->in->tail) == l->head);
-}
-
-void emu_link_response_pending(struct emu_link *l, int change) {
-  if (l) l->responses_pending += change;
+  if (!*answers) {
+    if (atomic_load(&l->in->answered) < position) return false;
+    *answers = atomic_load(&l->in->tail); /* they were published before that was */
+  }
+  return l->broken || l->head >= *answers || *answers > atomic_load(&l->in->tail); /* the last: of a ring given up */
 }
 
 /* ---- packets in ----------------------------------------------------------- */
@@ -405,12 +404,19 @@ bool emu_wire_receive(void (*deliver)(const struct emu_packet *packet, const cha
   return any;
 }
 
+/* Up to the oldest request of a peer whose answer has not left. */
 void emu_wire_answered(void) {
   struct emu_link *l;
+  struct emu_qp *qp;
+  LIST_FOREACH(l, &links, link) l->answered = l->head;
+  TAILQ_FOREACH(qp, &emu.run, run) {
+    const uint64_t oldest = qp->responses_n ? qp->responses[qp->responses_first].asked_at : UINT64_MAX;
+    if (qp->link && oldest < qp->link->answered) qp->link->answered = oldest;
+  }
   LIST_FOREACH(l, &links, link)
-    if (l->in && l->responses_pending == 0 && l->published == l->tail &&
-        atomic_load_explicit(&l->out->answered, memory_order_relaxed) != l->head)
-      atomic_store_explicit(&l->out->answered, l->head, memory_order_release);
+    if (l->in && l->published == l->tail &&
+        atomic_load_explicit(&l->out->answered, memory_order_relaxed) != l->answered)
+      atomic_store_explicit(&l->out->answered, l->answered, memory_order_release);
 }
 
 bool emu_wire_has_input(void) {

@@ -33,14 +33,12 @@ static void exchange(long n) {
   }
 }
 
-/* So much later, a message for each step of the clock. In between nothing is sent: an ACK timeout of the emulated
- * device begins anew while packets of that peer are unread. */
+/* So much later, a message for each step of the clock. */
 static void pass(uint64_t ns, uint64_t step) {
   for (const uint64_t end = time_skipped_ns() + ns; time_skipped_ns() < end;) {
     exchange(1);
     if (time_thread_sleeps()) time_skip(step);
     else sched_yield();
-    exchange(0);
   }
 }
 

@@ -151,6 +151,20 @@ __attribute__((unused)) static void end_close(struct end *e) {
   CHECK_OK(ibv_close_device(e->context));
 }
 
+/* A command about one queue pair. */
+__attribute__((unused)) static void emu_command_for(const char *words, const struct end *e) {
+  char text[128];
+  snprintf(text, sizeof text, "%s qp=%u", words, e->qp->qp_num);
+  CHECK(emu_command(text));
+}
+
+/* A port's bandwidth; 0: without limit. */
+__attribute__((unused)) static void emu_limit(const struct end *e, int mb_per_s) {
+  char text[96];
+  snprintf(text, sizeof text, "port %s 1 bandwidth=%d", ibv_get_device_name(e->context->device), mb_per_s);
+  CHECK(emu_command(text));
+}
+
 /* ---- states ------------------------------------------------------------------------ */
 
 #define INIT_MASK (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)

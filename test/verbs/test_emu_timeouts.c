@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The emulated device's timers: ACK timeouts, receivers that are not ready, the virtual clock. TEST-LIMIT: 240 */
+#include "test/verbs/verbs.h"
+
+static struct end a, b;
+
+static void open_pair(const struct shape *s) {
+  CHECK(emu_command("reset; seed 7"));
+  pair_open(&a, &b, s);
+}
+
+static void close_pair(void) {
+  CHECK(emu_command("reset; clock real"));
+  pair_close(&a, &b);
+}
+
+/* ---- ACK timeouts ------------------------------------------------------------------------ */
+
+/* 8 timeouts, 8 ms, of a's request, none of whose packets arrives, while c always has requests under way: so many at
+ * most, 2 GB. */
+static void check_timeout_beside(enum ibv_wr_opcode op) {
+  enum { MOST = 2000 };
+  struct shape s = USUAL_SHAPE;
+  struct end c = {0}, d = {0};
+  struct ibv_wc wc;
+  int done = 0, posted = 0;
+  s.timeout = 8;
+  s.retry_cnt = 7;
+  open_pair(&s);
+  end_open(&c, 0);
+  end_open(&d, 1);
+  s.timeout = 14;
+  end_make_qp(&c, &s);
+  end_make_qp(&d, &s);
+  connect_ends(&c, &d, &s);
+  emu_command_for("drop times=ever", &b);
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
+  while (ibv_poll_cq(a.cq, 1, &wc) == 0) {
+    CHECK_MSG(done < MOST, "no timeout beside %d requests", done);
+    for (; posted < done + DEPTH; posted++) send_work(&c, &d, op, 2, 0, BYTES);
+    if (ibv_poll_cq(c.cq, 1, &wc) == 0) continue;
+    CHECK_INT(wc.status, IBV_WC_SUCCESS);
+    done++;
+  }
+  CHECK_INT(wc.status, IBV_WC_RETRY_EXC_ERR);
+  for (; done < posted; done++) CHECK_COMPLETION(&c, 2, IBV_WC_SUCCESS);
+  end_close(&c);
+  end_close(&d);
+  close_pair();
+}
+
+TEST(a_timeout_beside_writes) { check_timeout_beside(IBV_WR_RDMA_WRITE); }
+TEST(a_timeout_beside_reads) { check_timeout_beside(IBV_WR_RDMA_READ); }
+
+/* From the oldest request on, though later ones of its queue pair leave for a minute and more. */
+TEST(a_timeout_before_all_is_sent) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 14;
+  s.retry_cnt = 0;
+  open_pair(&s);
+  emu_limit(&a, 1);
+  emu_command_for("drop times=ever", &b);
+  for (unsigned int i = 0; i < DEPTH; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, i ? BYTES : 8);
+  CHECK_COMPLETION(&a, 0, IBV_WC_RETRY_EXC_ERR);
+  emu_limit(&a, 0);
+  close_pair();
+  open_pair(&s);
+  emu_command_for("drop times=ever", &b);
+  emu_command_for("slow us=600000000 from=2", &a); /* ten minutes */
+  for (unsigned int i = 0; i < 2; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
+  CHECK_COMPLETION(&a, 0, IBV_WC_RETRY_EXC_ERR);
+  close_pair();
+}
+
+/* No ACK is due before a message has left; a response that leaves slowly is no silence. A packet takes 1 ms. */
+TEST(messages_that_take_longer_than_a_timeout) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 7; /* 0.5 ms */
+  s.retry_cnt = 0;
+  open_pair(&s);
+  fill(a.data, 32000, 3);
+  emu_limit(&a, 1);
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 32000);
+  CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  CHECK(memcmp(a.data, b.data, 32000) == 0);
+  emu_limit(&a, 0);
+  memset(a.data, 0, 32000);
+  emu_limit(&b, 1);
+  send_work(&a, &b, IBV_WR_RDMA_READ, 2, 0, 32000);
+  CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
+  CHECK(memcmp(a.data, b.data, 32000) == 0);
+  emu_limit(&b, 0);
+  close_pair();
+}
+
+/* What has begun is sent again where nothing may begin. */
+TEST(a_loss_while_it_drains) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 14;
+  open_pair(&s);
+  emu_command_for("drop times=1", &b);
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
+  to_state(&a, IBV_QPS_SQD);
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 2, 0, 8);
+  CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  CHECK(is_quiet(&a));
+  to_state(&a, IBV_QPS_RTS);
+  CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
+  close_pair();
+}
+
+/* ---- the clock --------------------------------------------------------------------------------- */
+
+/* Seconds of the devices' clock. */
+static double device_s(void) {
+  uint64_t (*now)(void);
+  void *symbol = dlsym(RTLD_DEFAULT, "rail_emu_now");
+  CHECK(symbol);
+  memcpy(&now, &symbol, sizeof now);
+  return (double)now() / 1e9;
+}
+
+/* 8 times more than two hours each, at least. */
+TEST(hours_of_timeouts_take_no_time) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 31;
+  s.retry_cnt = 7;
+  open_pair(&s);
+  CHECK(emu_command("clock virtual"));
+  end_drop_qp(&b);
+  double began = device_s();
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
+  CHECK_COMPLETION(&a, 1, IBV_WC_RETRY_EXC_ERR);
+  double took = device_s() - began, timeout = 4.096e-6 * (1ll << 31);
+  CHECK_MSG(took >= 8 * timeout && took < 9 * timeout, "8 timeouts of %.0f s took %.0f s", timeout, took);
+  close_pair();
+}
+
+TEST(receivers_that_are_not_ready_take_no_time) {
+  struct shape s = USUAL_SHAPE;
+  s.min_rnr_timer = 0; /* 655 ms, the longest */
+  s.rnr_retry = 6;
+  open_pair(&s);
+  CHECK(emu_command("clock virtual"));
+  double began = device_s();
+  send_work(&a, &b, IBV_WR_SEND, 1, 0, 8);
+  CHECK_COMPLETION(&a, 1, IBV_WC_RNR_RETRY_EXC_ERR);
+  double took = device_s() - began;
+  CHECK_MSG(took >= 6 * 0.655 && took < 6 * 0.655 + 60, "6 times 655 ms took %.3f s", took);
+  close_pair();
+}
+
+TEST_MAIN(TEST_CASE(a_timeout_beside_writes), TEST_CASE(a_timeout_beside_reads),
+          TEST_CASE(a_timeout_before_all_is_sent), TEST_CASE(messages_that_take_longer_than_a_timeout),
+          TEST_CASE(a_loss_while_it_drains), TEST_CASE(hours_of_timeouts_take_no_time),
+          TEST_CASE(receivers_that_are_not_ready_take_no_time))
