@@ -52,6 +52,7 @@ do_install() {
   link_to ../librailyard.so."${VERSION%%.*}" "$LIBDIR/nccl/libnccl.so.2"
   link_to libnccl.so.2 "$LIBDIR/nccl/libnccl.so"
   put 755 "$BUILD/lib/railyard/librail-fault.so" "$LIBDIR/railyard/librail-fault.so"
+  for f in "$BUILD"/lib/emu/*; do [[ ! -e $f ]] || put_library "$f" "$LIBDIR/railyard/emu/${f##*/}"; done
   for f in "$@"; do put 755 "$f" "$BINDIR/${f##*/}"; done
   put 755 kit/plot.py "$DATADIR/railyard/plot.py"
   for f in include/rail/*.h; do put 644 "$f" "$INCLUDEDIR/rail/${f##*/}"; done
@@ -69,7 +70,8 @@ do_uninstall() {
   while IFS= read -r f; do rm -f "$DESTDIR$f"; done <"$DESTDIR$manifest"
   rm -f "$DESTDIR$manifest"
   # Only folders that are ours alone; lib, bin and the like belong to others, too.
-  rmdir "$DESTDIR$DATADIR/railyard" "$DESTDIR$INCLUDEDIR/rail" "$DESTDIR$LIBDIR"/{nccl,railyard} 2>/dev/null || true
+  rmdir "$DESTDIR$DATADIR/railyard" "$DESTDIR$INCLUDEDIR/rail" "$DESTDIR$LIBDIR"/{nccl,railyard/emu,railyard} \
+    2>/dev/null || true
   echo "removed railyard from $DESTDIR$PREFIX"
 }
 

@@ -37,6 +37,9 @@ for lib in "$RAIL_BUILD"/lib/*.so; do
   else check "${lib##*/}" has "opt/rail/lib/${lib##*/}"; fi
 done
 for tool in "$RAIL_BUILD"/bin/rail-{coll,kit,stat}; do check "${tool##*/}" has "opt/rail/bin/${tool##*/}"; done
+for lib in "$RAIL_BUILD"/lib/emu/*; do
+  [[ ! -e $lib ]] || check "the emulated ${lib##*/}" has "opt/rail/lib/railyard/emu/${lib##*/}"
+done
 for header in include/rail/*.h; do check "${header##*/}" has "opt/rail/include/rail/${header##*/}"; done
 check "railyard.pc" has opt/rail/lib/pkgconfig/railyard.pc
 check "the stand-in for libnccl" test "$(readlink -f "$top/root/opt/rail/lib/nccl/libnccl.so")" = \
@@ -92,6 +95,9 @@ check "rail-kit finds a plugin there by its name" "$programs/rail-kit" inspect s
 fails() { "$programs/rail-kit" fault "$1" --only fail.sockets --calls 1 | tee /dev/stderr | grep -q '^1 passed'; }
 check "rail-kit finds the library that makes calls fail" \
   fails "$top/root/opt/rail/lib/any/libnccl-net-socket.so"
+if [[ -e $RAIL_BUILD/lib/emu/libibverbs.so.1 ]]; then
+  check "rail-kit finds the emulated verbs device" "$programs/rail-kit" conform --verbs emu ib --only order.any_order
+fi
 check "rail-kit knows where its script lies" grep -qaF ../data "$programs/rail-kit"
 check "uninstall from there" make_it uninstall "${places[@]}"
 check "nothing is left there" no_files

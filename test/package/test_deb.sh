@@ -69,6 +69,10 @@ check "rail-kit inspect ofi" prints 'v12 .* RailOFI' bash -c 'rail-kit inspect o
 check "rail-kit inspect railtrace" prints 'v12 .* 22 of 22 slots' bash -c 'rail-kit inspect railtrace || true'
 check "rail-kit conform passes it" prints ' 0 failed' \
   rail-kit conform "/${lib%/*}/libnccl-net-socket.so" --only 'order.*'
+check "rail-kit conform --verbs emu" prints ' 0 failed' \
+  rail-kit conform --verbs emu "/${lib%/*}/libnccl-net-ib.so" --only order.any_order
+check "the loader does not find the emulated libraries" bash -c \
+  "! chroot '$root' ldconfig -p | grep -E 'railyard/emu'"
 set=(NCCL_DEBUG=INFO NCCL_NET_PLUGIN=socket NCCL_SHM_DISABLE=1 NCCL_SOCKET_IFNAME=lo)
 check "rail-coll: 2 ranks over the socket plugin" prints 'RailSocket' rail-coll all_reduce -r 2 -b 8 -e 1M -f 8 -n 2
 set=(NCCL_SOCKET_IFNAME=lo)

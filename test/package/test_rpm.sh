@@ -34,6 +34,7 @@ lib='/usr/lib[^ ]*'
 check "libnccl-net-railyard" has libnccl-net-railyard "$lib/libnccl-net-"{socket,ib,ofi,railtrace}'\.so'
 check "librailyard0" has librailyard0 "$lib/librailyard\.so\.${version%%.*}" "$lib/nccl/libnccl\.so\.2"
 check "railyard-tools" has railyard-tools /usr/bin/rail-{coll,kit,stat} "$lib/railyard/librail-fault\.so" \
+  "$lib/railyard/emu/"{libibverbs,librdmacm}'\.so\.1' \
   '.*/rail-kit\.1.*'
 check "librailyard-devel" has librailyard-devel /usr/include/rail/{net,railyard,version}.h "$lib/librailyard\.so" \
   "$lib/pkgconfig/railyard\.pc"
@@ -41,6 +42,8 @@ provides() { rpm -qp --provides "$(package librailyard0)" | grep -F "librailyard
 check "librailyard0 provides the soname" provides
 needs() { rpm -qp --requires "$(package railyard-tools)" | grep -F "librailyard.so.${version%%.*}"; }
 check "railyard-tools needs it" needs
+emulated() { ! rpm -qp --provides --requires "$(package railyard-tools)" | grep -E 'ibverbs|rdmacm'; }
+check "railyard-tools neither provides nor needs the emulated libraries" emulated
 lazily() { ! rpm -qp --requires "$(package libnccl-net-railyard)" | grep -E 'ibverbs|fabric|crypto|uring'; }
 check "plugins need no library that they open when they use it" lazily
 unpack() { for rpm in "$folder"/RPMS/*/*.rpm; do rpm2cpio "$rpm" | (cd "$work" && cpio -idm --quiet) || return; done; }

@@ -42,13 +42,18 @@ int rk_set_fuse(const struct tool_value *v) {
 /* For the processes that load the plugin, which are all made by exec. It may open the library by this name, or by the
  * variable that NCCL and our plugin read. */
 int rk_set_verbs(const struct tool_value *v) {
+  static const char *const folders[] = {"emu", "railyard/emu"}; /* in a build tree; installed */
   char file[PATH_MAX / 2], path[PATH_MAX], real[PATH_MAX], paths[2 * PATH_MAX];
+  bool found = false;
   const char *others = getenv("LD_LIBRARY_PATH");
   if (strcmp(v->text, "emu") != 0) return tool_bad(v, "emu");
-  snprintf(file, sizeof file, "%s/emu/libibverbs.so.1", rail_lib_from_bin);
-  if (!rail_path_from_bin(path, file) || !realpath(path, real)) {
-    fprintf(stderr, RK_NAME ": --verbs emu: %s is not there, seen from this program's folder; it is built with "
-            "libibverbs-dev, and not installed\n", file);
+  for (size_t i = 0; i < sizeof folders / sizeof *folders && !found; i++) {
+    snprintf(file, sizeof file, "%s/%s/libibverbs.so.1", rail_lib_from_bin, folders[i]);
+    found = rail_path_from_bin(path, file) && realpath(path, real);
+  }
+  if (!found) {
+    fprintf(stderr, RK_NAME ": --verbs emu: %s is not there, seen from this program's folder; it is built "
+            "and installed where libibverbs-dev is\n", file);
     return -1;
   }
   setenv("NCCL_IBVERBS_LIB", real, 1);
