@@ -70,8 +70,8 @@ struct emu_port {
   uint8_t mtu, speed, width;
   uint16_t lid;
   uint32_t max_msg, packet; /* packet: larger ones are lost */
-  uint64_t subnet;
   uint64_t bandwidth, busy_until; /* bytes per second, 0: unlimited; when what was sent so far has left */
+  uint64_t latency, subnet;       /* latency: ns that packets are under way to it */
   struct emu_gid gids[EMU_GIDS];
   uint64_t gid_hash[EMU_GIDS]; /* 0: not valid */
 };
@@ -315,7 +315,8 @@ struct emu_qp {
   struct emu_saved_atomic *saved;
   uint32_t saved_next;
 
-  STAILQ_HEAD(, emu_held) held; /* packets that a fault delays */
+  STAILQ_HEAD(, emu_held) held; /* packets that are given to it later (latency, delay, tear) */
+  LIST_ENTRY(emu_qp) holding;
 };
 
 /* ---- the process ---------------------------------------------------------- */
@@ -341,8 +342,8 @@ extern struct emu_state {
   uint8_t mr_generation;
   TAILQ_HEAD(emu_run, emu_qp) run;       /* with something to send */
   LIST_HEAD(emu_timers, emu_qp) timers;
-  uint64_t next_timer;   /* no timer is earlier */
-  uint64_t next_held;    /* no packet that a fault holds back is due earlier */
+  uint64_t next_timer, next_held; /* no timer is earlier; no packet that is held back is due earlier */
+  uint64_t reading;      /* position, in its ring, of the packet that is just given to its queue pair */
   uint64_t engine_until; /* the thread sleeps no longer than that; 0: it is awake */
   int64_t clock_skip;    /* of the virtual clock: ns before real time */
   _Atomic uint64_t polls, armed_polls; /* all of them; those of CQs that were to notify */
@@ -439,7 +440,6 @@ bool emu_link_is_alive(const struct emu_link *link); /* its process lives; asks 
 struct emu_packet *emu_link_reserve(struct emu_link *link, uint32_t header, uint32_t payload);
 void emu_link_commit(struct emu_link *link, struct emu_packet *packet);
 uint64_t emu_link_position(const struct emu_link *link);
-uint64_t emu_link_reading(const struct emu_link *link); /* position of the packet that is just delivered */
 /* False while what was sent up to `position` may still be answered: the peer lives and has not processed it, or its
  * answers are not read yet. Their end is kept in `answers`, which is 0 at first. */
 bool emu_link_is_silent(struct emu_link *link, uint64_t position, uint64_t *answers);

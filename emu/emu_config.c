@@ -71,7 +71,7 @@ static const struct emu_word links[] = {{"eth", false}, {"ib", true}, {NULL, 0}}
 static const struct emu_word no_gids[] = {{"none", 0}, {NULL, 0}};
 static const struct emu_word no_or_yes[] = {{"0", false}, {"1", true}, {NULL, 0}};
 
-#define PORT_KEYS "state link mtu# lid# subnet% grh# max_msg# packet# speed# width# bandwidth# one_way# gids"
+#define PORT_KEYS "state link mtu# lid# subnet% grh# max_msg# packet# speed# width# bandwidth# latency# one_way# gids"
 #define DEVICE_KEYS                                                                                                  \
   "profile ports# guid% vendor% part# max_qp# max_qp_wr# max_sge# inline# max_cq# max_cqe# max_mr# max_pd# max_srq# " \
   "max_srq_wr# max_rd_atomic# dmabuf# ece# atomics# imm# zero_byte_rkey# endless_retry# transport pci"
@@ -100,6 +100,7 @@ static void port_keys(const struct emu_statement *s, struct emu_device *device, 
   port->speed = (uint8_t)emu_number(s, "speed", port->speed, 10);
   port->width = (uint8_t)emu_number(s, "width", port->width, 10);
   port->bandwidth = emu_number(s, "bandwidth", port->bandwidth / 1000000, 10) * 1000000;
+  port->latency = emu_number(s, "latency", port->latency / 1000, 10) * 1000;
   if (was_ib != port->ib || emu_value(s, "subnet")) emu_default_gids(device, number);
   if (gids) {
     memset(port->gids, 0, sizeof port->gids);

@@ -358,6 +358,7 @@ static void after_fork_parent(void) {
 static void after_fork_child(void) {
   for (int i = 0; i < EMU_QPS; i++)
     if (emu.qps[i]) {
+      emu_fault_forget(emu.qps[i]);
       emu.qps[i]->link = NULL;
       emu.qps[i]->in_run = emu.qps[i]->in_timers = false;
       memset(emu.qps[i]->timer_at, 0, sizeof emu.qps[i]->timer_at);

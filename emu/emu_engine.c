@@ -110,7 +110,7 @@ void emu_progress(void) {
     run_all();
     emu_wire_flush();
   }
-  if (!emu_fault_is_holding()) emu_wire_answered();
+  emu_wire_answered();
 }
 
 uint64_t rail_emu_now(void) {

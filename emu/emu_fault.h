@@ -111,7 +111,8 @@ uint64_t emu_fault_slow(struct emu_qp *qp); /* ns to wait before the next packet
 typedef void (*emu_give)(struct emu_qp *qp, const struct emu_packet *packet, const char *payload);
 /* True: the packet was dropped, or is held back. */
 bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *packet, const char *payload, emu_give give);
-bool emu_fault_is_holding(void);
+/* For each queue pair with packets that are held back: the position of the oldest one in its ring. */
+void emu_fault_each_held(void (*fn)(const struct emu_qp *qp, uint64_t at));
 void emu_fault_forget(struct emu_qp *qp);
 /* Delivers held packets whose time has come; returns when the next is due, UINT64_MAX: there is none. */
 uint64_t emu_fault_due(uint64_t now, emu_give give);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Packets that are lost, late, double or torn. They are taken where they arrive. */
+ * Packets that are lost, late, double or torn, and a port's latency. They are taken where they arrive. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,11 +9,12 @@ enum { MAX_HELD = 4096 };
 
 struct emu_held {
   STAILQ_ENTRY(emu_held) link;
-  uint64_t due;
+  uint64_t due, at; /* at: its position in the ring */
   struct emu_packet packet;
   char payload[];
 };
 static unsigned int nheld;
+static LIST_HEAD(, emu_qp) holding = LIST_HEAD_INITIALIZER(holding);
 
 static const char *packet_name(const struct emu_packet *p) {
   switch (p->op) {
@@ -28,19 +29,19 @@ static const char *packet_name(const struct emu_packet *p) {
   }
 }
 
-/* Behind those of its QP that are held already. False: no memory; it goes on at once. */
-static bool hold(struct emu_qp *qp, const struct emu_packet *p, const char *payload, uint64_t due) {
-  if (nheld >= MAX_HELD) return false;
-  struct emu_held *h = malloc(sizeof *h + p->payload);
-  if (!h) return false;
+/* Behind those of its QP that are held already; lost where there are too many, or no memory. */
+static void hold(struct emu_qp *qp, const struct emu_packet *p, const char *payload, uint64_t due) {
+  struct emu_held *h = nheld < MAX_HELD ? malloc(sizeof *h + p->payload) : NULL;
+  if (!h) return;
   nheld++;
+  if (STAILQ_EMPTY(&qp->held)) LIST_INSERT_HEAD(&holding, qp, holding);
   h->packet = *p;
   h->due = due;
+  h->at = emu.reading;
   emu_move(h->payload, payload, p->payload);
   STAILQ_INSERT_TAIL(&qp->held, h, link);
   if (due < emu.next_held) emu.next_held = due;
   if (emu.engine_until && due < emu.engine_until) emu_engine_wake();
-  return true;
 }
 
 /* The second half of what a write brings is there long before the first, and both before its completion. Lines of 128
@@ -61,8 +62,8 @@ static bool tear(struct emu_qp *qp, const struct emu_packet *p, const char *payl
 }
 
 bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *p, const char *payload, emu_give give) {
-  if (!emu_faults.packets && STAILQ_EMPTY(&qp->held)) return false;
-  uint64_t wait = 0;
+  uint64_t wait = emu_port_of(qp)->latency;
+  if (!emu_faults.packets && !wait && STAILQ_EMPTY(&qp->held)) return false;
   bool dropped = false, doubled = false;
   for (int i = 0; i < emu_faults.n && !dropped; i++) {
     struct emu_fault *f = &emu_faults.all[i];
@@ -74,14 +75,16 @@ bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *p, const char 
   }
   if (dropped) return true;
   if (wait || !STAILQ_EMPTY(&qp->held)) {
-    if (doubled) (void)hold(qp, p, payload, emu_now() + wait);
-    return hold(qp, p, payload, emu_now() + wait);
+    if (doubled) hold(qp, p, payload, emu_now() + wait);
+    hold(qp, p, payload, emu_now() + wait);
+    return true;
   }
   if (doubled) give(qp, p, payload);
   return false;
 }
 
 void emu_fault_forget(struct emu_qp *qp) {
+  if (!STAILQ_EMPTY(&qp->held)) LIST_REMOVE(qp, holding);
   for (struct emu_held *h; (h = STAILQ_FIRST(&qp->held)) != NULL; nheld--) {
     STAILQ_REMOVE_HEAD(&qp->held, link);
     free(h);
@@ -90,15 +93,17 @@ void emu_fault_forget(struct emu_qp *qp) {
 
 uint64_t emu_fault_due(uint64_t now, emu_give give) {
   uint64_t next = UINT64_MAX;
-  for (unsigned int i = 0; i < EMU_QPS && nheld; i++) {
-    struct emu_qp *qp = emu.qps[i];
-    for (struct emu_held *h; qp && (h = STAILQ_FIRST(&qp->held)) != NULL;) {
+  for (struct emu_qp *qp = LIST_FIRST(&holding), *behind; qp; qp = behind) {
+    behind = LIST_NEXT(qp, holding);
+    for (struct emu_held *h; (h = STAILQ_FIRST(&qp->held)) != NULL;) {
       if (h->due > now) {
         if (h->due < next) next = h->due;
         break;
       }
       STAILQ_REMOVE_HEAD(&qp->held, link);
+      if (STAILQ_EMPTY(&qp->held)) LIST_REMOVE(qp, holding);
       nheld--;
+      emu.reading = h->at;
       give(qp, &h->packet, h->payload);
       free(h);
     }
@@ -106,4 +111,7 @@ uint64_t emu_fault_due(uint64_t now, emu_give give) {
   return next;
 }
 
-bool emu_fault_is_holding(void) { return nheld; }
+void emu_fault_each_held(void (*fn)(const struct emu_qp *qp, uint64_t at)) {
+  struct emu_qp *qp;
+  LIST_FOREACH(qp, &holding, holding) fn(qp, STAILQ_FIRST(&qp->held)->at);
+}

@@ -14,7 +14,7 @@ static struct emu_response *response_at(struct emu_qp *qp, uint32_t i) {
 /* Queued: they leave in order, when there is room. An ACK takes the one before it along. */
 static void respond(struct emu_qp *qp, const struct emu_response *r) {
   struct emu_response *last = qp->responses_n ? response_at(qp, qp->responses_n - 1) : NULL;
-  uint64_t asked_at = emu_link_reading(qp->link);
+  uint64_t asked_at = emu.reading;
   if (last && last->op == EMU_OP_ACK && r->op == EMU_OP_ACK && last->syndrome == EMU_ACK) {
     asked_at = last->asked_at;
   } else {

@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "emu/emu_fault.h"
 #include "emu/emu_segment.h"
 
 #define RING_MAGIC 0x676e69722d756d65u
@@ -310,7 +311,6 @@ void emu_link_commit(struct emu_link *l, struct emu_packet *p) {
 }
 
 uint64_t emu_link_position(const struct emu_link *l) { return l->tail; }
-uint64_t emu_link_reading(const struct emu_link *l) { return l ? l->head : 0; }
 
 void emu_wire_flush(void) {
   struct emu_link *l;
@@ -373,6 +373,7 @@ static bool receive_from(struct emu_link *l, void (*deliver)(const struct emu_pa
       break;
     }
     size_t header = packet.op == EMU_OP_UD ? sizeof packet : EMU_HEADER;
+    emu.reading = l->head;
     if (packet.op != EMU_OP_PAD) deliver(&packet, l->in->data + (l->head & (l->in_size - 1)) + header);
     l->head += packet.size;
     if (l->head - l->head_published >= l->in_size / 8) consume(l);
@@ -404,15 +405,18 @@ bool emu_wire_receive(void (*deliver)(const struct emu_packet *packet, const cha
   return any;
 }
 
-/* Up to the oldest request of a peer whose answer has not left. */
+static void not_answered(const struct emu_qp *qp, uint64_t at) {
+  if (qp->ex.qp_base.qp_type == IBV_QPT_RC && qp->link && at < qp->link->answered) qp->link->answered = at;
+}
+
+/* Up to the oldest request of a peer that is held back, or whose answer has not left. */
 void emu_wire_answered(void) {
   struct emu_link *l;
   struct emu_qp *qp;
   LIST_FOREACH(l, &links, link) l->answered = l->head;
-  TAILQ_FOREACH(qp, &emu.run, run) {
-    const uint64_t oldest = qp->responses_n ? qp->responses[qp->responses_first].asked_at : UINT64_MAX;
-    if (qp->link && oldest < qp->link->answered) qp->link->answered = oldest;
-  }
+  TAILQ_FOREACH(qp, &emu.run, run)
+    if (qp->responses_n) not_answered(qp, qp->responses[qp->responses_first].asked_at);
+  emu_fault_each_held(not_answered);
   LIST_FOREACH(l, &links, link)
     if (l->in && l->published == l->tail &&
         atomic_load_explicit(&l->out->answered, memory_order_relaxed) != l->answered)

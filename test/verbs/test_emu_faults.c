@@ -153,14 +153,14 @@ TEST(a_slow_port) {
   s.type = IBV_QPT_UD;
   open_pair(&s);
   struct ibv_ah *ah = path_to(&a, &b);
-  emu_limit(&a, 1);
+  emu_port(&a, "bandwidth", 1);
   long began = now_ms();
   for (unsigned int i = 0; i < 26; i++) receive(&b, i, 0, 4096);
   for (unsigned int i = 0; i < 26; i++) send_datagram(&a, ah, b.qp->qp_num, i, 4000);
   for (unsigned int i = 0; i < 26; i++) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
   CHECK(now_ms() - began >= 99); /* 25 of them had to wait for the one before: 4 ms each */
   for (unsigned int i = 0; i < 26; i++) CHECK_COMPLETION(&b, i, IBV_WC_SUCCESS);
-  emu_limit(&a, 0);
+  emu_port(&a, "bandwidth", 0);
   CHECK_OK(ibv_destroy_ah(ah));
   close_pair();
 }

@@ -16,10 +16,9 @@ static void close_pair(void) {
 
 /* ---- ACK timeouts ------------------------------------------------------------------------ */
 
-/* 8 timeouts, 8 ms, of a's request, none of whose packets arrives, while c always has requests under way: so many at
- * most, 2 GB. */
-static void check_timeout_beside(enum ibv_wr_opcode op) {
-  enum { MOST = 2000 };
+/* 8 timeouts of a's request, none of whose packets arrives, while c always has requests under way: so many at most. */
+static void check_timeout_beside(enum ibv_wr_opcode op, int latency_us) {
+  const int most = latency_us ? 300 : 2000; /* MB */
   struct shape s = USUAL_SHAPE;
   struct end c = {0}, d = {0};
   struct ibv_wc wc;
@@ -34,23 +33,28 @@ static void check_timeout_beside(enum ibv_wr_opcode op) {
   end_make_qp(&d, &s);
   connect_ends(&c, &d, &s);
   emu_command_for("drop times=ever", &b);
+  if (latency_us) emu_port(&c, "bandwidth", 100); /* 500 packets are under way, more would be lost */
+  emu_port(&d, "latency", latency_us);
   send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
   while (ibv_poll_cq(a.cq, 1, &wc) == 0) {
-    CHECK_MSG(done < MOST, "no timeout beside %d requests", done);
+    CHECK_MSG(done < most, "no timeout beside %d requests", done);
     for (; posted < done + DEPTH; posted++) send_work(&c, &d, op, 2, 0, BYTES);
     if (ibv_poll_cq(c.cq, 1, &wc) == 0) continue;
     CHECK_INT(wc.status, IBV_WC_SUCCESS);
     done++;
   }
   CHECK_INT(wc.status, IBV_WC_RETRY_EXC_ERR);
+  emu_port(&d, "latency", 0);
+  emu_port(&c, "bandwidth", 0);
   for (; done < posted; done++) CHECK_COMPLETION(&c, 2, IBV_WC_SUCCESS);
   end_close(&c);
   end_close(&d);
   close_pair();
 }
 
-TEST(a_timeout_beside_writes) { check_timeout_beside(IBV_WR_RDMA_WRITE); }
-TEST(a_timeout_beside_reads) { check_timeout_beside(IBV_WR_RDMA_READ); }
+TEST(a_timeout_beside_writes) { check_timeout_beside(IBV_WR_RDMA_WRITE, 0); }
+TEST(a_timeout_beside_reads) { check_timeout_beside(IBV_WR_RDMA_READ, 0); }
+TEST(a_timeout_beside_packets_under_way) { check_timeout_beside(IBV_WR_RDMA_WRITE, 5000); }
 
 /* From the oldest request on, though later ones of its queue pair leave for a minute and more. */
 TEST(a_timeout_before_all_is_sent) {
@@ -58,11 +62,11 @@ TEST(a_timeout_before_all_is_sent) {
   s.timeout = 14;
   s.retry_cnt = 0;
   open_pair(&s);
-  emu_limit(&a, 1);
+  emu_port(&a, "bandwidth", 1);
   emu_command_for("drop times=ever", &b);
   for (unsigned int i = 0; i < DEPTH; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, i ? BYTES : 8);
   CHECK_COMPLETION(&a, 0, IBV_WC_RETRY_EXC_ERR);
-  emu_limit(&a, 0);
+  emu_port(&a, "bandwidth", 0);
   close_pair();
   open_pair(&s);
   emu_command_for("drop times=ever", &b);
@@ -79,17 +83,17 @@ TEST(messages_that_take_longer_than_a_timeout) {
   s.retry_cnt = 0;
   open_pair(&s);
   fill(a.data, 32000, 3);
-  emu_limit(&a, 1);
+  emu_port(&a, "bandwidth", 1);
   send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 32000);
   CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
   CHECK(memcmp(a.data, b.data, 32000) == 0);
-  emu_limit(&a, 0);
+  emu_port(&a, "bandwidth", 0);
   memset(a.data, 0, 32000);
-  emu_limit(&b, 1);
+  emu_port(&b, "bandwidth", 1);
   send_work(&a, &b, IBV_WR_RDMA_READ, 2, 0, 32000);
   CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
   CHECK(memcmp(a.data, b.data, 32000) == 0);
-  emu_limit(&b, 0);
+  emu_port(&b, "bandwidth", 0);
   close_pair();
 }
 
@@ -136,6 +140,33 @@ TEST(hours_of_timeouts_take_no_time) {
   close_pair();
 }
 
+/* Packets are under way for ten minutes, and so are ACKs; not one after the other. */
+TEST(packets_are_under_way_for_ten_minutes) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 31;
+  open_pair(&s);
+  fill(a.data, 20000, 5);
+  emu_port(&a, "latency", 600000000);
+  emu_port(&b, "latency", 600000000);
+  double began = device_s();
+  for (unsigned int i = 0; i < 10; i++) {
+    receive(&b, i, 0, 0);
+    send_work(&a, &b, IBV_WR_RDMA_WRITE_WITH_IMM, i, i * 2000, 2000);
+  }
+  CHECK(is_quiet(&a) && is_quiet(&b));
+  CHECK(emu_command("clock virtual"));
+  for (unsigned int i = 0; i < 10; i++) CHECK_COMPLETION(&b, i, IBV_WC_SUCCESS);
+  CHECK(memcmp(a.data, b.data, 20000) == 0);
+  double took = device_s() - began;
+  CHECK_MSG(took >= 600 && took < 1100, "arrived after %.0f s", took);
+  for (unsigned int i = 0; i < 10; i++) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+  took = device_s() - began;
+  CHECK_MSG(took >= 1200 && took < 1700, "done after %.0f s", took);
+  emu_port(&a, "latency", 0);
+  emu_port(&b, "latency", 0);
+  close_pair();
+}
+
 TEST(receivers_that_are_not_ready_take_no_time) {
   struct shape s = USUAL_SHAPE;
   s.min_rnr_timer = 0; /* 655 ms, the longest */
@@ -151,6 +182,7 @@ TEST(receivers_that_are_not_ready_take_no_time) {
 }
 
 TEST_MAIN(TEST_CASE(a_timeout_beside_writes), TEST_CASE(a_timeout_beside_reads),
+          TEST_CASE(a_timeout_beside_packets_under_way),
           TEST_CASE(a_timeout_before_all_is_sent), TEST_CASE(messages_that_take_longer_than_a_timeout),
           TEST_CASE(a_loss_while_it_drains), TEST_CASE(hours_of_timeouts_take_no_time),
-          TEST_CASE(receivers_that_are_not_ready_take_no_time))
+          TEST_CASE(packets_are_under_way_for_ten_minutes), TEST_CASE(receivers_that_are_not_ready_take_no_time))

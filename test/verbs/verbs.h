@@ -158,10 +158,10 @@ __attribute__((unused)) static void emu_command_for(const char *words, const str
   CHECK(emu_command(text));
 }
 
-/* A port's bandwidth; 0: without limit. */
-__attribute__((unused)) static void emu_limit(const struct end *e, int mb_per_s) {
+/* A key of the end's port: "bandwidth" (MB/s, 0: no limit), "latency" (us). */
+__attribute__((unused)) static void emu_port(const struct end *e, const char *key, int value) {
   char text[96];
-  snprintf(text, sizeof text, "port %s 1 bandwidth=%d", ibv_get_device_name(e->context->device), mb_per_s);
+  snprintf(text, sizeof text, "port %s 1 %s=%d", ibv_get_device_name(e->context->device), key, value);
   CHECK(emu_command(text));
 }
 
