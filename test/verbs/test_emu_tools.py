@@ -231,6 +231,7 @@ if __name__ == "__main__":
         ("ib_write_bw", perftest("ib_write_bw", "-n", "1000")),
         ("ib_read_bw", perftest("ib_read_bw", "-n", "500")),
         ("ib_send_bw, with events", perftest("ib_send_bw", "-n", "500", "-e")),
+        ("ib_send_lat", perftest("ib_send_lat", "-n", "1000")),
         ("ib_atomic_bw", perftest("ib_atomic_bw", "-n", "1000")),
         ("rping", rping),
         ("ucmatose", ucmatose),
