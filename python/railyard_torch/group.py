@@ -141,6 +141,11 @@ class ProcessGroupRailyard(ProcessGroup):
     def _set_group_desc(self, desc):
         self._group_desc = desc
 
+    def set_timeout(self, timeout):
+        self.seconds = timeout.total_seconds()
+        for pair in list(self.pairs.values()):
+            pair.seconds = self.seconds
+
     @property
     def group_name(self):
         return self._group_name
@@ -401,6 +406,11 @@ class ProcessGroupRailyard(ProcessGroup):
         at = self.token.data_ptr()
         return self._begin("barrier", lambda: lib.ncclAllReduce(at, at, 1, UINT8, MAX, self.comm, None), [])
 
+    # Torch 2.15's names for them.
+    all_gather_single, all_gather_single_coalesced = _allgather_base, allgather_into_tensor_coalesced
+    reduce_scatter_single, reduce_scatter_single_coalesced = _reduce_scatter_base, reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base
+
     # ---- from or to one rank --------------------------------------------------
 
     def _rank(self, name, rank):
@@ -431,6 +441,18 @@ class ProcessGroupRailyard(ProcessGroup):
         to = None if not outputs else outputs[0].data_ptr() if whole is None else whole.data_ptr()
         return self._begin("gather", lambda: lib.ncclGather(t.data_ptr(), to, size_of(t), UINT8, root, self.comm, None),
                            outputs, (t, whole), None if whole is None else lambda: place(whole, outputs))
+
+    def gather_single(self, output, t, opts):
+        parts = []
+        if self.me == opts.rootRank:
+            check("gather_single", [output])
+            if output.numel() != self.n * t.numel():
+                raise ValueError(f"railyard: gather_single: {output.numel()} elements from {t.numel()} of each rank; "
+                                 f"allowed: {self.n} times as many")
+            parts = output.view(self.n, -1).unbind()
+        work = self.gather([parts], [t], opts)
+        work.outputs = [output] if self.me == opts.rootRank else []
+        return work
 
     def scatter(self, output_tensors, input_tensors, opts):
         output, root = one("scatter", output_tensors), self._rank("scatter", opts.rootRank)

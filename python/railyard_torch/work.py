@@ -31,7 +31,8 @@ class Work(_Work):
         finish, self.finish, self.keep = self.finish, None, ()
         try:
             if error is None and finish:
-                finish()
+                with torch.inference_mode():  # in which results of any mode may be written, by any thread
+                    finish()
         except Exception as e:
             error = RailyardError(f"railyard: {self.name}: the results cannot be placed: {e}")
         self.error, self.done = error, True

@@ -14,10 +14,10 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import railyard_torch
 from railyard_torch import RailyardError, library, pair
+from torch_parts import combined, replicated, sharded, values
 
 cases, rank, n, store_path = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 case = None
@@ -39,25 +39,12 @@ def meet(ranks):
         time.sleep(0.02)
 
 
-def values(of, count, dtype=torch.float32):
-    """Small integers, exact in every type, different for each rank."""
-    return ((torch.arange(count) * 7 + of * 5 + 1) % 3 + 1).to(dtype)
-
-
 def same(got, want):
     assert got.dtype == want.dtype and torch.equal(got, want), f"rank {rank}: {got[:8]}, not {want[:8]}"
 
 
 def everybody(count, dtype=torch.float32):
     return [values(r, count, dtype) for r in range(n)]
-
-
-def combined(parts, op):
-    result = parts[0].clone()
-    for part in parts[1:]:
-        result = {"SUM": torch.add, "PRODUCT": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum,
-                  "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}[op](result, part)
-    return result
 
 
 def reductions():
@@ -165,6 +152,27 @@ def not_contiguous():
     same(t, all_of[rank])
     dist.reduce_scatter(t, columns(all_of))
     same(t, n * all_of[rank])
+
+
+def names_of_torch_2():
+    """And tensors that only inference mode may write, whichever thread completes the call."""
+    init()
+    if hasattr(dist, "gather_single"):
+        for root in {0, n - 1}:
+            out = torch.zeros(3 * n) if rank == root else None
+            dist.gather_single(values(rank, 3), out, group_dst=root)
+            if rank == root:
+                same(out, torch.cat(everybody(3)))
+    group = dist.distributed_c10d._get_default_group()
+    group.set_timeout(datetime.timedelta(seconds=200))
+    assert group.seconds == 200
+    with torch.inference_mode():
+        out = [torch.zeros(3) for _ in range(n)]
+        work = dist.all_gather(out, values(rank, 3), async_op=True)
+        future = work.get_future()
+    future.wait()
+    for got, want in zip(out, everybody(3)):
+        assert torch.equal(got, want), f"rank {rank}: {got}, not {want}"
 
 
 def asynchronous():
@@ -337,27 +345,21 @@ def messages():
 
 def training():
     """The same network under both backends: the losses are the same to the bit with two ranks."""
-    losses = {}
     init(backend="gloo")
-    for backend in ("gloo", "railyard"):
-        group = dist.new_group(backend=backend)
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256),
-                                    torch.nn.ReLU(), torch.nn.Linear(256, 10))
-        model = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.05)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        torch.manual_seed(100 + rank)
-        losses[backend] = []
-        for _ in range(20):
-            x = torch.randn(32, 64)
-            y = x[:, :10].argmax(1)
-            loss = torch.nn.functional.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses[backend].append(loss.item())
+    losses = {name: replicated(dist.new_group(backend=name), rank) for name in ("gloo", "railyard")}
     assert losses["gloo"] == losses["railyard"], losses
     assert losses["gloo"][-1] < losses["gloo"][0]
+
+
+def sharded_training():
+    global case
+    losses = {}
+    for name in ("gloo", "railyard"):
+        case = f"sharded_{name}"  # the default group's, which others of its mesh come from
+        init(backend=name)
+        losses[name] = sharded(rank, n)
+        dist.destroy_process_group()
+    assert losses["gloo"] == losses["railyard"], losses
 
 
 def raises(kind, texts, call, *args, **kw):
