@@ -154,7 +154,8 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_IB_TAG_TIMEOUT", .type = RAIL_PARAM_MS, .def = "60s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(tag_ms),
    .doc = "A send that finds receives posted of which none has its tag, for this long without a new one, is an error. "
-          "With RAIL_IB_PROTOCOL=send so are sends that wait this long for the one before them. 0: no limit."},
+          "With RAIL_IB_PROTOCOL=send so are sends that wait this long for the one before them, with NCCL_IB_TIMEOUT=0 "
+          "receives that are announced in part. 0: no limit."},
   {.name = "RAIL_IB_LINGER", .type = RAIL_PARAM_MS, .def = "-1ms", .lo = -1, .hi = 60 * 1000, .offset = AT(linger_ms),
    .doc = "A closed receiver still answers retransmissions, until everything its sender sent is acknowledged or the "
           "sender is closed, or for this long. -1: 4 ACK timeouts of the sender (NCCL_IB_TIMEOUT) and a second, 18 s "

@@ -295,6 +295,7 @@ TEST(a_slot_that_is_never_whole) {
 
 /* An HCA without a time limit of its own (NCCL_IB_TIMEOUT=0) may retransmit the rest at any time. */
 TEST(a_torn_slot_without_a_time_limit) {
+  int calls;
   const struct ib_cts cts = {.addr = 0x1000, .size = 100, .count = 1};
   void *request = NULL;
   open_simple(&simple);
@@ -306,6 +307,9 @@ TEST(a_torn_slot_without_a_time_limit) {
     CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
     CHECK(!request);
   }
+  ib_params.tag_ms = 1600;
+  CHECK_INT(send_until_error(&calls), RAIL_SYSTEM_ERROR);
+  CHECK(strstr(pair_line, "(only a part of it is there) for 1600 ms"));
   pair_close(&p);
 }
 
