@@ -14,7 +14,7 @@
  * fully concurrent. No call may block: each returns within a millisecond, but for
  * the last ones. dereg_mr and the closes of a connection with data under way wait
  * until no HCA, kernel or thread uses the caller's memory, and finalize until what
- * was sent has left: seconds at most, by limits of the plugin.
+ * was sent has left: at most as long as the plugin's parameters say, seconds by default.
  *
  * The shims guarantee that what a call writes to (ctx, *_comm, request, done and so on) is not NULL.
  *

@@ -115,7 +115,7 @@ struct sk_recv_comm {
    * can_leave_unread  one stream, and both sides have AHEAD              the end
    * left_unread       a message waits so                                 the next progress call
    * may_hide_end      the same, and the stream's end may be behind it,   a progress call that reads nothing
-   *                   reported long ago
+   *                   reported long ago                                and leaves nothing unread
    * read_all          the watch thread's progress call: none may wait    the end of that call
    * completed         a buffer is filled. With FAILOVER the sender must  a report
    *                   learn it before the caller, who may not call again
