@@ -110,7 +110,7 @@ void emu_progress(void) {
     run_all();
     emu_wire_flush();
   }
-  emu_wire_answered();
+  emu_wire_answered(emu_fault_each_held);
 }
 
 uint64_t rail_emu_now(void) {

@@ -410,13 +410,13 @@ static void not_answered(const struct emu_qp *qp, uint64_t at) {
 }
 
 /* Up to the oldest request of a peer that is held back, or whose answer has not left. */
-void emu_wire_answered(void) {
+void emu_wire_answered(void (*each_held)(void (*fn)(const struct emu_qp *qp, uint64_t at))) {
   struct emu_link *l;
   struct emu_qp *qp;
   LIST_FOREACH(l, &links, link) l->answered = l->head;
   TAILQ_FOREACH(qp, &emu.run, run)
     if (qp->responses_n) not_answered(qp, qp->responses[qp->responses_first].asked_at);
-  emu_fault_each_held(not_answered);
+  each_held(not_answered);
   LIST_FOREACH(l, &links, link)
     if (l->in && l->published == l->tail &&
         atomic_load_explicit(&l->out->answered, memory_order_relaxed) != l->answered)
