@@ -11,10 +11,10 @@
  * Threads. Calls on one comm come from at most two threads at a time: one
  * (NCCL's progress thread) makes isend, irecv, test, iflush, irecv_consumed;
  * the other (service thread) makes the rest. Calls on different comms are
- * fully concurrent. No call may block: each returns within a millisecond, but for
- * the last ones. dereg_mr and the closes of a connection with data under way wait
- * until no HCA, kernel or thread uses the caller's memory, and finalize until what
- * was sent has left: at most as long as the plugin's parameters say, seconds by default.
+ * fully concurrent. No call may block: each returns within a millisecond. Three may
+ * take longer, as long as the plugin's parameters say (seconds by default): dereg_mr
+ * and the close of a connection with data under way wait until no HCA, kernel or
+ * thread uses the caller's memory; the last finalize waits until what was sent has left.
  *
  * The shims guarantee that what a call writes to (ctx, *_comm, request, done and so on) is not NULL.
  *

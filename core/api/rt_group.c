@@ -21,7 +21,7 @@ struct group_job {
   int ntasks;
   struct rt_plan *plan;
   rail_result_t result;
-  bool over; /* there is nothing to run */
+  bool over; /* nothing is left to run */
   pthread_t thread;
   bool threaded;
 };

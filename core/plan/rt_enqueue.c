@@ -383,19 +383,20 @@ static bool has_collective(const struct rt_task *tasks, int n) {
 /* ---- a plan ------------------------------------------------------------------------------- */
 
 rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
+  const bool collective = has_collective(tasks, ntasks);
   int ends;
   const int jobs = count_jobs(tasks, ntasks, &ends);
   struct builder b = {.comm = comm, .calls_before = comm->calls};
   *plan = NULL;
+  comm->collectives += collective;
   b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
   if (b.plan) {
     b.plan->comm = comm;
     b.plan->on_device = comm->memory == RT_DEVICE_MEMORY;
-    b.plan->has_collective = has_collective(tasks, ntasks);
+    b.plan->has_collective = collective;
     b.plan->connectors = calloc((size_t)RAIL_MAX(ends, 1), sizeof b.plan->connectors[0]);
     b.plan->ends = calloc((size_t)RAIL_MAX(ends, 1), sizeof b.plan->ends[0]);
   }
-  comm->collectives += has_collective(tasks, ntasks);
   rail_result_t r = b.plan && b.plan->ends && b.plan->connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
   if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
   if (r == RAIL_OK && b.plan->on_device) r = add_streams(b.plan, tasks, ntasks);

@@ -54,13 +54,13 @@ struct rt_plan {
   void **streams;
   int nstreams;
   bool on_device, has_collective;
-  bool opens_small;     /* its first job with data also opens the memory of small calls: rt_small.h */
+  bool opens_small;     /* it is the first with data, and makes the memory of small calls, too: rt_small.h */
   bool waits_at_gate;   /* before it is launched: rt_gate.h */
   bool captured;        /* in a graph: kept until that is gone, or the communicator ends */
   struct rt_graph_ref *graph; /* captured: has the graph been destroyed? */
   atomic_int launches;  /* that are not over */
   bool dead;            /* the graph has it without its kernel: nothing to begin */
-  struct rt_connector **connectors; /* to be connected before it is launched */
+  struct rt_connector **connectors; /* to be connected before it begins */
   int nconnectors;
   struct rt_job_end *ends; /* of all jobs */
   int njobs, nblocks;      /* blocks of a device plan */

@@ -81,7 +81,7 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
 uint64_t rt_tune_small_max(const struct rt_tuning *t, int nranks);
 /* The protocol of a GPU's kernels: LL128 where NCCL_PROTO names it and the choice is Simple. */
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto);
-/* Does the host's form of it read and write the user's buffers, where a connection allows that? */
+/* May the schedule's program on the host read and write the user's buffers, where a connection allows that? */
 bool rt_tune_may_be_direct(enum rt_coll schedule);
 /* Connections each way that a job may have. */
 int rt_tune_links(const struct rt_choice *c, int nranks);

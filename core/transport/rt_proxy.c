@@ -14,7 +14,7 @@
 #define SPIN_PASSES 200
 #define YIELD_PASSES 20000
 #define NAP_NS 20000
-/* Without operations, before it sleeps until there are some: the next call mostly comes sooner. */
+/* How long the thread looks for operations before it sleeps: the next call mostly comes sooner. */
 #define AWAKE_NS 50000
 #define REASON_GRACE_MS 200 /* see network_failed: a message through the ring takes milliseconds */
 

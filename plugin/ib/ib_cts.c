@@ -47,7 +47,7 @@ void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *w
 }
 
 /* rest: count, index and zeros, as one word. Without index it is the count, from 1 to IB_MAX_GROUP; all other words are
- * larger, or wrap around. To compare each byte would add 3 to the 416 instructions of an isend. */
+ * larger, or wrap around. To compare each byte takes 3 instructions more. */
 static inline bool is_sane(const struct ib_cts *cts, uint32_t rest, unsigned int index) {
   return rest - (index << 8) - 1 < IB_MAX_GROUP && index < cts->count && cts->size <= RAIL_NET_MAX_BYTES &&
          cts->addr + cts->size >= cts->addr;
