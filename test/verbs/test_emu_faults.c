@@ -5,16 +5,6 @@
 static struct end a, b;
 static char commands[] = "/dev/shm/emu-commands.XXXXXX"; /* RAIL_EMU_CONTROL */
 
-static void open_pair(const struct shape *s) {
-  CHECK(emu_command("reset; seed 7"));
-  pair_open(&a, &b, s);
-}
-
-static void close_pair(void) {
-  CHECK(emu_command("reset; clock real"));
-  pair_close(&a, &b);
-}
-
 /* Messages with numbers in them, all of which must arrive, once and in order. */
 static void exchange(unsigned int n) {
   for (unsigned int i = 0; i < n; i++) {
@@ -37,16 +27,16 @@ TEST(lost_packets_are_sent_again) {
   struct shape s = USUAL_SHAPE;
   s.timeout = 8; /* 1 ms */
   s.retry_cnt = 7;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   CHECK(emu_command("drop rate=20"));
   exchange(300);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 TEST(packets_that_come_twice_count_once) {
   struct shape s = USUAL_SHAPE;
   struct work w;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   CHECK(emu_command("duplicate rate=3"));
   exchange(200);
   *(uint64_t *)(void *)b.data = 0;
@@ -57,22 +47,22 @@ TEST(packets_that_come_twice_count_once) {
     CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
     CHECK_INT(*(uint64_t *)(void *)a.data, i);
   }
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 TEST(everything_at_once) {
   struct shape s = USUAL_SHAPE;
   s.retry_cnt = 7;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   CHECK(emu_command("adversary 42"));
   exchange(300);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* A write's second half is there while the first is not, and no completion yet. */
 TEST(a_torn_write) {
   struct shape s = USUAL_SHAPE;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   memset(a.data, 0x77, 1000);
   CHECK(emu_command("tear us=200000"));
   send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 1000);
@@ -83,7 +73,7 @@ TEST(a_torn_write) {
   bool torn = *first == 0; /* unless this thread stood still for as long as that */
   CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
   CHECK(*first == 0x77);
-  close_pair();
+  emu_pair_close(&a, &b);
   if (!torn) tap_skip_case("the machine was too slow to see it");
 }
 
@@ -91,7 +81,7 @@ TEST(a_torn_write) {
 TEST(order_between_queue_pairs_is_free) {
   struct shape s = USUAL_SHAPE;
   struct end c = {0}, d = {0};
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   end_open(&c, 0);
   end_open(&d, 1);
   end_make_qp(&c, &s);
@@ -108,14 +98,14 @@ TEST(order_between_queue_pairs_is_free) {
   CHECK_COMPLETION(&b, 1, IBV_WC_SUCCESS);
   end_close(&c);
   end_close(&d);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* Each of its packets waits, and is sent then; another queue pair of the same device is as fast as ever. */
 TEST(a_slow_queue_pair) {
   struct shape s = USUAL_SHAPE;
   struct end c = {0}, d = {0};
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   end_open(&c, 0);
   end_open(&d, 1);
   end_make_qp(&c, &s);
@@ -144,14 +134,14 @@ TEST(a_slow_queue_pair) {
   CHECK(now_ms() - began >= 39);
   end_close(&c);
   end_close(&d);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* Datagrams leave no faster than the port lets anything leave. */
 TEST(a_slow_port) {
   struct shape s = USUAL_SHAPE;
   s.type = IBV_QPT_UD;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   struct ibv_ah *ah = path_to(&a, &b);
   emu_port(&a, "bandwidth", 1);
   long began = now_ms();
@@ -162,7 +152,7 @@ TEST(a_slow_port) {
   for (unsigned int i = 0; i < 26; i++) CHECK_COMPLETION(&b, i, IBV_WC_SUCCESS);
   emu_port(&a, "bandwidth", 0);
   CHECK_OK(ibv_destroy_ah(ah));
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* ---- statements ------------------------------------------------------------------------- */
@@ -191,7 +181,7 @@ static void check_refused(const char *statement, const char *wanted) {
 /* With the line, the key, and what is allowed. */
 TEST(wrong_statements_are_refused) {
   struct shape s = USUAL_SHAPE;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   check_refused("nonsense 1", "rail_emu_command:1: 'nonsense 1': there is no such statement");
   check_refused("reset\n# nothing\ndelay overtake=1", "rail_emu_command:3: 'delay overtake=1': overtake: there is no "
                                                       "such key; allowed: us from times rate op qp");
@@ -212,27 +202,27 @@ TEST(wrong_statements_are_refused) {
   check_refused("progress poll burst=0", "burst: allowed: 1 to 4294967295");
   check_refused("cm late event=resolved", "resolved: allowed: addr_resolved");
   exchange(3); /* none of them did anything */
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* ---- requests and calls ----------------------------------------------------------------- */
 
 TEST(a_request_fails_on_command) {
   struct shape s = USUAL_SHAPE;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   CHECK(emu_command("complete rem_op_err from=4 vendor=77"));
   for (unsigned int i = 0; i < 6; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
   for (unsigned int i = 0; i < 3; i++) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
   struct ibv_wc wc = completion(&a);
   CHECK(wc.wr_id == 3 && wc.status == IBV_WC_REM_OP_ERR && wc.vendor_err == 0x77);
   for (unsigned int i = 4; i < 6; i++) CHECK_COMPLETION(&a, i, IBV_WC_WR_FLUSH_ERR);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 TEST(a_call_fails_on_command) {
   struct shape s = USUAL_SHAPE;
   struct work w;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   CHECK(emu_command("fail post_send from=2 times=2 errno=EIO; fail reg_mr"));
   CHECK_OK(post(&a, work(&w, &a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8)));
   CHECK_INT(post(&a, &w.wr), EIO);
@@ -242,7 +232,7 @@ TEST(a_call_fails_on_command) {
   struct ibv_mr *mr = ibv_reg_mr(a.pd, a.data, 4096, IBV_ACCESS_LOCAL_WRITE);
   CHECK(mr);
   CHECK_OK(ibv_dereg_mr(mr));
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* ---- ports and devices --------------------------------------------------------------------- */
@@ -254,7 +244,7 @@ TEST(a_port_goes_and_comes) {
   s.timeout = 8;
   s.retry_cnt = 7;
   s.rnr_retry = 7;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   name = ibv_get_device_name(b.context->device);
   snprintf(text, sizeof text, "port %s 1 state=down", name);
   CHECK(emu_command(text));
@@ -275,12 +265,12 @@ TEST(a_port_goes_and_comes) {
   CHECK(good <= 4);
   snprintf(text, sizeof text, "port %s 1 state=active", name);
   CHECK(emu_command(text));
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 TEST(a_queue_pair_breaks_on_command) {
   struct shape s = USUAL_SHAPE;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   emu_command_for("at 3 qp_error", &a);
   for (unsigned int i = 0; i < 5; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
   unsigned int flushed = 0;
@@ -292,14 +282,14 @@ TEST(a_queue_pair_breaks_on_command) {
   }
   CHECK(flushed >= 3);
   wait_event(&a, IBV_EVENT_QP_FATAL);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* Lines that are appended to a file reach running processes; half a line is none yet. */
 TEST(commands_while_it_runs) {
   struct shape s = USUAL_SHAPE;
   const char *name;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   name = ibv_get_device_name(a.context->device);
   FILE *out = fopen(commands, "ae");
   CHECK(out);
@@ -308,14 +298,14 @@ TEST(commands_while_it_runs) {
   CHECK(fprintf(out, "ange\n") > 0 && fflush(out) == 0);
   wait_event(&a, IBV_EVENT_SM_CHANGE);
   fclose(out);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* ---- what a device is made with ------------------------------------------------------------------ */
 
 static void open_pair_on(const char *device, const struct shape *s) {
   CHECK_OK(setenv("RAIL_TEST_VERBS_DEVICES", device, 1));
-  open_pair(s);
+  emu_pair_open(&a, &b, s);
   CHECK_OK(unsetenv("RAIL_TEST_VERBS_DEVICES"));
   CHECK_STR(ibv_get_device_name(a.context->device), device);
 }
@@ -325,12 +315,12 @@ TEST(a_wrong_key_and_no_bytes) {
   struct shape s = USUAL_SHAPE;
   struct work w;
   CHECK(emu_command("device strict zero_byte_rkey=1"));
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   work(&w, &a, &b, IBV_WR_RDMA_WRITE, 1, 0, 0);
   w.wr.wr.rdma.rkey ^= 0x5500;
   CHECK_OK(post(&a, &w.wr));
   CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
-  close_pair();
+  emu_pair_close(&a, &b);
   open_pair_on("strict", &s);
   send_work(&a, &b, IBV_WR_RDMA_WRITE, 2, 0, 0); /* with the right one */
   CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
@@ -338,7 +328,7 @@ TEST(a_wrong_key_and_no_bytes) {
   w.wr.wr.rdma.rkey ^= 0x5500;
   CHECK_OK(post(&a, &w.wr));
   CHECK_COMPLETION(&a, 3, IBV_WC_REM_ACCESS_ERR);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 TEST(an_iwarp_device) {
@@ -352,14 +342,14 @@ TEST(an_iwarp_device) {
   CHECK_INT(post(&a, work(&w, &a, &b, IBV_WR_RDMA_WRITE_WITH_IMM, 1, 0, 8)), EINVAL);
   send_work(&a, &b, IBV_WR_RDMA_WRITE, 2, 0, 8);
   CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* The last one: this device does not come back. */
 TEST(a_device_that_fails) {
   struct shape s = USUAL_SHAPE;
   char text[96];
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   for (unsigned int i = 0; i < 5; i++) receive(&a, i, 0, 64);
   snprintf(text, sizeof text, "fatal %s", ibv_get_device_name(a.context->device));
   CHECK(emu_command(text));
@@ -367,7 +357,7 @@ TEST(a_device_that_fails) {
   for (unsigned int i = 0; i < 5; i++) CHECK_COMPLETION(&a, i, IBV_WC_WR_FLUSH_ERR);
   CHECK(!ibv_alloc_pd(a.context));
   CHECK(!ibv_open_device(a.context->device));
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 static const struct tap_case cases[] = {

@@ -4,16 +4,6 @@
 
 static struct end a, b;
 
-static void open_pair(const struct shape *s) {
-  CHECK(emu_command("reset; seed 7"));
-  pair_open(&a, &b, s);
-}
-
-static void close_pair(void) {
-  CHECK(emu_command("reset; clock real"));
-  pair_close(&a, &b);
-}
-
 /* ---- ACK timeouts ------------------------------------------------------------------------ */
 
 /* 8 timeouts of a's request, none of whose packets arrives, while c always has requests under way: so many at most. */
@@ -25,7 +15,7 @@ static void check_timeout_beside(enum ibv_wr_opcode op, int latency_us) {
   int done = 0, posted = 0;
   s.timeout = 8;
   s.retry_cnt = 7;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   end_open(&c, 0);
   end_open(&d, 1);
   s.timeout = 14;
@@ -49,7 +39,7 @@ static void check_timeout_beside(enum ibv_wr_opcode op, int latency_us) {
   for (; done < posted; done++) CHECK_COMPLETION(&c, 2, IBV_WC_SUCCESS);
   end_close(&c);
   end_close(&d);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 TEST(a_timeout_beside_writes) { check_timeout_beside(IBV_WR_RDMA_WRITE, 0); }
@@ -61,19 +51,19 @@ TEST(a_timeout_before_all_is_sent) {
   struct shape s = USUAL_SHAPE;
   s.timeout = 14;
   s.retry_cnt = 0;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   emu_port(&a, "bandwidth", 1);
   emu_command_for("drop times=ever", &b);
   for (unsigned int i = 0; i < DEPTH; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, i ? BYTES : 8);
   CHECK_COMPLETION(&a, 0, IBV_WC_RETRY_EXC_ERR);
   emu_port(&a, "bandwidth", 0);
-  close_pair();
-  open_pair(&s);
+  emu_pair_close(&a, &b);
+  emu_pair_open(&a, &b, &s);
   emu_command_for("drop times=ever", &b);
   emu_command_for("slow us=600000000 from=2", &a); /* ten minutes */
   for (unsigned int i = 0; i < 2; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
   CHECK_COMPLETION(&a, 0, IBV_WC_RETRY_EXC_ERR);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* No ACK is due before a message has left; a response that leaves slowly is no silence. A packet takes 1 ms. */
@@ -81,7 +71,7 @@ TEST(messages_that_take_longer_than_a_timeout) {
   struct shape s = USUAL_SHAPE;
   s.timeout = 7; /* 0.5 ms */
   s.retry_cnt = 0;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   fill(a.data, 32000, 3);
   emu_port(&a, "bandwidth", 1);
   send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 32000);
@@ -94,14 +84,14 @@ TEST(messages_that_take_longer_than_a_timeout) {
   CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
   CHECK(memcmp(a.data, b.data, 32000) == 0);
   emu_port(&b, "bandwidth", 0);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* What has begun is sent again where nothing may begin. */
 TEST(a_loss_while_it_drains) {
   struct shape s = USUAL_SHAPE;
   s.timeout = 14;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   emu_command_for("drop times=1", &b);
   send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
   to_state(&a, IBV_QPS_SQD);
@@ -110,7 +100,7 @@ TEST(a_loss_while_it_drains) {
   CHECK(is_quiet(&a));
   to_state(&a, IBV_QPS_RTS);
   CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* ---- the clock --------------------------------------------------------------------------------- */
@@ -129,7 +119,7 @@ TEST(hours_of_timeouts_take_no_time) {
   struct shape s = USUAL_SHAPE;
   s.timeout = 31;
   s.retry_cnt = 7;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   CHECK(emu_command("clock virtual"));
   end_drop_qp(&b);
   double began = device_s();
@@ -137,14 +127,14 @@ TEST(hours_of_timeouts_take_no_time) {
   CHECK_COMPLETION(&a, 1, IBV_WC_RETRY_EXC_ERR);
   double took = device_s() - began, timeout = 4.096e-6 * (1ll << 31);
   CHECK_MSG(took >= 8 * timeout && took < 9 * timeout, "8 timeouts of %.0f s took %.0f s", timeout, took);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 /* Packets are under way for ten minutes, and so are ACKs; not one after the other. */
 TEST(packets_are_under_way_for_ten_minutes) {
   struct shape s = USUAL_SHAPE;
   s.timeout = 31;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   fill(a.data, 20000, 5);
   emu_port(&a, "latency", 600000000);
   emu_port(&b, "latency", 600000000);
@@ -164,21 +154,21 @@ TEST(packets_are_under_way_for_ten_minutes) {
   CHECK_MSG(took >= 1200 && took < 1700, "done after %.0f s", took);
   emu_port(&a, "latency", 0);
   emu_port(&b, "latency", 0);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 TEST(receivers_that_are_not_ready_take_no_time) {
   struct shape s = USUAL_SHAPE;
   s.min_rnr_timer = 0; /* 655 ms, the longest */
   s.rnr_retry = 6;
-  open_pair(&s);
+  emu_pair_open(&a, &b, &s);
   CHECK(emu_command("clock virtual"));
   double began = device_s();
   send_work(&a, &b, IBV_WR_SEND, 1, 0, 8);
   CHECK_COMPLETION(&a, 1, IBV_WC_RNR_RETRY_EXC_ERR);
   double took = device_s() - began;
   CHECK_MSG(took >= 6 * 0.655 && took < 6 * 0.655 + 60, "6 times 655 ms took %.3f s", took);
-  close_pair();
+  emu_pair_close(&a, &b);
 }
 
 TEST_MAIN(TEST_CASE(a_timeout_beside_writes), TEST_CASE(a_timeout_beside_reads),

@@ -255,6 +255,17 @@ __attribute__((unused)) static void pair_close(struct end *a, struct end *b) {
   end_close(b);
 }
 
+/* A pair over the emulated device, whose faults are forgotten before and after. */
+__attribute__((unused)) static void emu_pair_open(struct end *a, struct end *b, const struct shape *s) {
+  CHECK(emu_command("reset; seed 7"));
+  pair_open(a, b, s);
+}
+
+__attribute__((unused)) static void emu_pair_close(struct end *a, struct end *b) {
+  CHECK(emu_command("reset; clock real"));
+  pair_close(a, b);
+}
+
 /* ---- work ------------------------------------------------------------------------------ */
 
 /* Of a's bytes [at, at + length) to or from the same place of b's; the fields may be changed before it is posted. */
