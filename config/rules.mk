@@ -297,6 +297,7 @@ test_objs_test_coll_check := tools/rail-coll/verify.o tools/rail-coll/types.o to
 test_objs_test_device_reduce := $(addprefix test/device/,bulk.o cases.o pairs.o emu_reduce.o)
 test_objs_test_device_fifo := test/device/emu_fifo.o
 test_objs_test_ghost := ghost/nccl/gh_layout.o
+test_objs_test_ghost_releases := ghost/nccl/gh_layout.o
 test_objs_test_device_native := $(addprefix test/device/,native.o pairs.o)
 test_objs_test_device_block := $(addprefix test/device/,emu_collective.o block_case.o link.o)
 test_objs_test_program := test/device/link.o
@@ -328,7 +329,7 @@ $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
 	  $(test_libs) -ldl -lm -lrt -o $@
 
 # Opened, not linked.
-$(BUILD)/test/unit/test_ghost $(BUILD)/test/unit/test_ghost_driver: | $(ghost_libs) $(BUILD)/test/libghostnccl.so
+$(addprefix $(BUILD)/test/unit/test_,ghost ghost_driver ghost_releases): | $(ghost_libs) $(BUILD)/test/libghostnccl.so
 $(BUILD)/test/verbs/test_emu_gpu: | $(ghost_libs)
 
 # Little plugins that test_netload opens.

@@ -18,6 +18,7 @@
 #define TABLE "ncclDevFuncRowToId"
 
 static struct {
+  int version;
   const struct gh_layout *layout;
   const int *rows;
   int nrows;
@@ -144,6 +145,7 @@ static void find_nccl(void) {
   else if (nccl.nrows != rows_of(l))
     fprintf(stderr, "ghost: %s has %d rows of functions, NCCL %d has %d\n", s.path, nccl.nrows, s.version, rows_of(l));
   else nccl.layout = l;
+  nccl.version = s.version;
 }
 
 const struct gh_layout *gh_nccl(void) {
@@ -151,6 +153,8 @@ const struct gh_layout *gh_nccl(void) {
   pthread_once(&once, find_nccl);
   return nccl.layout;
 }
+
+int gh_nccl_version(void) { return nccl.version; }
 
 /* ---- rows ---- */
 

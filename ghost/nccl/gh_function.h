@@ -26,6 +26,8 @@ struct gh_function {
 
 /* The release's structs. NULL: this process has no NCCL that ghost knows, and one line has said so. */
 const struct gh_layout *gh_nccl(void);
+/* After that, as ncclGetVersion says it. */
+int gh_nccl_version(void);
 /* After that. False: the library was built without what the number stands for, or there is no such number. */
 bool gh_function_find(unsigned id, struct gh_function *f);
 /* "AllReduce Sum f32 RING SIMPLE" */

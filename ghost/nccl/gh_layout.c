@@ -4,28 +4,53 @@
 
 #include <stdio.h>
 
+/* struct ncclKernelComm; up to 2.26 it has what kernels have consumed before the rest. */
+#define COMM(abort) \
+  .comm_abort = (abort), .comm_channels = (abort) + 8, .comm_started = (abort) + 24, .comm_completed = (abort) + 32
+/* struct ncclDevChannel; since 2.29 its ring has the inverse of its ranks, too. */
+#define CHANNEL(index) .channel_index = (index), .channel_up = (index) + 12, .channel_down = (index) + 16
+/* struct ncclDevWorkColl; 2.30 aligns its parts. */
+#define COLL_96 \
+  .coll_size = 96, .coll_recv = 8, .coll_send = 16, .coll_counts = 56, .coll_grains = 80, .coll_argument = 88
+#define COLL_128 \
+  .coll_size = 128, .coll_recv = 24, .coll_send = 32, .coll_counts = 80, .coll_grains = 104, .coll_argument = 112
+/* Rows: send and receive; all-gather by four algorithms, broadcast, since 2.29 batched broadcasts, each by protocol. */
+#define ROWS(collectives) .rows_before_all_reduce = 1 + (collectives) * GH_PROTOS
+
 static const struct gh_layout layouts[] = {
-    {.version = 22809, .comm_channels = 96, .channel_size = 368, .channel_index = 24, .channel_up = 36,
-     .channel_down = 40, .channel_counter = 352, .coll_size = 96, .coll_recv = 8, .coll_send = 16, .coll_counts = 56,
-     .coll_grains = 80, .coll_argument = 88, .rows_before_all_reduce = 1 + 4 * 3 + 3},
-    {.version = 23007, .comm_channels = 96, .channel_size = 368, .channel_index = 32, .channel_up = 44,
-     .channel_down = 48, .channel_counter = 360, .coll_size = 128, .coll_recv = 24, .coll_send = 32, .coll_counts = 80,
-     .coll_grains = 104, .coll_argument = 112, .rows_before_all_reduce = 1 + 4 * 3 + 3 + 3},
+    {.oldest = 22403, .newest = 22403, .max_channels = 32, .parts_reversed = true, .comm_consumed = 40, COMM(56),
+     .channels = 80, .channel_size = 352, CHANNEL(24), COLL_96, ROWS(4 + 1)},
+    {.oldest = 22501, .newest = 22501, .max_channels = 64, .parts_reversed = true, .comm_consumed = 40, COMM(56),
+     .channels = 80, .channel_size = 352, CHANNEL(24), COLL_96, ROWS(4 + 1)},
+    {.oldest = 22602, .newest = 22606, .max_channels = 64, .parts_reversed = true, .comm_consumed = 40, COMM(56),
+     .profiler = GH_PROFILER_COUNTS, .channels = 96, .channel_size = 368, .channel_counter = 352, CHANNEL(24), COLL_96,
+     ROWS(4 + 1)},
+    {.oldest = 22703, .newest = 22707, .max_channels = 64, .parts_reversed = true, COMM(48),
+     .profiler = GH_PROFILER_EVENTS, .channels = 96, .channel_size = 368, .channel_counter = 352, CHANNEL(24), COLL_96,
+     ROWS(4 + 1)},
+    {.oldest = 22803, .newest = 22809, .max_channels = 64, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
+     .channel_size = 368, .channel_counter = 352, CHANNEL(24), COLL_96, ROWS(4 + 1)},
+    {.oldest = 22902, .newest = 22907, .max_channels = 64, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
+     .channel_size = 368, .channel_counter = 360, CHANNEL(32), COLL_96, ROWS(4 + 1 + 1)},
+    {.oldest = 23003, .newest = 23007, .max_channels = 64, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
+     .channel_size = 368, .channel_counter = 360, CHANNEL(32), COLL_128, ROWS(4 + 1 + 1)},
 };
 
 const struct gh_layout *gh_layout_of(int version) {
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
-    if (layouts[i].version == version) return &layouts[i];
+    if (layouts[i].oldest <= version && version <= layouts[i].newest) return &layouts[i];
   return NULL;
 }
 
 const char *gh_layout_versions(void) {
-  static char text[16 * sizeof layouts / sizeof *layouts];
+  static char text[32 * sizeof layouts / sizeof *layouts];
   size_t used = 0;
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-    int v = layouts[i].version;
-    used += (size_t)snprintf(text + used, sizeof text - used, "%s%d.%d.%d", i ? ", " : "", v / 10000, v / 100 % 100,
-                             v % 100);
+    int from = layouts[i].oldest, to = layouts[i].newest;
+    used += (size_t)snprintf(text + used, sizeof text - used, "%s%d.%d.%d", i ? ", " : "", from / 10000,
+                             from / 100 % 100, from % 100);
+    if (to > from)
+      used += (size_t)snprintf(text + used, sizeof text - used, " to %d.%d.%d", to / 10000, to / 100 % 100, to % 100);
   }
   return text;
 }

@@ -14,7 +14,7 @@
 /* What is the same in all releases of the table. */
 enum {
   GH_STEPS = 8,         /* of a connection's buffer */
-  GH_MAX_CHANNELS = 64,
+  GH_MAX_CHANNELS = 64, /* of any release */
   GH_CONNS = 2,         /* between two ranks on a channel: 0 for collectives, 1 for send and receive */
   GH_TREE_ARITY = 3,
 
@@ -40,16 +40,26 @@ enum {
   GH_COLL_FLAGS = 0, GH_COLL_ROOT = 4,
   /* struct ncclKernelComm: what all have */
   GH_COMM_RANK = 0, GH_COMM_NRANKS = 4, GH_COMM_BUFF_SIZES = 16, GH_COMM_P2P_CHUNK = 28,
-  GH_COMM_ABORT = 48, GH_COMM_CHANNELS = 56, GH_COMM_STARTED = 72, GH_COMM_COMPLETED = 80,
-  /* of ncclDevProfiler, one a channel: a counter and a time for each event */
-  GH_PROFILER_EVENTS = 64,
+  GH_EVENTS = 64,
   /* struct ncclDevChannel: what all have */
   GH_CHANNEL_PEERS = 0, GH_CHANNEL_PREV = 8, GH_CHANNEL_NEXT = 12, GH_CHANNEL_RANKS = 16,
 };
 
+/* How a kernel says that its works have begun and ended. */
+enum gh_profiler {
+  GH_PROFILER_NONE,
+  GH_PROFILER_COUNTS, /* one count a channel */
+  GH_PROFILER_EVENTS, /* struct ncclDevProfiler, one a channel: GH_EVENTS times a counter and a time */
+};
+
 struct gh_layout {
-  int version;           /* as ncclGetVersion says it: 22809 */
-  size_t comm_channels;  /* from the start of ncclKernelComm to that of the channels behind it */
+  int oldest, newest; /* releases, as ncclGetVersion says them: 22803, 22809 */
+  int max_channels;
+  enum gh_profiler profiler;
+  bool parts_reversed; /* sends and receives: a part's number is that of its channel, bits reversed */
+  /* struct ncclKernelComm; consumed 0: kernels do not say what they have read of the ring of works */
+  size_t comm_consumed, comm_abort, comm_channels, comm_started, comm_completed;
+  size_t channels; /* from the start of ncclKernelComm to that of the channels behind it */
   size_t channel_size, channel_index, channel_up, channel_down, channel_counter;
   size_t coll_size, coll_recv, coll_send, coll_counts, coll_grains, coll_argument;
   int rows_before_all_reduce; /* in the table of functions */
@@ -57,7 +67,7 @@ struct gh_layout {
 
 /* NULL: not in the table. */
 const struct gh_layout *gh_layout_of(int version);
-/* "2.28.9, 2.30.7" */
+/* "2.28.3 to 2.28.9, 2.30.3 to 2.30.7" */
 const char *gh_layout_versions(void);
 
 /* A field of any struct above. */

@@ -18,6 +18,14 @@ static void part_of(uint64_t bytes, int parts, int part, uint64_t *from, uint64_
   *to = (uint64_t)(part + 1) * each < bytes ? (uint64_t)(part + 1) * each : bytes;
 }
 
+/* Which part is this channel's: `all`, a power of two, counts the channels that take part, the first is `base`. */
+static int part_of_channel(const struct gh_block *b, int base, int all) {
+  int number = (b->id - base) & (all - 1), part = 0;
+  if (!b->layout->parts_reversed) return number;
+  for (int bit = 1; bit < all; bit *= 2) part = 2 * part + !!(number & bit);
+  return part;
+}
+
 struct transfer {
   struct gh_block *b;
   char *buffer;
@@ -49,7 +57,7 @@ static bool run_transfer(void *arg) {
 static bool read_transfer(struct gh_block *b, const char *work, bool sends, struct transfer *t) {
   int base = GH_FIELD(uint8_t, work, GH_P2P_BASE), all = GH_FIELD(uint8_t, work, GH_P2P_CHANNELS);
   int parts = GH_FIELD(uint8_t, work, sends ? GH_P2P_SEND_CHANNELS : GH_P2P_RECV_CHANNELS),
-      part = (b->id - base) & (all - 1);
+      part = part_of_channel(b, base, all);
   uint8_t flags = GH_FIELD(uint8_t, work, GH_P2P_FLAGS);
   uint64_t from, to;
   if (part >= parts) return false;

@@ -42,7 +42,7 @@ bool gh_block_fail(struct gh_block *b, const char *format, ...) {
 
 /* Between two looks at a word that another writes. False: the kernel shall end. */
 static bool go_on(struct gh_block *b, unsigned *spins) {
-  const uint32_t *abort_flag = GH_FIELD(const uint32_t *, b->comm, GH_COMM_ABORT);
+  const uint32_t *abort_flag = GH_FIELD(const uint32_t *, b->comm, b->layout->comm_abort);
   if (abort_flag && __atomic_load_n(abort_flag, __ATOMIC_RELAXED)) return false;
   if (__atomic_load_n(b->error, __ATOMIC_RELAXED)) return false;
   if (++*spins < SPINS) sched_yield();
