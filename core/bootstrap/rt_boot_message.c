@@ -15,6 +15,7 @@
 #include "core/comm/rt_error.h"
 
 #define RECONNECT_MS 20           /* between two attempts while there is no route */
+#define PROBE_MS 1000             /* to connect, where only whether a rank has left is asked */
 #define FINISH_MS 2000            /* for the rest of a message when the communicator has failed */
 #define CHILD_TAG 0x80000000u     /* in the tags of children's allgathers; all others are numbers without it */
 #define GATHER_WINDOW (64u << 20) /* bytes of one allgather that may be unexpected at a slow rank */
@@ -189,6 +190,7 @@ static void report_connect(struct rt_bootstrap *b, int peer, const struct rt_boo
            "bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or is there a firewall in "
            "between?",
            b->rank, peer, rt_bootstrap_peer_text(b, peer), strerror(err));
+  errno = err;
 }
 
 rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_link link,
@@ -284,6 +286,21 @@ rail_result_t rt_boot_send(struct rt_bootstrap *b, enum rt_boot_type type, int p
     rt_error(result, "bootstrap: rank %d: sending %zu bytes to rank %d (%s) failed: %s", b->rank, size, peer,
              rt_bootstrap_peer_text(b, peer), strerror(err));
   return result;
+}
+
+bool rt_bootstrap_peer_left(struct rt_bootstrap *b, int peer) {
+  struct rt_boot_limits limits = {.deadline = rail_deadline_in_ms(PROBE_MS)};
+  struct rt_boot_tx *tx = &b->tx[peer];
+  pthread_mutex_lock(&b->lock);
+  bool left = b->data_closed[peer];
+  pthread_mutex_unlock(&b->lock);
+  if (left || peer == b->rank || pthread_mutex_trylock(&tx->lock) != 0) return left;
+  if (!tx->broken && !tx->accepted && open_tx(b, tx, peer, &limits) != RAIL_OK && errno == ECONNREFUSED)
+    tx->broken = true; /* nobody listens there any more */
+  struct pollfd p = {.fd = tx->fd, .events = POLLRDHUP};
+  left = tx->broken || (tx->fd >= 0 && poll(&p, 1, 0) == 1);
+  pthread_mutex_unlock(&tx->lock);
+  return left;
 }
 
 /* ---- receiving ---- */
@@ -390,7 +407,7 @@ static rail_result_t gather_piece(struct rt_bootstrap *b, uint32_t tag, char *al
   int n = b->nranks, next = (b->rank + 1) % n, prev = (b->rank + n - 1) % n;
   for (int step = 0; step < n - 1; step++) {
     int mine = (b->rank - step + n) % n, theirs = (prev - step + n) % n;
-    if (limits) limits->absent = theirs;
+    limits->absent = theirs;
     RAIL_TRY(rt_boot_send(b, RT_BOOT_GATHER, next, tag, all + (size_t)mine * each + at, size, limits));
     RAIL_TRY(rt_boot_recv(b, RT_BOOT_GATHER, prev, tag, all + (size_t)theirs * each + at, size, limits));
   }
@@ -402,8 +419,9 @@ static rail_result_t gather_piece(struct rt_bootstrap *b, uint32_t tag, char *al
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each) {
   if (b->nranks == 1 || each == 0) return check_limits(b, NULL);
   size_t piece = RAIL_MAX((size_t)1, GATHER_WINDOW / (size_t)b->nranks);
+  struct rt_boot_limits limits = {.deadline = rail_deadline_in_ms(b->args.timeout_ms), .call = "making a communicator"};
   for (size_t at = 0; at < each; at += piece)
-    RAIL_TRY(gather_piece(b, next_gather(b), all, each, at, RAIL_MIN(piece, each - at), NULL));
+    RAIL_TRY(gather_piece(b, next_gather(b), all, each, at, RAIL_MIN(piece, each - at), &limits));
   return RAIL_OK;
 }
 

@@ -70,7 +70,8 @@ rail_result_t rt_bootstrap_split(struct rt_bootstrap *parent, const int *ranks, 
 rail_result_t rt_bootstrap_shrink(struct rt_bootstrap *parent, const int *ranks, const struct rt_bootstrap_args *args,
                                   struct rt_bootstrap **out);
 
-/* all[rank * each] holds this rank's block on entry, all[] those of all ranks on return. */
+/* all[rank * each] holds this rank's block on entry, all[] those of all ranks on return. A rank that does not come is
+ * an error that names it, when b's timeout_ms have passed. */
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each);
 rail_result_t rt_bootstrap_barrier(struct rt_bootstrap *b);
 
@@ -90,6 +91,10 @@ rail_result_t rt_bootstrap_gather_for_child(struct rt_bootstrap *b, const struct
 rail_result_t rt_bootstrap_send(struct rt_bootstrap *b, int peer, uint32_t tag, const void *data, size_t size);
 /* Does not wait: RAIL_IN_PROGRESS when the message has not come. A message of another size is RAIL_REMOTE_ERROR. */
 rail_result_t rt_bootstrap_try_recv(struct rt_bootstrap *b, int peer, uint32_t tag, void *data, size_t size);
+
+/* Has the rank ended its communicator, or died? Known once it has a connection to or from this rank, which this call
+ * opens if there is none, within a second. */
+bool rt_bootstrap_peer_left(struct rt_bootstrap *b, int peer);
 
 /* Reports to every other rank, through both neighbours, that this communicator has failed; does not wait for them. */
 void rt_bootstrap_abort(struct rt_bootstrap *b, rail_result_t result, const char *why);

@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/thread.h"
 #include "core/comm/rt_comm.h"
+#include "core/comm/rt_wait.h"
 #include "core/gpu/rt_gate.h"
 
 /* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. Where a
@@ -18,11 +19,6 @@
 #define YIELD_POLLS 50000
 #define OVERSUBSCRIBED_YIELD_POLLS 2000
 #define SLEEP_NS 50000
-/* Without progress: between two checks for what else may be wrong, departed peers (a cache miss a connection), calls
- * that differ, a long wait. By the clock: where a core is shared with others, each yield may take milliseconds. */
-#define CHECK_NS 20000000ull
-/* A peer that departed because of a failure has reported it: that error, which names the cause, may take this long. */
-#define DEPARTED_GRACE_NS 500000000ull
 /* A launch on a device makes progress without this thread: yields before it sleeps. */
 #define RUN_YIELD_POLLS 200
 /* Kernels see a failure at once, but may be queued behind the program's own kernels. */
@@ -44,59 +40,29 @@ static void idle_wait(const struct ncclComm *comm, int idle_polls) {
     nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
 }
 
-/* `peer`: the rank that has departed, or -1. Fails the communicator when it stays so. */
-static void check_departed(struct ncclComm *comm, int peer, uint64_t *departed_ns) {
-  uint64_t now = rail_now_ns();
-  if (peer < 0)
-    *departed_ns = 0;
-  else if (*departed_ns == 0)
-    *departed_ns = now;
-  else if (now - *departed_ns > DEPARTED_GRACE_NS)
-    rt_comm_fail(comm, RAIL_REMOTE_ERROR, "rank %d ended its communicator while rank %d waits for it in an operation",
-                 peer, comm->rank);
-}
-
-/* A plan that does not move. */
-struct wait {
-  int polls;
-  uint64_t since_ns, next_check_ns, departed_ns;
-  uint64_t report_ms; /* after since_ns: RAIL_STALL_WARN, then twice the time; 0: never */
-};
-
-static void check_stall(const struct ncclComm *comm, const struct rt_plan *plan, struct wait *wait, uint64_t now) {
-  const uint64_t ms = (now - wait->since_ns) / 1000000;
-  if (wait->report_ms == 0 || ms < wait->report_ms) return;
-  rt_plan_report_stall(comm, plan, ms);
-  while (ms >= wait->report_ms) wait->report_ms *= 2;
-}
-
-/* After a poll that found nothing. */
-static void wait_for_progress(struct ncclComm *comm, struct rt_plan *plan, struct wait *wait) {
-  wait->polls = RAIL_MIN(wait->polls + 1, YIELD_POLLS);
-  idle_wait(comm, wait->polls);
-  if (wait->polls < SPIN_POLLS) return;
-  const uint64_t now = rail_now_ns();
-  if (wait->polls == SPIN_POLLS)
-    *wait = (struct wait){.polls = SPIN_POLLS, .since_ns = now, .next_check_ns = now + CHECK_NS,
-                          .report_ms = (uint64_t)rt_params()->stall_warn_ms};
-  if (now < wait->next_check_ns) return;
-  wait->next_check_ns = now + CHECK_NS;
+/* After a poll that found nothing; `polls` of them in a row. */
+static void wait_for_progress(struct ncclComm *comm, struct rt_plan *plan, int polls, struct rt_wait *wait) {
+  uint64_t now, ms;
+  idle_wait(comm, polls);
+  if (polls == SPIN_POLLS) rt_wait_begin(wait);
+  if (polls < SPIN_POLLS || !rt_wait_check_due(wait, &now)) return;
   rt_plan_compare(comm, plan);
-  check_departed(comm, rt_plan_departed_peer(comm, plan), &wait->departed_ns);
-  check_stall(comm, plan, wait, now);
+  rt_wait_check_departed(wait, comm, rt_plan_departed_peer(comm, plan));
+  if (rt_wait_is_long(wait, now, &ms)) rt_plan_report_stall(comm, plan, ms);
 }
 
 /* True when the plan finished; false when the communicator failed first. */
 static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
   rt_plan_begin(comm, plan);
-  struct wait wait = {0};
+  struct rt_wait wait;
+  int polls = 0;
   while (!rt_comm_failed(comm)) {
     bool moved = false;
     if (rt_plan_poll(comm, plan, &moved) == 0 && !rt_comm_failed(comm)) return true;
     if (!comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0)
       moved |= rt_proxy_pass(&comm->proxy);
-    if (moved) wait.polls = 0;
-    else wait_for_progress(comm, plan, &wait);
+    polls = moved ? 0 : RAIL_MIN(polls + 1, YIELD_POLLS);
+    if (!moved) wait_for_progress(comm, plan, polls, &wait);
   }
   return false;
 }
@@ -105,7 +71,9 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
 
 /* Until the launch is over, or it did not end in time after the communicator failed. */
 static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
-  uint64_t departed_ns = 0, next_check = rail_now_ns() + CHECK_NS, give_up = 0;
+  struct rt_wait wait;
+  uint64_t now, give_up = 0;
+  rt_wait_begin(&wait);
   for (int idle = 1; !rt_launch_over(launch) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * YIELD_POLLS)) {
     /* Where no other thread drives the proxy, this one does; else the device needs no help. */
     bool drives = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
@@ -114,10 +82,8 @@ static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
       idle_wait(comm, idle);
     else
       nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
-    uint64_t now = rail_now_ns();
-    if (now < next_check) continue;
-    next_check = now + CHECK_NS;
-    if (!rt_gpu_lost(comm)) check_departed(comm, rt_launch_departed_peer(launch), &departed_ns);
+    if (!rt_wait_check_due(&wait, &now)) continue;
+    if (!rt_gpu_lost(comm)) rt_wait_check_departed(&wait, comm, rt_launch_departed_peer(launch));
     if (!rt_comm_failed(comm)) continue;
     if (!give_up) give_up = now + RUN_END_NS;
     if (now < give_up) continue;

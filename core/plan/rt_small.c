@@ -13,6 +13,7 @@
 #include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "core/comm/rt_comm.h"
+#include "core/comm/rt_wait.h"
 
 /* Calls that are not small and that a rank remembers for others to compare. */
 #define ANNOUNCED 16u
@@ -58,7 +59,7 @@ static bool has_published(const struct rt_small *s, int rank, uint64_t count) {
 
 /* ---- opening ---------------------------------------------------------------------------- */
 
-/* Rank 0's to each other. */
+/* What rank 0 sends to each other rank. */
 struct open_record {
   int64_t pid, fd;
   uint64_t size;
@@ -81,15 +82,30 @@ static rail_result_t map(struct rt_small *s, int fd) {
   return RAIL_OK;
 }
 
-static void back_off(void) { nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL); }
+#define PROBE_AFTER_NS 1000000000ull /* it may open a connection */
+
+/* Waits a moment more for rank `peer` to open the segment, too. */
+static rail_result_t wait_for(struct ncclComm *comm, int peer, struct rt_wait *wait) {
+  uint64_t now, ms;
+  nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+  if (rt_wait_check_due(wait, &now)) {
+    const bool left = now - wait->since_ns > PROBE_AFTER_NS && rt_bootstrap_peer_left(comm->bootstrap, peer);
+    rt_wait_check_departed(wait, comm, left ? peer : -1);
+    if (rt_wait_is_long(wait, now, &ms))
+      RAIL_WARN("rank %d of %d: its first small collective has waited %.1f s for rank %d (%s). Do all ranks make the "
+                "same calls?",
+                comm->rank, comm->nranks, (double)ms / 1000, peer, rt_bootstrap_peer_text(comm->bootstrap, peer));
+  }
+  return (rail_result_t)atomic_load(&comm->failed);
+}
 
 /* The others open this process' descriptor, so it stays open until they have. */
 static rail_result_t wait_for_all(struct ncclComm *comm) {
+  struct rt_wait wait;
+  rt_wait_begin(&wait);
   for (int r = 1; r < comm->nranks; r++)
-    while (!atomic_load_explicit(&lane_of(&comm->small, r)->attached, memory_order_acquire)) {
-      if (rt_comm_failed(comm)) return (rail_result_t)atomic_load(&comm->failed);
-      back_off();
-    }
+    while (!atomic_load_explicit(&lane_of(&comm->small, r)->attached, memory_order_acquire))
+      RAIL_TRY(wait_for(comm, r, &wait));
   return RAIL_OK;
 }
 
@@ -118,11 +134,11 @@ static rail_result_t make_segment(struct ncclComm *comm) {
 static rail_result_t open_segment(struct ncclComm *comm) {
   struct rt_small *s = &comm->small;
   struct open_record theirs;
+  struct rt_wait wait;
   rail_result_t r;
-  while ((r = rt_bootstrap_try_recv(comm->bootstrap, 0, OPEN_TAG, &theirs, sizeof theirs)) == RAIL_IN_PROGRESS) {
-    if (rt_comm_failed(comm)) return (rail_result_t)atomic_load(&comm->failed);
-    back_off();
-  }
+  rt_wait_begin(&wait);
+  while ((r = rt_bootstrap_try_recv(comm->bootstrap, 0, OPEN_TAG, &theirs, sizeof theirs)) == RAIL_IN_PROGRESS)
+    RAIL_TRY(wait_for(comm, 0, &wait));
   if (r == RAIL_OK) r = rt_check_memory(comm, 0, theirs.memory);
   if (r != RAIL_OK || comm->memory != RT_HOST_MEMORY) return r;
   char path[64];
@@ -198,7 +214,7 @@ void rt_small_init(struct rt_small *s, struct rt_small_op *op) {
 /* How many operations each rank must have published before `seq` is: then it has read the one whose slot that takes. */
 static uint64_t oldest_needed(uint64_t seq) { return seq < RT_SMALL_SLOTS ? 0 : seq - RT_SMALL_SLOTS + 2; }
 
-/* Have they? */
+/* Has each rank published so many? */
 static bool slot_is_free(struct rt_small *s, uint64_t seq) {
   const uint64_t needed = oldest_needed(seq);
   if (s->all_published >= needed) return true;

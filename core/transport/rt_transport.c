@@ -8,6 +8,7 @@
 
 #include "common/base/log.h"
 #include "core/comm/rt_comm.h"
+#include "core/comm/rt_wait.h"
 
 const struct rt_transport *const rt_transports[RT_TRANSPORT_COUNT] = {
     [RT_TRANSPORT_P2P] = &rt_p2p_transport,
@@ -114,6 +115,28 @@ static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, stru
   return RAIL_OK;
 }
 
+#define PROBES 64 /* connections in one check: each is a system call */
+
+/* Of those that are awaited, one that has ended its communicator; -1: none. `have` as for connect_loop. */
+static int departed_peer(const struct ncclComm *comm, struct rt_connector *const *list, int n, const bool *have) {
+  for (int i = 0, probed = 0; i < n && probed < PROBES; i++) {
+    if (list[i]->connected || have[i]) continue;
+    if (rt_bootstrap_peer_left(comm->bootstrap, list[i]->peer)) return list[i]->peer;
+    probed++;
+  }
+  return -1;
+}
+
+static void report_stall(const struct ncclComm *comm, struct rt_connector *const *list, int n, uint64_t ms) {
+  int i = 0;
+  while (i < n && list[i]->connected) i++;
+  if (i < n)
+    RAIL_WARN("rank %d of %d: an operation has waited %.1f s for rank %d (%s) to connect. Do all ranks make the same "
+              "calls?",
+              comm->rank, comm->nranks, (double)ms / 1000, list[i]->peer,
+              rt_bootstrap_peer_text(comm->bootstrap, list[i]->peer));
+}
+
 static void back_off(int idle) {
   if (idle < 100)
     sched_yield();
@@ -124,6 +147,9 @@ static void back_off(int idle) {
 /* `records` and `have` are indexed like the list. */
 static rail_result_t connect_loop(struct ncclComm *comm, struct rt_connector **list, int n,
                                   struct rt_connect_record *records, bool *have) {
+  struct rt_wait wait;
+  uint64_t now, ms;
+  rt_wait_begin(&wait);
   for (int left = n, idle = 0; left > 0;) {
     bool moved = false;
     left = 0;
@@ -137,7 +163,12 @@ static rail_result_t connect_loop(struct ncclComm *comm, struct rt_connector **l
     }
     if (rt_comm_failed(comm)) return (rail_result_t)atomic_load(&comm->failed);
     idle = moved ? 0 : idle + 1;
-    if (left && idle) back_off(idle);
+    if (moved) rt_wait_begin(&wait);
+    if (!left || !idle) continue;
+    back_off(idle);
+    if (!rt_wait_check_due(&wait, &now)) continue;
+    rt_wait_check_departed(&wait, comm, departed_peer(comm, list, n, have));
+    if (rt_wait_is_long(&wait, now, &ms)) report_stall(comm, list, n, ms);
   }
   return RAIL_OK;
 }

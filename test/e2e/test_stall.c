@@ -3,10 +3,11 @@
  *
  * Proves: a call that does not move is reported after RAIL_STALL_WARN, again after twice that time, and says which call
  * of which rank it is and for whom it waits, over shared memory, over a plugin, with few bytes, with many, and for a
- * send without its receive; also where ranks' calls differ so that they use different connections. Calls that move on
- * afterwards end well. With 0 nothing is reported.
+ * send without its receive; the first call of all, too, which waits for connections; also where ranks' calls differ so
+ * that they use different connections. Calls that move on afterwards end well. With 0 nothing is reported.
  */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -122,6 +123,40 @@ TEST(send_without_a_receive) {
       " s: it waits for rank 1 to receive (SHM, channel ");
 }
 
+struct watch {
+  const struct stall *stall;
+  atomic_bool *reported;
+  int fd;
+};
+
+static void *watch_log(void *arg) {
+  const struct watch *w = arg;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS / 4));
+  while (count(log_so_far(w->fd), w->stall->call, w->stall->wait) < 2 && !rail_deadline_passed(deadline)) usleep(10000);
+  atomic_store(w->reported, true);
+  return NULL;
+}
+
+/* The first call of all waits for connections, in the caller's thread; the others make it when rank 0 has reported that
+ * twice. */
+static void first(const struct rank *rank, void *arg) {
+  struct watch w = {.stall = arg, .reported = rank->shared, .fd = log_to_memory()};
+  pthread_t thread;
+  ncclComm_t comm = open_comm(rank);
+  if (rank->rank == 0) ENSURE_INT(pthread_create(&thread, NULL, watch_log, &w), 0);
+  while (rank->rank > 0 && !atomic_load(w.reported)) usleep(1000);
+  OK(call(rank, comm, w.stall->what));
+  OK(railCommWait(comm));
+  if (rank->rank == 0) ENSURE_INT(pthread_join(thread, NULL), 0);
+  if (rank->rank == 0) wait_for_log(w.fd, w.stall->call, w.stall->wait, 2);
+  close_comm(comm);
+}
+
+TEST(first_calls) {
+  struct stall s = {RING, "rank 0 of 3: an operation has waited ", " to connect. Do all ranks make the same calls"};
+  job_run("NCCL_DEBUG=WARN RAIL_STALL_WARN=200ms", 3, kit_patience_ms(TIMEOUT_MS), first, &s);
+}
+
 static void never(const struct rank *rank, void *arg) {
   (void)arg;
   int fd = log_to_memory();
@@ -165,4 +200,4 @@ TEST(calls_that_differ) {
 }
 
 TEST_MAIN(TEST_CASE(small_calls), TEST_CASE(shared_memory), TEST_CASE(plugin), TEST_CASE(send_without_a_receive),
-          TEST_CASE(zero_is_never), TEST_CASE(calls_that_differ))
+          TEST_CASE(first_calls), TEST_CASE(zero_is_never), TEST_CASE(calls_that_differ))
