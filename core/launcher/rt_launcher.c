@@ -273,23 +273,25 @@ static uint64_t hash_text(uint64_t hash, const char *text) {
   return rail_hash(rail_hash_text(hash, text ? text : ""), &end, 1);
 }
 
-/* Identifies the job by the launcher's own variables; only those, because variables of an outer launcher may differ
- * from rank to rank. `serial` counts the ids of one job; all ranks ask for equally many. */
-static uint64_t job_hash(const railLaunch_t *launch, unsigned serial) {
-  static const char *const names[][2] = {
-      {"torchrun", "TORCHELASTIC_RUN_ID"},
-      {"torchrun", "TORCHELASTIC_RESTART_COUNT"},
-      {"torchrun", "MASTER_PORT"},
-      {"slurm", "SLURM_JOB_ID"},
-      {"slurm", "SLURM_STEP_ID"},
-      {"openmpi", "PMIX_NAMESPACE"},
-      {"openmpi", "OMPI_MCA_ess_base_jobid"},
-  };
+/* The launchers' variables that name a job; only those, because variables of an outer launcher may differ from rank to
+ * rank. */
+static const char *const job_names[][2] = {
+    {"torchrun", "TORCHELASTIC_RUN_ID"}, {"torchrun", "TORCHELASTIC_RESTART_COUNT"}, {"torchrun", "MASTER_PORT"},
+    {"slurm", "SLURM_JOB_ID"},           {"slurm", "SLURM_STEP_ID"},                 {"openmpi", "PMIX_NAMESPACE"},
+    {"openmpi", "OMPI_MCA_ess_base_jobid"},
+};
+
+/* Identifies the job. `serial` counts the ids of one job; all ranks ask for equally many. *named: by its launcher. */
+static uint64_t job_hash(const railLaunch_t *launch, unsigned serial, bool *named) {
   char text[32];
   const char *source = launch->source ? launch->source : "";
   uint64_t hash = hash_text(RAIL_HASH_BASIS, source);
-  for (size_t i = 0; i < RAIL_COUNT_OF(names); i++)
-    if (strcmp(source, names[i][0]) == 0) hash = hash_text(hash, env(names[i][1]));
+  *named = false;
+  for (size_t i = 0; i < RAIL_COUNT_OF(job_names); i++) {
+    if (strcmp(source, job_names[i][0]) != 0) continue;
+    hash = hash_text(hash, env(job_names[i][1]));
+    *named |= env(job_names[i][1]) != NULL;
+  }
   snprintf(text, sizeof text, "%d %u", launch->nranks, serial);
   return hash_text(hash, text);
 }
@@ -308,9 +310,9 @@ static rail_result_t through_store(const railLaunch_t *launch, const char *dir, 
   return result;
 }
 
-/* One directory for each id, so that rank 0 may remove it when all are done. Ranks of one host have one parent process,
- * the launcher's daemon: its pid distinguishes jobs to which the launcher gives no name. */
-static rail_result_t through_tmp(const railLaunch_t *launch, uint64_t job, char *id) {
+/* One directory for each id, so that rank 0 may remove it when all are done. Jobs to which the launcher gives no name
+ * are told apart by the ranks' parent process, its daemon: there each rank must be started by it, not by a script. */
+static rail_result_t through_tmp(const railLaunch_t *launch, uint64_t job, bool named, char *id) {
   char dir[512];
   const char *tmp = env("TMPDIR");
   if (launch->nranks > 1 && launch->localSize != launch->nranks) {
@@ -321,7 +323,8 @@ static rail_result_t through_tmp(const railLaunch_t *launch, uint64_t job, char 
         launch->nranks, launch->localSize, launch->source ? launch->source : "no launcher");
     return RAIL_BAD_USAGE;
   }
-  snprintf(dir, sizeof dir, "%.400s/railyard-%u-%d-%016" PRIx64, tmp ? tmp : "/tmp", geteuid(), (int)getppid(), job);
+  snprintf(dir, sizeof dir, "%.400s/railyard-%u-%d-%016" PRIx64, tmp ? tmp : "/tmp", geteuid(),
+           named ? 0 : (int)getppid(), job);
   return through_store(launch, dir, true, job, id);
 }
 
@@ -355,7 +358,8 @@ RAIL_EXPORT ncclResult_t railUniqueIdFromEnv(const railLaunch_t *launch, ncclUni
       launch->rank >= launch->nranks)
     return rt_error(RAIL_BAD_ARGUMENT, "railUniqueIdFromEnv: NULL, or a rank or count out of range (at most %d ranks)",
                     RT_BOOT_MAX_RANKS);
-  uint64_t job = job_hash(launch, atomic_fetch_add(&serials, 1));
+  bool named;
+  uint64_t job = job_hash(launch, atomic_fetch_add(&serials, 1), &named);
   bool slurm = launch->source && strcmp(launch->source, "slurm") == 0;
   const char *nodes = env("SLURM_STEP_NODELIST") ? env("SLURM_STEP_NODELIST") : env("SLURM_JOB_NODELIST");
   if (p->store) return (ncclResult_t)through_store(launch, p->store, false, job, id->internal);
@@ -364,5 +368,5 @@ RAIL_EXPORT ncclResult_t railUniqueIdFromEnv(const railLaunch_t *launch, ncclUni
     return (ncclResult_t)from_master_addr(env("MASTER_ADDR"), env("MASTER_PORT"), job, id->internal);
   if (slurm && nodes && launch->localSize != launch->nranks)
     return (ncclResult_t)from_first_node(nodes, job, id->internal);
-  return (ncclResult_t)through_tmp(launch, job, id->internal);
+  return (ncclResult_t)through_tmp(launch, job, named, id->internal);
 }

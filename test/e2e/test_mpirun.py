@@ -13,14 +13,14 @@ sys.dont_write_bytecode = True
 from coll import COLL, SOCKET, Skip, expect, main, run
 
 
-def mpirun(np, *args, **changes):
+def mpirun(np, *args, program=(COLL,), **changes):
     if not shutil.which("mpirun"):
         raise Skip("there is no mpirun (Debian: openmpi-bin)")
     # Its own connections stay on loopback too, and it counts cores that we do not need one each of.
     launch = ["mpirun", "-np", np, "--oversubscribe", "--bind-to", "none", "--mca", "oob_tcp_if_include", "lo"]
     if os.geteuid() == 0:
         launch.append("--allow-run-as-root")
-    return run([*launch, COLL, *args], **changes)
+    return run([*launch, *program, *args], **changes)
 
 
 def found(np, *args, **changes):
@@ -51,6 +51,13 @@ def jobs_after_and_beside_each_other():
         assert found(2, "all_gather", "-b", 64, "-e", 64, "-n", 1)["summary"]["wrong"] == 0
 
 
+def ranks_started_by_a_script():
+    """Each rank's parent is a shell of its own."""
+    script = ["bash", "-c", '"$@"; exit $?', "bash", COLL]
+    done = mpirun(2, "all_gather", "-b", 64, "-e", 64, "-n", 1, program=script)
+    expect(done, 0)
+
+
 def id_through_a_directory():
     with tempfile.TemporaryDirectory() as store:
         for _ in range(2):  # what the first job left there does no harm
@@ -67,4 +74,5 @@ def one_table_and_one_error():
 
 main([("four ranks", four_ranks), ("over the plugin", over_the_plugin),
       ("one job after another", jobs_after_and_beside_each_other),
+      ("ranks started by a script", ranks_started_by_a_script),
       ("the id through a directory", id_through_a_directory), ("one table and one error", one_table_and_one_error)])
