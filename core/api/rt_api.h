@@ -35,6 +35,8 @@ ncclResult_t rt_make_comm(struct rt_init_args *args, ncclComm_t *out);
 
 /* Returns `result`; inside a group the first error is kept, and the group's end returns it and drops all calls. */
 ncclResult_t rt_group_note(ncclResult_t result);
+/* Inside a group: its end returns ncclInProgress, since a thread makes a communicator that does not block. */
+void rt_group_note_in_progress(void);
 /* Adds n tasks of one communicator. */
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n);
 /* Has this thread's group calls of the communicator that are not launched yet? */

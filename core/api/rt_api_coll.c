@@ -29,8 +29,10 @@ static bool needs(const struct ncclComm *comm, const struct call *c, enum which_
   return c->count && (which == ALL || (which == ROOT && comm->rank == c->root));
 }
 
-static ncclResult_t check_op(const struct call *c, const struct ncclComm *comm) {
+/* *factor: of an operator that scales by a number which is read when the call runs, else NULL. */
+static ncclResult_t check_op(const struct call *c, const struct ncclComm *comm, const void **factor) {
   int i = (int)c->op - ncclNumOps;
+  *factor = NULL;
   if ((int)c->op >= 0 && i < 0) return ncclSuccess;
   if (i < 0 || i >= comm->npremuls || !comm->premuls[i].used)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: op is %d; allowed are 0 to %d and operators made for this communicator",
@@ -39,7 +41,8 @@ static ncclResult_t check_op(const struct call *c, const struct ncclComm *comm) 
   if (m->type != c->type)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: the operator was made for datatype %s, the call has %s", c->name,
                     rt_type_name((int)m->type), rt_type_name((int)c->type));
-  return m->deferred && c->count ? rt_buffer_check_scalar(comm, c->name, m->scalar) : ncclSuccess;
+  if (m->deferred && c->count) *factor = m->scalar;
+  return ncclSuccess;
 }
 
 static ncclResult_t check_arguments(const struct call *c, struct ncclComm *comm) {
@@ -62,8 +65,11 @@ static ncclResult_t check_arguments(const struct call *c, struct ncclComm *comm)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: sendbuff is NULL with count %zu", c->name, c->count);
   if (needs(comm, c, c->receives) && !recv)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: recvbuff is NULL with count %zu", c->name, c->count);
-  r = rt_buffer_check(comm, c->name, send, recv, c->stream);
-  return r == ncclSuccess && c->reduces ? check_op(c, comm) : r;
+  const void *factor = NULL;
+  if (c->reduces) r = check_op(c, comm, &factor);
+  /* Last, since a communicator's first call with data decides which kind of memory it works on. */
+  if (r == ncclSuccess) r = rt_buffer_check(comm, c->name, send, recv, c->stream);
+  return r == ncclSuccess && factor ? rt_buffer_check_scalar(comm, c->name, factor) : r;
 }
 
 /* A wrong call drops the group that it is in. */

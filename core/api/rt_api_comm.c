@@ -141,6 +141,7 @@ static ncclResult_t start_async(struct rt_init_args *args, ncclComm_t *out) {
   }
   comm->init_thread_running = true;
   *out = comm;
+  rt_group_note_in_progress();
   return ncclInProgress;
 }
 
@@ -232,27 +233,35 @@ RAIL_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   return r;
 }
 
+/* Calls of other threads, and communicators that are being made from this one, which use its bootstrap. */
+static void wait_for_users(const struct ncclComm *comm) {
+  while (atomic_load(&comm->users) > 0) sched_yield();
+}
+
 RAIL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommDestroy");
   if (r != ncclSuccess) return r;
-  finalize(comm, false);
+  const bool known = rt_comm_failed(comm);
+  r = finalize(comm, false);
+  wait_for_users(comm);
+  if (r != ncclSuccess && !known) rt_error_keep(comm->error);
   rt_comm_free(comm);
-  return ncclSuccess;
+  return known ? ncclSuccess : r;
 }
 
 RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
   if (r != ncclSuccess) return r;
-  if (atomic_load(&comm->state) == RT_COMM_FINALIZED && comm->queue.comm && rt_queue_idle(&comm->queue)) {
+  const bool idle = atomic_load(&comm->users) == 0 && comm->queue.comm && rt_queue_idle(&comm->queue);
+  if (atomic_load(&comm->state) == RT_COMM_FINALIZED && idle) {
     rt_comm_free(comm);
     return ncclSuccess;
   }
   rt_comm_fail(comm, RAIL_REMOTE_ERROR, "aborted by its user (ncclCommAbort on rank %d)", comm->rank);
   join_init(comm);
-  /* Other threads' calls end soon, because the communicator has failed. */
-  while (atomic_load(&comm->users) > 0) sched_yield();
+  wait_for_users(comm); /* they end soon, because the communicator has failed */
   rt_comm_free(comm);
   return ncclSuccess;
 }
@@ -273,7 +282,7 @@ RAIL_EXPORT ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *as
 }
 
 static ncclResult_t query(const struct ncclComm *comm, const char *call, size_t offset, int *out) {
-  ncclResult_t r = rt_check_handle(comm, call);
+  ncclResult_t r = rt_check_made(comm, call);
   if (r != ncclSuccess) return r;
   if (!out) return rt_error(RAIL_BAD_ARGUMENT, "%s: the result's pointer is NULL", call);
   memcpy(out, (const char *)comm + offset, sizeof *out);

@@ -29,7 +29,9 @@ static ncclResult_t add_buffer(const char *call, ncclComm_t comm, void *buff, si
 static ncclResult_t remove_buffer(const char *call, ncclComm_t comm, void *handle) {
   ncclResult_t r = rt_check_handle(comm, call);
   if (r != ncclSuccess) return r;
-  if (!rt_queue_idle(&comm->queue) && !rt_comm_failed(comm))
+  if (rt_comm_failed(comm) && comm->queue.comm)
+    rt_queue_wait(&comm->queue); /* a pass over operations that have failed may use the registration still */
+  else if (!rt_queue_idle(&comm->queue))
     return rt_error(RAIL_BAD_USAGE, "%s: operations are unfinished; wait for them first", call);
   if (rt_reg_remove(comm, handle) != RAIL_OK)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: %p is not a registration of this communicator", call, handle);
@@ -141,7 +143,7 @@ RAIL_EXPORT ncclResult_t railCommQuery(ncclComm_t comm, int *done) {
 }
 
 RAIL_EXPORT const char *railCommTransports(ncclComm_t comm) {
-  if (rt_check_handle(comm, "railCommTransports") != ncclSuccess) return "";
+  if (rt_check_made(comm, "railCommTransports") != ncclSuccess) return "";
   bool p2p = false, shm = false, net = false;
   for (int c = 0; c < rt_comm_all_channels(comm); c++)
     for (int p = 0; p < comm->nranks; p++) {

@@ -33,6 +33,7 @@ static _Thread_local struct group {
   struct group_job *inits;
   int ninits, cap_inits;
   ncclResult_t error; /* of a call inside the group: the whole group is dropped */
+  bool in_progress;   /* a thread makes a communicator of the group that does not block */
 } group;
 
 /* Room for n more elements of an array; the old contents stay. */
@@ -207,6 +208,7 @@ static ncclResult_t run_group(void) {
   else
     drop_inits();
   if (result == ncclSuccess && group.ntasks) result = launch_tasks();
+  if (result == ncclSuccess && group.in_progress) result = ncclInProgress;
   group_clear();
   return result;
 }
@@ -218,6 +220,8 @@ ncclResult_t rt_group_note(ncclResult_t result) {
   return result;
 }
 
+void rt_group_note_in_progress(void) { group.in_progress = group.depth > 0; }
+
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
   if (group.depth == 0 && n == 1 && rt_task_run_small(tasks)) return ncclSuccess;
   for (int i = 0; i < n; i++) {
@@ -225,7 +229,8 @@ ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
     if (r != ncclSuccess) return r;
   }
   if (!reserve((void **)&group.tasks, group.ntasks, &group.cap_tasks, n, sizeof *tasks))
-    return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks + n);
+    return rt_group_note(
+        rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks + n));
   memcpy(&group.tasks[group.ntasks], tasks, (size_t)n * sizeof *tasks);
   group.ntasks += n;
   return group.depth ? ncclSuccess : run_group();
@@ -244,7 +249,7 @@ ncclResult_t rt_group_add_init(struct rt_init_args *args, ncclComm_t *out) {
     comm = rt_comm_alloc(args);
   if (!comm) {
     rt_init_end(args);
-    return group.error = rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator");
+    return rt_group_note(rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator"));
   }
   group.inits[group.ninits++] = (struct group_job){.init = *args, .out = out, .comm = comm};
   return group.depth ? ncclSuccess : run_group();

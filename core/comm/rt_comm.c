@@ -74,6 +74,8 @@ void rt_init_end(struct rt_init_args *args) {
   rt_init_release_parent(args);
   if (args->has_id) cancel_id(args->id, args->rank);
   args->has_id = false;
+  if (args->has_spare) rt_unique_id_drop(args->spare);
+  args->has_spare = false;
 }
 
 void rt_comm_drop_id(struct ncclComm *comm) {
@@ -226,7 +228,6 @@ static rail_result_t open_bootstrap(struct ncclComm *comm, struct rt_init_args *
   else
     r = rt_bootstrap_open(id, &b, &bootstrap);
   if (r == RAIL_OK) args->has_id = false;
-  if (r == RAIL_OK && args->has_spare) rt_unique_id_drop(args->spare);
   /* ncclCommAbort may read it in another thread while this one makes the communicator. */
   __atomic_store_n(&comm->bootstrap, bootstrap, __ATOMIC_RELEASE);
   free(ranks);
@@ -246,6 +247,8 @@ static rail_result_t exchange_peers(struct ncclComm *comm) {
   if (me->has_gpu) me->multiprocessors = rt_gpu_multiprocessors(comm->initial_gpu);
   if (me->has_gpu && me->p2p_level != RT_LOC) me->export_types = rt_export_open(comm->initial_gpu, &comm->fd_receiver);
   memcpy(me->fd_receiver, comm->fd_receiver.name, sizeof me->fd_receiver);
+  me->min_ctas = comm->config.minCTAs;
+  me->max_ctas = comm->config.maxCTAs;
   RAIL_TRY(rt_bootstrap_allgather(comm->bootstrap, comm->peers, sizeof *comm->peers));
   for (int r = 0; r < comm->nranks; r++) {
     const struct rt_peer *peer = &comm->peers[r];
@@ -321,9 +324,7 @@ static void choose_tuning(struct ncclComm *comm) {
   }
   int n = (int)rt_params()->nchannels;
   if (n == 0 && t->all_shm) n = t->blocks = rt_peers_blocks(comm->peers, comm->nranks);
-  if (comm->config.minCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MAX(n, comm->config.minCTAs);
-  if (comm->config.maxCTAs != NCCL_CONFIG_UNDEF_INT) n = RAIL_MIN(n, comm->config.maxCTAs);
-  comm->nchannels = RAIL_MAX(1, RAIL_MIN(n, RT_MAX_CHANNELS));
+  comm->nchannels = RAIL_MIN(rt_peers_channels(comm->peers, comm->nranks, n), RT_MAX_CHANNELS);
   t->nchannels = comm->nchannels;
 }
 

@@ -51,7 +51,7 @@ struct rt_net {
   struct rail_net *plugin;
   void *ctx;
   struct rt_net_devices devices;
-  bool cheap_reg; /* registering user memory for one operation pays off */
+  bool reg_timed, cheap_reg; /* registering user memory for one operation was timed, and pays off */
 };
 
 /* The order in which the communicator's rings go through its ranks. In pages of its own: a device's kernels read it. */

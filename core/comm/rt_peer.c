@@ -12,6 +12,7 @@
 #include "common/base/hash.h"
 #include "core/host/rt_conn.h"
 #include "core/comm/rt_param.h"
+#include "rail/railyard.h"
 #include "core/plan/rt_tune.h"
 
 /* Hostname alone repeats in containers; the boot id alone is shared by containers of one host, which
@@ -154,4 +155,15 @@ int rt_peers_blocks(const struct rt_peer *peers, int nranks) {
     least = RAIL_MIN(least, all / sharers);
   }
   return RAIL_MAX(least / 2, 1);
+}
+
+int rt_peers_channels(const struct rt_peer *peers, int nranks, int n) {
+  int least = INT_MAX;
+  for (int r = 0; r < nranks; r++) {
+    int channels = n;
+    if (peers[r].min_ctas != NCCL_CONFIG_UNDEF_INT) channels = RAIL_MAX(channels, peers[r].min_ctas);
+    if (peers[r].max_ctas != NCCL_CONFIG_UNDEF_INT) channels = RAIL_MIN(channels, peers[r].max_ctas);
+    least = RAIL_MIN(least, RAIL_MAX(1, channels));
+  }
+  return least;
 }

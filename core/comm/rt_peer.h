@@ -35,9 +35,10 @@ struct rt_peer {
   uint32_t p2p_level;          /* enum rt_distance, RT_LOC for never */
   uint32_t p2p_read;           /* do receivers read? */
   uint32_t export_types;        /* of GPU memory that it exports and imports (rt_export.h); the caller's */
+  int32_t min_ctas, max_ctas; /* of its ncclConfig_t; the caller's */
   uint8_t fd_receiver[RT_FD_NAME]; /* to which file descriptors are sent, if that is one of them; the caller's */
 };
-#define RT_PEER_VERSION 0x52410009u
+#define RT_PEER_VERSION 0x5241000au
 
 /* Fills in all but the fields that the comments above leave to the caller. */
 void rt_peer_describe(struct rt_peer *me);
@@ -57,5 +58,7 @@ int rt_peer_sharers(const struct rt_peer *peers, int nranks, int rank);
 /* Blocks that every rank may launch: half of its GPU's multiprocessors, divided among all ranks that may be on it; the
  * other half is for the user's own kernels. 0: a rank has no GPU. The same on all ranks. */
 int rt_peers_blocks(const struct rt_peer *peers, int nranks);
+/* `n` channels within the bounds of every rank: the least that one of them has. The same on all ranks. */
+int rt_peers_channels(const struct rt_peer *peers, int nranks, int n);
 
 #endif

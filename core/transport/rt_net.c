@@ -139,7 +139,10 @@ static rail_result_t register_buffers(struct ncclComm *comm, struct rt_connector
   for (int proto = 0; proto < RT_NPROTO; proto++)
     RAIL_TRY(rail_net_reg_mr(comm->net.plugin, res->comm, c->conn.buff[proto], size[proto], RAIL_PTR_HOST,
                              &res->mhandle[proto]));
-  if (c->is_send) comm->net.cheap_reg = registering_is_cheap(res, comm->net.plugin);
+  if (c->is_send && !comm->net.reg_timed) {
+    comm->net.cheap_reg = registering_is_cheap(res, comm->net.plugin);
+    comm->net.reg_timed = true;
+  }
   if (comm->memory != RT_DEVICE_MEMORY) return RAIL_OK;
   const size_t slots = RT_STEPS * (size_t)c->conn.slot_size[RT_SIMPLE];
   rt_gdr_open(comm, res->dev, res->comm, c->is_send, slots, &res->gdr);

@@ -17,9 +17,9 @@
  * Memory that is registered with CUDA is of both kinds. A graph with captured calls must be ordered with other calls of
  * the communicator by the program (one stream will do), and not run after its end.
  *
- * Threads: one thread at a time per communicator, except ncclCommAbort, ncclCommRevoke and
- * ncclCommGetAsyncError, which may be called from any thread at any time. Different
- * communicators are independent.
+ * Threads: one thread at a time per communicator. While it waits in a call for other ranks, other threads may call
+ * ncclCommAbort, ncclCommRevoke and ncclCommGetAsyncError; an abort frees the communicator, so no call of it may begin
+ * meanwhile. Different communicators are independent.
  *
  * All that libnccl.so.2 of that release exports is here; docs/standin.md says what of it is honoured, ignored or
  * refused.
@@ -208,11 +208,12 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId);
 ncclResult_t pncclGetUniqueId(ncclUniqueId *uniqueId);
 
 /* Collective over nranks callers; blocks until all have arrived, or the bootstrap deadline
- * (RAIL_BOOTSTRAP_TIMEOUT) has passed. Inside a group it is deferred to ncclGroupEnd. */
+ * (RAIL_BOOTSTRAP_TIMEOUT) has passed. Inside a group it is deferred to ncclGroupEnd, unless it does not block. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
 ncclResult_t pncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
 
-/* With config->blocking 0 it returns ncclInProgress; poll ncclCommGetAsyncError. */
+/* With config->blocking 0 it returns ncclInProgress, as the end of a group around it does; poll
+ * ncclCommGetAsyncError. */
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                     ncclConfig_t *config);
 ncclResult_t pncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
@@ -228,11 +229,12 @@ ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myra
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 
-/* Finishes what was enqueued, on all ranks. */
+/* Collective: finishes what was enqueued, on all ranks. A rank that destroys instead is an error on the others. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
-/* Finalizes if that was not done, and frees. */
+/* Finishes what was enqueued here, waits for communicators that are being made from this one, and frees. Returns an
+ * error that no earlier call has returned. */
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
@@ -255,7 +257,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newc
 ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
 
 /* Collective over the ranks that stay; they keep their order. The excluded ones are not asked and may be dead.
- * NCCL_SHRINK_ABORT revokes comm first, and is what a communicator needs that has failed. */
+ * NCCL_SHRINK_ABORT revokes comm first, and is what a communicator needs that has failed. A rank that comes too late
+ * (RAIL_BOOTSTRAP_TIMEOUT) is an error on the others, and may be one again in a second attempt with the same list. */
 ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,
                             ncclConfig_t *config, int shrinkFlags);
 ncclResult_t pncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount, ncclComm_t *newcomm,

@@ -3,7 +3,8 @@
  * TEST-SAN: asan tsan
  *
  * Proves: from a communicator others can be made when some of its ranks are left out, have died, or hang in an
- * operation: ncclCommShrink, ncclCommRevoke, and splits of a revoked communicator.
+ * operation: ncclCommShrink, ncclCommRevoke, and splits of a revoked communicator. Also several in one group without
+ * blocking, and bounds of channels that differ.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -90,6 +91,50 @@ static void grouped(const struct rank *rank, void *arg) {
   close_comm(single);
 }
 TEST(shrinking_in_a_group_and_without_blocking) { job_run("", 1, kit_patience_ms(TIMEOUT_MS), grouped, NULL); }
+
+/* Two in one group, without blocking: the group's end says that they are being made, and nothing can be asked yet. */
+static void in_progress(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclConfig_t config = without_blocking();
+  ncclComm_t comm[2] = {NULL, NULL};
+  ncclUniqueId id[2] = {make_id(rank, 0), make_id(rank, 1)};
+  int n;
+  OK(ncclGroupStart());
+  for (int i = 0; i < 2; i++)
+    ENSURE_INT(ncclCommInitRankConfig(&comm[i], 2, id[i], rank->rank, &config), ncclInProgress);
+  ENSURE_INT(ncclGroupEnd(), ncclInProgress);
+  OK(ncclGroupStart());
+  OK(ncclGroupEnd()); /* of another group that is not said */
+  if (rank->rank == 0) REFUSED(ncclCommCount(comm[0], &n), ncclInvalidUsage, "still being made");
+  rank_barrier(rank);
+  for (int i = 0; i < 2; i++) {
+    ncclResult_t r = ncclInProgress;
+    uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(20000));
+    while (r == ncclInProgress && !rail_deadline_passed(deadline)) OK(ncclCommGetAsyncError(comm[i], &r));
+    check_place(comm[i], 2, rank->rank);
+    close_comm(comm[i]);
+  }
+}
+static void held_back(const struct rank *rank, void *arg) {
+  if (rank->rank == 1) usleep(200000); /* so that rank 0 asks too early */
+  in_progress(rank, arg);
+}
+TEST(a_group_without_blocking) { job_run("NCCL_DEBUG=NONE", 2, kit_patience_ms(TIMEOUT_MS), held_back, NULL); }
+
+/* Bounds of channels that no number fits: both ranks have the smaller one. */
+static void bounds(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclComm_t comm = NULL;
+  if (rank->rank == 0) config.maxCTAs = 1;
+  else config.minCTAs = 2;
+  OK(ncclCommInitRankConfig(&comm, 2, make_id(rank, 0), rank->rank, &config));
+  static int32_t v[100000];
+  OK(ncclAllReduce(v, v, 100000, ncclInt32, ncclSum, comm, NULL));
+  OK(railCommWait(comm));
+  close_comm(comm);
+}
+TEST(numbers_of_channels_that_differ) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), bounds, NULL); }
 
 static void wrong(const struct rank *rank, void *arg) {
   (void)arg;
@@ -324,6 +369,7 @@ TEST(a_rank_that_hangs_is_left_behind) {
 }
 
 TEST_MAIN(TEST_CASE(ranks_are_left_out), TEST_CASE(shrinking_in_a_group_and_without_blocking),
+          TEST_CASE(a_group_without_blocking), TEST_CASE(numbers_of_channels_that_differ),
           TEST_CASE(wrong_calls_are_refused), TEST_CASE(a_child_has_its_parents_configuration),
           TEST_CASE(survivors_go_on), TEST_CASE(a_death_that_was_not_told_is_an_error),
           TEST_CASE(revoking_ends_what_hangs), TEST_CASE(a_rank_that_hangs_is_left_behind))
