@@ -22,7 +22,8 @@
  *   GHOST_PEERS=none|nvlink                  devices do not reach each other; do so over NVLink; unless told, PCIe
  *   GHOST_MAPPING=waits                      registering and allocating memory waits for what runs, too
  *   GHOST_MAPPED=zeros                       what cuMemCreate's memory holds, as NVIDIA's driver has it; else garbage
- *   GHOST_PATIENCE=20                        seconds until something that waits is taken for a deadlock
+ *   GHOST_PATIENCE=20                        seconds until a call that waits for what runs in the context, or a kernel
+ *                                            that waits for room, is taken for a deadlock
  */
 #ifndef GH_DRIVER_H
 #define GH_DRIVER_H
@@ -113,6 +114,8 @@ void gh_wait_for_all(const char *call);
 void gh_wait_for_legacy(const char *call);
 /* Says that, and ends the process. */
 __attribute__((noreturn, format(printf, 1, 2))) void gh_deadlock(const char *format, ...);
+/* Zeroed memory of the driver's own. Without it the process ends with a line. */
+void *gh_need(size_t size);
 /* While a host function runs in this thread, it may make no calls. */
 void gh_enter_callback(void);
 void gh_leave_callback(void);

@@ -29,7 +29,7 @@ GH_API int cuStreamBeginCapture_v2(void *stream, int mode) {
   int r = gh_queue_enter("cuStreamBeginCapture_v2", stream, &s);
   if (r) return r;
   if (!stream || s->capture) return gh_queue_leave(CAPTURE_UNSUPPORTED);
-  struct capture *c = calloc(1, sizeof *c);
+  struct capture *c = gh_need(sizeof *c);
   *c = (struct capture){.id = ++captures, .mode = mode};
   c->end = &c->first;
   gh_queue_join(s, c);
@@ -155,7 +155,7 @@ GH_API int cuUserObjectCreate(void **object, void *arg, void (*destroy)(void *),
   int r = gh_enter("cuUserObjectCreate");
   if (r == OK && (!destroy || !count || flags != 1)) r = INVALID_VALUE;
   if (r) return r;
-  struct object *o = *object = calloc(1, sizeof *o);
+  struct object *o = *object = gh_need(sizeof *o);
   *o = (struct object){.refs = (int)count, .destroy = destroy, .arg = arg};
   gh_count_live("objects", 1);
   return OK;
@@ -192,7 +192,7 @@ GH_API int cuStreamEndCapture(void *stream, void **graph) {
   bool joined = end_for_all_streams(c, s);
   r = c->invalid ? CAPTURE_INVALIDATED : joined ? OK : CAPTURE_UNJOINED;
   if (r == OK) {
-    struct graph *g = calloc(1, sizeof *g);
+    struct graph *g = gh_need(sizeof *g);
     *g = (struct graph){.alive = ALIVE_GRAPH, .first = c->first, .objects = c->objects};
     *graph = g;
     gh_count_live("graphs", 1);
@@ -233,7 +233,7 @@ GH_API int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, vo
 static struct item *copy_items(const struct item *list) {
   struct item *first = NULL, **end = &first;
   for (; list; list = list->next) {
-    struct item *copy = malloc(sizeof *copy);
+    struct item *copy = gh_need(sizeof *copy);
     *copy = *list;
     copy->next = NULL;
     gh_blob_ref(copy->blob);
@@ -247,7 +247,7 @@ GH_API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long l
   int r = gh_enter_context("cuGraphInstantiateWithFlags");
   const struct graph *g = graph;
   if (r || flags || g->alive != ALIVE_GRAPH) return r ? r : flags ? INVALID_VALUE : INVALID_HANDLE;
-  struct exec *e = calloc(1, sizeof *e);
+  struct exec *e = gh_need(sizeof *e);
   *e = (struct exec){.alive = ALIVE_EXEC, .first = copy_items(g->first), .objects = g->objects};
   pthread_mutex_lock(&gh_queue_lock);
   for (int i = 0; i < e->objects.n; i++) e->objects.of[i]->refs++;

@@ -292,8 +292,9 @@ GH_API int cuMemSetAccess(uint64_t address, size_t size, const struct gh_access 
   unsigned bits = of->access;
   for (size_t i = 0; r == OK && i < n; i++) {
     r = check_access(of->allocation, &access[i]);
+    if (r) break;
     unsigned bit = access[i].location.type == GH_ON_DEVICE ? 1u << access[i].location.id : 1u << GH_MAX_DEVICES;
-    if (r == OK) bits = access[i].access ? bits | bit : bits & ~bit;
+    bits = access[i].access ? bits | bit : bits & ~bit;
   }
   if (r == OK) r = set_access(of, bits);
   return leave(r);

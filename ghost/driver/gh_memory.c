@@ -81,9 +81,10 @@ static struct range **place_of(const void *base, int type, bool mapped) {
   return at;
 }
 
+/* What the driver has allocated itself is given back by take_owned. */
 static bool remove_range(const void *base, int type, bool mapped) {
   pthread_mutex_lock(&lock);
-  struct range **at = place_of(base, type, mapped), *r = *at;
+  struct range **at = place_of(base, type, mapped), *r = *at && !(*at)->owned ? *at : NULL;
   if (r) *at = r->next;
   pthread_mutex_unlock(&lock);
   free(r);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The emulated driver's devices as peers of each other, and memory of other processes. What is exported comes to lie
  * in a file without a name, which others find by its owner's descriptor; its last page counts who has it open. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,10 +139,21 @@ static void unmap(void *at, size_t size) {
   if (at) munmap(at, size);
 }
 
+/* One call writes 2 GiB at most. */
+static bool write_all(int fd, const char *from, size_t size) {
+  for (size_t at = 0; at < size;) {
+    ssize_t n = pwrite(fd, from + at, size - at, (off_t)at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    at += (size_t)n;
+  }
+  return true;
+}
+
 /* The allocation stays where it is, and what is in it. NULL: no memory, and nothing has changed. */
 static struct shared *export_now(char *base, size_t size) {
   int fd = memfd_create("ghost", MFD_CLOEXEC);
-  bool good = fd >= 0 && !ftruncate(fd, (off_t)(size + PAGE)) && pwrite(fd, base, size, 0) == (ssize_t)size;
+  bool good = fd >= 0 && !ftruncate(fd, (off_t)(size + PAGE)) && write_all(fd, base, size);
   int *count = good ? map(NULL, PAGE, fd, size) : NULL;
   struct shared *s = NULL;
   if (count) s = put_in(&exported, (struct shared){.base = base, .size = size, .fd = fd, .open_elsewhere = count});

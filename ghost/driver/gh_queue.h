@@ -50,8 +50,8 @@ struct item {
   struct event *event;      /* RECORD, WAIT of a graph: as the event is at each launch, until which it must live */
 };
 
-/* How long something may take, on the wall. */
-bool gh_queue_wait_change(uint64_t *deadline); /* false: too long; *deadline is 0 at first */
+/* Waits for gh_queue_changed. False: since the first call, for which *deadline is 0, GHOST_PATIENCE has passed. */
+bool gh_queue_wait_change(uint64_t *deadline);
 
 struct stream {
   struct stream *next;

@@ -134,7 +134,7 @@ struct stream *gh_queue_stream(void *handle) {
 struct stream *gh_queue_all(void) { return streams; }
 
 void gh_items_add(struct item ***end, const struct item *item) {
-  struct item *copy = malloc(sizeof *copy);
+  struct item *copy = gh_need(sizeof *copy);
   *copy = *item;
   copy->next = NULL;
   if (copy->mark) copy->mark->refs++;
@@ -151,7 +151,7 @@ void gh_queue_append(struct stream *s, const struct item *item) {
 
 void gh_queue_record(struct stream *s, struct mark **mark) {
   gh_mark_unref(*mark);
-  *mark = calloc(1, sizeof **mark);
+  *mark = gh_need(sizeof **mark);
   (*mark)->refs = 1;
   struct item item = {.kind = RECORD, .mark = *mark};
   gh_queue_append(s, &item);

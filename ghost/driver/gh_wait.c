@@ -10,8 +10,6 @@
 
 #include "ghost/driver/gh_queue.h"
 
-#define MAX_AWAITED 64 /* streams */
-
 static __thread bool in_callback;
 
 void gh_enter_callback(void) { in_callback = true; }
@@ -28,9 +26,16 @@ void gh_deadlock(const char *format, ...) {
   abort();
 }
 
+void *gh_need(size_t size) {
+  void *p = calloc(1, size ? size : 1);
+  if (p) return p;
+  fprintf(stderr, "ghost: out of memory for %zu bytes\n", size);
+  abort();
+}
+
 static uint64_t now_ms(void) {
   struct timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
+  clock_gettime(CLOCK_MONOTONIC, &t);
   return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
@@ -38,7 +43,7 @@ bool gh_queue_wait_change(uint64_t *deadline) {
   const char *text = getenv("GHOST_PATIENCE");
   if (!*deadline) *deadline = now_ms() + 1000 * (uint64_t)(text ? atoi(text) : 20);
   struct timespec until = {.tv_sec = (time_t)(*deadline / 1000), .tv_nsec = (long)(*deadline % 1000) * 1000000};
-  pthread_cond_timedwait(&gh_queue_changed, &gh_queue_lock, &until);
+  pthread_cond_clockwait(&gh_queue_changed, &gh_queue_lock, CLOCK_MONOTONIC, &until);
   return now_ms() < *deadline;
 }
 
@@ -58,22 +63,32 @@ static bool is_over(const struct work *w) {
 /* What is given to the streams while this waits is none of its business. */
 static void wait_for_streams(const char *call, bool (*affects)(const struct stream *s, const void *arg),
                              const void *arg) {
-  struct work all[MAX_AWAITED];
   uint64_t deadline = 0;
   int n = 0;
   pthread_mutex_lock(&gh_queue_lock);
-  for (const struct stream *s = gh_queue_all(); s && n < MAX_AWAITED; s = s->next)
+  for (const struct stream *s = gh_queue_all(); s; s = s->next) n++;
+  struct work *all = gh_need((size_t)n * sizeof *all);
+  n = 0;
+  for (const struct stream *s = gh_queue_all(); s; s = s->next)
     if (affects(s, arg) && s->done < s->given) all[n++] = (struct work){s, s->given};
   for (int i = 0; i < n; i++)
     while (!is_over(&all[i]))
       if (!gh_queue_wait_change(&deadline))
         gh_deadlock("%s waits for what runs on stream %p, which does not end", call, (const void *)all[i].stream);
   pthread_mutex_unlock(&gh_queue_lock);
+  free(all);
 }
 
 static bool is_of(const struct stream *s, const void *context) { return !s->context || s->context == context; }
-static bool is_any(const struct stream *s, const void *arg) { return s && !arg; }
-static bool is_ordered(const struct stream *s, const void *arg) { return is_any(s, arg) && s->blocking; }
+static bool is_any(const struct stream *s, const void *arg) {
+  (void)s;
+  (void)arg;
+  return true;
+}
+static bool is_ordered(const struct stream *s, const void *arg) {
+  (void)arg;
+  return s->blocking;
+}
 
 void gh_wait_for(const char *call, const struct gh_context *context) { wait_for_streams(call, is_of, context); }
 void gh_may_wait_for(const char *call, const struct gh_context *context) {

@@ -82,6 +82,11 @@ TEST(memory_has_ends_and_owners) {
   CHECK_INT(copy(host + 96, other, SIZE - 95, 4), 1);
   CHECK_INT(cuda_free(host), 1);
   CUDA(host_unregister(host));
+  int (*host_alloc)(void **, size_t, unsigned) = symbol("cudaHostAlloc"), (*host_free)(void *) = symbol("cudaFreeHost");
+  void *pinned;
+  CUDA(host_alloc(&pinned, SIZE, 0));
+  CHECK(host_unregister(pinned) != 0);
+  CUDA(host_free(pinned));
   (void)last();
   CUDA(sync_stream(stream));
   CUDA(end_stream(stream));
