@@ -53,7 +53,7 @@ static void destroy_verbs(struct ib_comm *comm) {
  * here (ibv_fork_init). */
 void ib_comm_destroy(struct ib_comm *comm) {
   if (!comm || comm->forked) return;
-  atomic_store(&comm->stopped, true); /* events of its QPs are ignored from here on */
+  (void)ib_comm_set_stopped(comm); /* events of its QPs are ignored from here on */
   rail_watch_remove(&ib_watch, &comm->watched, false);
   destroy_verbs(comm);
   rail_sock_close(&comm->oob_fd);
@@ -66,7 +66,7 @@ static bool should_linger(const struct ib_comm *comm) {
   uint32_t ended = IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT |
                    IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR | IB_COMM_DEVICE_FATAL;
   return ib_comm_linger_ms(comm) && !comm->forked && rail_first_error(&comm->error) == RAIL_OK &&
-         !atomic_load(&comm->stopped) && !atomic_load(&comm->outstanding) && !(atomic_load(&comm->faults) & ended);
+         !atomic_load(&comm->outstanding) && !(atomic_load(&comm->faults) & ended);
 }
 
 static void destroy_lingering(void *comm) { ib_comm_destroy(comm); }

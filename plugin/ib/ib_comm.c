@@ -143,7 +143,7 @@ bool ib_comm_replace_qp(struct ib_comm *comm, struct ib_qp *qp, struct ib_qp *ne
 void ib_comm_stop(struct ib_comm *comm) {
   if (comm->forked) return;
   pthread_mutex_lock(&qp_lock);
-  if (!atomic_exchange(&comm->stopped, true)) {
+  if (ib_comm_set_stopped(comm)) {
     for (unsigned int i = 0; comm->qps && i < comm->plan.nqps; i++) ib_qp_to_err(&comm->qps[i]);
     struct ib_flush *flush = comm->sender ? NULL : ib_recv_comm_of(comm)->flush;
     for (unsigned int i = 0; flush && i < comm->nrails; i++) ib_qp_to_err(&flush->qps[i]);

@@ -124,6 +124,7 @@ struct ib_comm {
   struct rail_first_error error;
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
+  uint32_t sample_above;            /* with more of them it is set, though every poll finds some */
   bool idle;                        /* the last poll found nothing, after some of those */
   bool events;                      /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
   bool idle_work;                   /* such a test has something to do: that, or to look at the wait for a turn */
@@ -298,16 +299,17 @@ static inline struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const c
   return ib_comm_refuse(arg, kind_magic, call);
 }
 
-/* May a call begin? RAIL_OK, or why not. */
-static inline rail_result_t ib_comm_status(const struct ib_comm *comm) {
-  if (rail_unlikely(atomic_load_explicit(&comm->stopped, memory_order_relaxed))) return RAIL_BAD_USAGE;
-  return rail_first_error(&comm->error);
-}
-
 /* The first error ends the connection; later calls of isend, irecv, test return it. Returns it. */
 static inline rail_result_t ib_comm_fail(struct ib_comm *comm, rail_result_t result) {
   (void)rail_first_error_set(&comm->error, result);
   return rail_first_error(&comm->error);
+}
+
+/* Nothing may be posted any more, and later calls say so, unless there was an error before. True: this call stopped it.
+ * What is stopped has an error, so nothing is logged of what its QPs do then. */
+static inline bool ib_comm_set_stopped(struct ib_comm *comm) {
+  (void)ib_comm_fail(comm, RAIL_BAD_USAGE);
+  return !atomic_exchange(&comm->stopped, true);
 }
 
 /* How long a closed receiver answers what its sender's HCA retransmits (RAIL_IB_LINGER). */

@@ -228,13 +228,11 @@ rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc)
   const struct ib_port *port = wc_port(comm, wc);
   char op[PIECE], way[PIECE], vend[PIECE], tries[PIECE], last[PIECE], state[PIECE], lost[PIECE];
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
-  if (!atomic_load(&comm->stopped)) {
-    count_error(port);
-    RAIL_WARN("RailIB: %s %s over %s (%s): %s (IBV_WC_%s, status %d, %s); %s%s; %s%s; check: %s",
-              operation(comm, wc, op), comm->peer_text, port->name, ends(comm, qp, wc->qp_num, way), row->what,
-              row->name, (int)wc->status, vendor(port, wc->vendor_err, vend), budget(qp, tries),
-              last_progress(comm, last), port_state(port, state), lost_before(comm, lost), row->check);
-  }
+  count_error(port);
+  RAIL_WARN("RailIB: %s %s over %s (%s): %s (IBV_WC_%s, status %d, %s); %s%s; %s%s; check: %s",
+            operation(comm, wc, op), comm->peer_text, port->name, ends(comm, qp, wc->qp_num, way), row->what,
+            row->name, (int)wc->status, vendor(port, wc->vendor_err, vend), budget(qp, tries),
+            last_progress(comm, last), port_state(port, state), lost_before(comm, lost), row->check);
   return ib_comm_fail(comm, row->result);
 }
 
@@ -277,14 +275,12 @@ static const struct fault send_stalled = { /* with the SEND protocol */
 static rail_result_t fail_by(struct ib_comm *comm, const struct fault *fault) {
   char last[PIECE], state[PIECE], lost[PIECE];
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
-  if (!atomic_load(&comm->stopped)) {
-    const struct ib_port *port = comm->rails[0].port;
-    count_error(port);
-    RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s%s; check: %s",
-              comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, fault->what,
-              atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state),
-              lost_before(comm, lost), fault->check);
-  }
+  const struct ib_port *port = comm->rails[0].port;
+  count_error(port);
+  RAIL_WARN("RailIB: %s %s over %s: %s; %u requests outstanding; %s; %s%s; check: %s",
+            comm->sender ? "sending to" : "receiving from", comm->peer_text, comm->device->name, fault->what,
+            atomic_load(&comm->outstanding), last_progress(comm, last), port_state(port, state),
+            lost_before(comm, lost), fault->check);
   return ib_comm_fail(comm, fault->result);
 }
 
@@ -305,14 +301,12 @@ rail_result_t ib_error_stalled(struct ib_comm *comm) {
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err) {
   char way[PIECE], state[PIECE], lost[PIECE];
   if (rail_first_error(&comm->error) != RAIL_OK) return rail_first_error(&comm->error);
-  if (!atomic_load(&comm->stopped)) {
-    const struct ib_port *port = qp_rail(comm, qp)->port;
-    count_error(port);
-    RAIL_WARN("RailIB: %s %s over %s%s%s%s: %s: %s; %s%s; check: dmesg, driver and firmware; else " BUG,
-              comm->sender ? "sending to" : "receiving from", comm->peer_text, port->name, qp ? " (" : "",
-              qp && qp->qp ? ends(comm, qp, qp->qp->qp_num, way) : "", qp ? ")" : "", what,
-              err > 0 ? strerror(err) : "failed", port_state(port, state), lost_before(comm, lost));
-  }
+  const struct ib_port *port = qp_rail(comm, qp)->port;
+  count_error(port);
+  RAIL_WARN("RailIB: %s %s over %s%s%s%s: %s: %s; %s%s; check: dmesg, driver and firmware; else " BUG,
+            comm->sender ? "sending to" : "receiving from", comm->peer_text, port->name, qp ? " (" : "",
+            qp && qp->qp ? ends(comm, qp, qp->qp->qp_num, way) : "", qp ? ")" : "", what,
+            err > 0 ? strerror(err) : "failed", port_state(port, state), lost_before(comm, lost));
   return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
 }
 

@@ -319,7 +319,7 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
   if (open) RAIL_TRY(resend_and_end(comm, awaits));
   if (again || awaits || open) atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
   else atomic_store(&f->retry_at, ib_return_next(comm));
-  return RAIL_OK;
+  return comm->sender ? ib_send_resume(ib_send_comm_of(comm)) : RAIL_OK; /* other QPs are in use */
 }
 
 /* ---- the watch thread: events and frames, by which it sets faults ------------------- */
@@ -404,7 +404,7 @@ enum answer {
 /* The peer has stopped a QP of which this side has said nothing yet. Nothing outstanding: no tail can come any more,
  * and all that came are counted. */
 static enum answer answer_stopped(struct ib_comm *comm, struct ib_failover_qp *fq) {
-  if (rail_first_error(&comm->error) != RAIL_OK || atomic_load(&comm->stopped))
+  if (rail_first_error(&comm->error) != RAIL_OK)
     return atomic_exchange(&fq->answered, true) ? ANSWER_LATER : ANSWER_REFUSED;
   if (comm->sender) return ANSWER_BY_PROGRESS;
   if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&fq->answered, true)) {

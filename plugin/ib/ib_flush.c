@@ -169,7 +169,7 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!data || !sizes || !mhandles || n < 1 || n > IB_MAX_GROUP))
     return bad_flush(n, data, sizes, mhandles);
-  if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
+  if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   int i = n - 1;
   while (i >= 0 && sizes[i] <= 0) i--; /* the last buffer that holds data */

@@ -55,7 +55,7 @@ static void clear_probe(struct ib_comm *comm) {
 static void probe_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_recv_cts_done(comm, wc);
   clear_probe(comm);
-  comm->completions--; /* poll_cq counts its batch */
+  comm->completions--; /* its batch is counted */
 }
 
 /* Kinds that most connections, or most calls, do not meet. Apart, so that the others are told by a branch each. */
@@ -80,14 +80,17 @@ static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *
   return RAIL_OK;
 }
 
-/* What a first poll found, and what is behind it. After an error the rest is still dispatched, other rails' completions
- * too: it may finish requests. */
-static __attribute__((noinline)) void handle_completions(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs,
-                                                         int n) {
-  if (rail_unlikely(comm->events)) ib_wait_found(comm);
+/* After an error the rest is still dispatched: it may finish requests. */
+static __attribute__((noinline)) void dispatch_batch(struct ib_comm *comm, const struct ibv_wc *wc, int n) {
+  comm->completions += (uint32_t)n;
+  do (void)dispatch(comm, wc++);
+  while (--n);
+}
+
+/* A poll failed, or found a full batch, and there may be more. */
+static __attribute__((noinline)) void poll_on(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n) {
   for (int batch = 1; n > 0; batch++) {
-    for (int i = 0; i < n; i++) (void)dispatch(comm, &wcs[i]);
-    comm->completions += (uint32_t)n;
+    dispatch_batch(comm, wcs, n);
     if (n < BATCH || batch == MAX_BATCHES) return;
     n = ibv_poll_cq(cq, BATCH, wcs);
   }
@@ -96,35 +99,55 @@ static __attribute__((noinline)) void handle_completions(struct ib_comm *comm, s
 
 static void sample_time(struct ib_comm *comm) {
   comm->completions = 0;
-  if (rail_unlikely(comm->probe_deadline)) clear_probe(comm);
+  comm->sample_above = CLOCK_EACH;
   comm->last_progress = rail_now_ns();
   rail_stats_set(&comm->stats[IB_COMM_LAST_PROGRESS], comm->last_progress);
 }
 
+/* Some were found. What waited for room in a send queue may have some now. */
+static inline rail_result_t after_completions(struct ib_comm *comm) {
+  comm->idle = false;
+  if (rail_unlikely(comm->events)) ib_wait_found(comm);
+  if (rail_unlikely(comm->completions > comm->sample_above)) {
+    if (comm->probe_deadline) clear_probe(comm);
+    sample_time(comm);
+  }
+  if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
+  if (!comm->sender || rail_likely(STAILQ_EMPTY(&ib_send_comm_of(comm)->unposted))) return RAIL_OK;
+  return ib_send_resume(ib_send_comm_of(comm));
+}
+
 /* There were completions since the time was sampled. A connection in use finds nothing now and then: only the second
  * time in a row counts. */
-static inline void record_progress(struct ib_comm *comm, bool found) {
-  bool due = found ? comm->completions > CLOCK_EACH || !comm->last_progress : comm->idle || comm->probe_deadline;
-  comm->idle = !found;
-  if (rail_unlikely(due)) sample_time(comm);
+static inline void after_empty_poll(struct ib_comm *comm) {
+  if (comm->idle) sample_time(comm);
+  comm->idle = true;
+}
+
+/* True: there was a completion. */
+RAIL_HOT_INLINE bool poll_rail(struct ib_comm *comm, unsigned int rail) {
+  struct ibv_wc wcs[BATCH];
+  const int n = ibv_poll_cq(comm->rails[rail].cq, BATCH, wcs);
+  if (rail_likely(!n)) return false;
+  if (rail_likely(n > 0 && n < BATCH)) dispatch_batch(comm, wcs, n);
+  else poll_on(comm, comm->rails[rail].cq, wcs, n);
+  return true;
+}
+
+/* Apart, because most connections have one rail. */
+static __attribute__((noinline)) bool poll_other_rails(struct ib_comm *comm) {
+  bool found = false;
+  for (unsigned int rail = 1; rail < comm->nrails; rail++) found |= poll_rail(comm, rail);
+  return found;
 }
 
 /* *found: there was a completion. */
 RAIL_HOT_INLINE rail_result_t poll_all(struct ib_comm *comm, bool *found) {
-  struct ibv_wc wcs[BATCH];
-  const uint32_t before = comm->completions;
-  *found = false;
-  RAIL_TRY(ib_comm_status(comm));
-  for (unsigned int i = 0; i < comm->nrails; i++) {
-    struct ibv_cq *cq = comm->rails[i].cq;
-    int n = ibv_poll_cq(cq, BATCH, wcs);
-    if (n) handle_completions(comm, cq, wcs, n);
-  }
-  if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
-  *found = comm->completions != before;
-  if (comm->sender && rail_unlikely(!STAILQ_EMPTY(&ib_send_comm_of(comm)->unposted)))
-    RAIL_TRY(ib_send_resume(ib_send_comm_of(comm)));
-  if (comm->completions) record_progress(comm, *found);
+  RAIL_TRY(rail_first_error(&comm->error));
+  *found = poll_rail(comm, 0);
+  if (comm->nrails > 1) *found |= poll_other_rails(comm);
+  if (*found) return after_completions(comm);
+  if (comm->completions) after_empty_poll(comm);
   return RAIL_OK;
 }
 
@@ -186,7 +209,7 @@ static bool may_complete(const struct ib_request *r, uint32_t faults) {
 
 /* The peer's last completions precede its GOODBYE, but the GOODBYE may have arrived between the poll and the read of
  * the fault bits. So poll once more. */
-RAIL_COLD static rail_result_t check_faults(struct ib_request *r, uint32_t faults) {
+RAIL_COLD static rail_result_t check_faults(const struct ib_request *r, uint32_t faults) {
   bool found;
   rail_result_t result = poll_all(r->comm, &found);
   if (result != RAIL_OK || found || !r->pending || may_complete(r, faults)) return result;
@@ -213,10 +236,11 @@ RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
   uint64_t ms = completion_limit_ms(comm);
   if (!ms) return RAIL_OK;
   comm->probe_deadline = rail_deadline_in_ms(ms);
+  comm->sample_above = 0; /* the next completion, whosever it is, clears it */
   return comm->sender ? RAIL_OK : ib_recv_probe(ib_recv_comm_of(comm));
 }
 
-RAIL_COLD static rail_result_t handle_faults(struct ib_request *r, uint32_t faults) {
+RAIL_COLD static rail_result_t handle_faults(const struct ib_request *r, uint32_t faults) {
   if (faults & IB_COMM_FAILOVER) RAIL_TRY(ib_failover_run(r->comm));
   faults &= ~IB_COMM_FAILOVER;
   if (!faults || !r->pending) return RAIL_OK;
@@ -235,21 +259,18 @@ static rail_result_t check_turn(struct ib_comm *comm) {
   return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
 }
 
-/* What the test of a request that found nothing has to do on some connections. */
-static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_request *r) {
-  bool found;
-  RAIL_TRY(check_turn(r->comm));
-  return r->comm->events && ib_wait_idle(r->comm, r) ? poll_all(r->comm, &found) : RAIL_OK;
+/* Has a test that found nothing nothing else to do? */
+static inline bool is_quiet(const struct ib_comm *comm) {
+  return rail_likely(!atomic_load_explicit(&comm->faults, memory_order_acquire)) && !comm->idle_work;
 }
 
-/* The result is the comm's. */
-RAIL_HOT_INLINE rail_result_t progress_request(struct ib_request *r) {
+/* What else it has to do. */
+static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_request *r) {
   bool found;
-  RAIL_TRY(poll_all(r->comm, &found));
-  if (found || !r->pending) return RAIL_OK;
-  uint32_t faults = atomic_load_explicit(&r->comm->faults, memory_order_acquire);
-  if (rail_unlikely(faults)) return handle_faults(r, faults);
-  return rail_unlikely(r->comm->idle_work) ? work_when_idle(r) : RAIL_OK;
+  const uint32_t faults = atomic_load_explicit(&r->comm->faults, memory_order_acquire);
+  if (faults) return handle_faults(r, faults);
+  RAIL_TRY(check_turn(r->comm));
+  return r->comm->events && ib_wait_idle(r->comm, r) ? poll_all(r->comm, &found) : RAIL_OK;
 }
 
 RAIL_COLD static rail_result_t bad_request(const struct ib_request *r) {
@@ -265,12 +286,16 @@ rail_result_t ib_test(void *request, int *done, int *sizes) {
   if (rail_unlikely(!ib_request_is_outstanding(r))) return bad_request(r);
   struct ib_comm *comm = r->comm;
   if (r->pending) {
-    rail_result_t result = progress_request(r);
+    bool found = false;
+    rail_result_t result = poll_all(comm, &found);
+    if (rail_likely(result == RAIL_OK && !found)) {
+      if (is_quiet(comm)) return r->result; /* other buffers of it may still be written */
+      result = work_when_idle(r);
+    }
     /* A request that is done is done, whatever happened to others. */
     if (r->pending) {
-      if (result == RAIL_OK) result = r->result; /* other buffers of it may still be written */
       if (rail_unlikely(result != RAIL_OK && comm->profiler)) ib_profile_stop(r);
-      return result;
+      return result == RAIL_OK ? r->result : result;
     }
   }
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_stop(r);

@@ -259,7 +259,7 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
   if (rail_unlikely(bad < n))
     return ib_comm_refuse_buffer(comm, "irecv", mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
-  if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
+  if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   if (rail_unlikely(comm->plan.two_sided || n != 1)) {
     const struct recv_args args = {(unsigned int)n, data, sizes, tags, mhandles, phandles};
@@ -278,9 +278,10 @@ RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
-static void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b) {
-  rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
-  rail_stats_add(&comm->stats[IB_COMM_BYTES], b->arrived);
+RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b) {
+  uint64_t *stats = comm->stats;
+  rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
+  rail_stats_add(&stats[IB_COMM_BYTES], b->arrived);
   ib_mr_release(b->mr);
   if (--recv->base.pending == 0) ib_request_end(comm);
 }
@@ -291,6 +292,7 @@ RAIL_COLD static void refused_size(struct ib_comm *comm, struct ib_recv *recv, c
             "bytes; send and receive do not fit together", comm->peer_text, comm->device->name, b->tag,
             (unsigned long long)b->capacity);
   recv->base.result = RAIL_BAD_USAGE;
+  if (comm->profiler) ib_profile_stop(&recv->base);
 }
 
 /* The immediate carries an error instead of a length. */
@@ -303,34 +305,42 @@ RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const str
   return RAIL_OK;
 }
 
-/* One part of a message is in its buffer. Everything in the immediate is checked: the peer may be wrong. */
-static rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
+/* One part of a message is in its buffer: what its immediate says, and the bytes of the write that came with it.
+ * Everything is checked: the peer may be wrong. */
+RAIL_HOT_INLINE rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *wc, uint32_t bits,
+                                          uint64_t tail) {
   struct ib_comm *comm = &rc->base;
-  unsigned int all = comm->plan.qps_per_message;
+  const unsigned int all = comm->plan.qps_per_message;
   struct ib_imm imm;
-  uint32_t bits = ntohl(wc->imm_data);
-  uint64_t tail = wc->byte_len;
-  if (rail_unlikely(comm->plan.notices)) {
-    if (!ib_notice_take(rc, wc, &bits, &tail)) return protocol_error(comm, wc, "a message that is no notice");
-  } else if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM)) {
-    return protocol_error(comm, wc, "a message that is no write");
-  }
   ib_imm_decode(bits, all, &imm);
-  struct ib_recv *recv = &rc->recvs[imm.slot];
-  struct ib_buffer *b = &recv->buffers[imm.index];
+  struct ib_recv *recv = rc->recvs + imm.slot;
+  struct ib_buffer *b = recv->buffers + imm.index;
   /* A receive that is done has no buffer with parts left; one that was never posted has no buffers. */
   if (rail_unlikely(imm.index >= recv->n || (b->parts && !b->left)))
     return protocol_error(comm, wc, "data for a buffer that is not posted");
   if (rail_unlikely(imm.error)) return peer_refused_size(comm, wc, &imm, recv, b);
-  if (!b->parts) b->parts = b->left = (uint16_t)imm.parts;
-  uint64_t bytes = imm.body + tail;
-  if (rail_unlikely(imm.parts != b->parts || imm.parts > all))
+  if (rail_unlikely(imm.parts > all || (b->parts && b->parts != imm.parts)))
     return protocol_error(comm, wc, "a wrong number of parts");
+  const uint64_t bytes = imm.body + tail;
   if (rail_unlikely(bytes > b->capacity - b->arrived))
     return protocol_error(comm, wc, "more data than the buffer holds");
+  if (!b->parts) b->parts = b->left = (uint16_t)imm.parts;
   b->arrived += bytes;
   if (--b->left == 0) finish_buffer(comm, recv, b);
   return RAIL_OK;
+}
+
+static __attribute__((noinline)) rail_result_t handle_notice(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
+  uint32_t bits;
+  uint64_t tail;
+  if (!ib_notice_take(rc, wc, &bits, &tail)) return protocol_error(&rc->base, wc, "a message that is no notice");
+  return handle_part(rc, wc, bits, tail);
+}
+
+static inline rail_result_t handle_immediate(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
+  if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
+    return protocol_error(&rc->base, wc, "a message that is no write");
+  return handle_part(rc, wc, ntohl(wc->imm_data), wc->byte_len);
 }
 
 rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
@@ -338,7 +348,8 @@ rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   if (rail_unlikely(qp->ignore_completions)) return RAIL_OK; /* the sender has another count, and resends this part */
   /* Counted first: with the last part the receive may be done, and then the watch thread may tell the count. */
   ib_qp_count_tail(qp);
-  RAIL_TRY(handle_part(ib_recv_comm_of(comm), wc));
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  RAIL_TRY(rail_unlikely(comm->plan.notices) ? handle_notice(rc, wc) : handle_immediate(rc, wc));
   return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : repost_recv_wrs(comm, qp);
 }
 
@@ -357,8 +368,9 @@ rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc)
 }
 
 void ib_recv_finish(struct ib_recv *recv, int *sizes) {
-  for (uint32_t i = 0; sizes && i < recv->n; i++) {
-    uint64_t arrived = recv->buffers[i].arrived;
+  const uint32_t n = sizes ? recv->n : 0;
+  for (uint32_t i = 0; i < n; i++) {
+    const uint64_t arrived = recv->buffers[i].arrived;
     sizes[i] = arrived > INT_MAX ? INT_MAX : (int)arrived;
   }
   recv->base.magic = IB_REQ_FREE;

@@ -352,7 +352,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!ib_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
     return ib_comm_refuse_buffer(comm, "isend", mhandle, data, size);
-  if (rail_unlikely(ib_comm_status(comm) != RAIL_OK)) return ib_comm_status(comm);
+  if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
   struct ib_send_comm *sc = ib_send_comm_of(comm);
   struct ib_request *r = SLIST_FIRST(&sc->free);
   if (rail_unlikely(!r)) {
@@ -405,9 +405,10 @@ rail_result_t ib_send_resume(struct ib_send_comm *sc) {
 
 /* One signaled write of it is over. */
 static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
+  uint64_t *stats = comm->stats;
   if (--send->base.pending) return;
-  rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
-  rail_stats_add(&comm->stats[IB_COMM_BYTES], send->length);
+  rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
+  rail_stats_add(&stats[IB_COMM_BYTES], send->length);
   ib_mr_release(send->mr);
   ib_request_end(comm);
 }

@@ -273,7 +273,7 @@ static bool all_armed(const struct ib_wait_set *set) {
   bool all = true;
   pthread_mutex_lock(&lock);
   LIST_FOREACH(comm, &set->comms, wait.link)
-    if (atomic_load_explicit(&comm->outstanding, memory_order_relaxed) && ib_comm_status(comm) == RAIL_OK &&
+    if (atomic_load_explicit(&comm->outstanding, memory_order_relaxed) && rail_first_error(&comm->error) == RAIL_OK &&
         !atomic_load_explicit(&comm->wait.armed, memory_order_relaxed)) {
       all = false;
       break;

@@ -90,7 +90,7 @@ static void abandon(void *arg) {
 /* Its verbs objects stay the parent's. */
 static void forked(void *arg) {
   struct ib_comm *comm = arg;
-  atomic_store(&comm->stopped, true);
+  (void)ib_comm_set_stopped(comm);
   comm->forked = true;
   rail_sock_close(&comm->oob_fd);
 }

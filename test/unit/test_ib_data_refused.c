@@ -168,7 +168,7 @@ TEST(bad_arguments) {
   CHECK((s = pair_isend(&p, NULL, 0, 1, (void *)16)));
   pair_finish(s, RAIL_OK);
   pair_finish(r, RAIL_OK);
-  atomic_store(&p.sc->stopped, true);
+  (void)ib_comm_set_stopped(p.sc);
   CHECK_INT(ib_isend(p.sc, out, 8, 1, mh_out, NULL, &s), RAIL_BAD_USAGE);
   pair_close(&p);
 }

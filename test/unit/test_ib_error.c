@@ -179,7 +179,7 @@ TEST(a_stopped_comm_fails_silently) {
   struct ibv_wc wc = failed(comm, IB_WR_SEND, IBV_WC_WR_FLUSH_ERR, 0);
   ib_comm_stop(comm);
   log_forget();
-  CHECK_INT(ib_error_completion(comm, &wc), RAIL_REMOTE_ERROR);
+  CHECK_INT(ib_error_completion(comm, &wc), RAIL_BAD_USAGE);
   CHECK_INT(log_warnings(), 0);
   ib_comm_destroy(comm);
 }
