@@ -340,11 +340,11 @@ static inline void ib_outstanding_set(struct ib_comm *comm, uint32_t n) {
   rail_stats_set(&comm->stats[IB_COMM_OUTSTANDING], n);
 }
 
-static inline void ib_request_begin(struct ib_request *r, uint32_t magic, uint32_t pending) {
+static inline void ib_request_begin(struct ib_comm *comm, struct ib_request *r, uint32_t magic, uint32_t pending) {
   r->magic = magic;
   r->pending = pending;
   r->result = RAIL_OK;
-  ib_outstanding_set(r->comm, atomic_load_explicit(&r->comm->outstanding, memory_order_relaxed) + 1);
+  ib_outstanding_set(comm, atomic_load_explicit(&comm->outstanding, memory_order_relaxed) + 1);
 }
 
 /* Nothing of a request is pending any more, and none of the caller's memory will be touched for it. */

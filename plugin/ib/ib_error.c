@@ -12,6 +12,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_two_sided.h"
 
 #define VENDOR_MELLANOX 0x02c9u
 
@@ -338,6 +339,16 @@ rail_result_t ib_error_torn(struct ib_send_comm *sc, uint64_t ms) {
             "ms, longer than the peer's HCA may retry; check: memory and HCA of both hosts, dmesg, driver and firmware",
             sc->base.peer_text, sc->base.device->name, sc->match.next, (unsigned long long)ms);
   return ib_comm_fail(&sc->base, RAIL_SYSTEM_ERROR);
+}
+
+rail_result_t ib_error_turn_timeout(struct ib_send_comm *sc) {
+  const struct ib_two_sided *t = sc->two_sided;
+  RAIL_WARN("RailIB: isend to %s over %s: no send of tag %u for %lld ms (RAIL_IB_TAG_TIMEOUT), while %u sends wait for "
+            "it: with RAIL_IB_PROTOCOL=send messages leave in the order of receives; send and receive do not fit "
+            "together", sc->base.peer_text, sc->base.device->name,
+            sc->match.buffers[t->seq % IB_MAX_RECVS][t->index].tag, (long long)ib_params.tag_ms,
+            atomic_load(&sc->base.outstanding));
+  return ib_comm_fail(&sc->base, RAIL_BAD_USAGE);
 }
 
 /* ---- lost queue pairs -------------------------------------------------------------- */

@@ -181,7 +181,7 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   struct ib_request *r = SLIST_FIRST(&rc->free_flushes);
   if (rail_unlikely(!r)) return too_many();
   SLIST_REMOVE_HEAD(&rc->free_flushes, free);
-  ib_request_begin(r, IB_REQ_FLUSH, (uint32_t)__builtin_popcount(rc->flush->rails));
+  ib_request_begin(comm, r, IB_REQ_FLUSH, (uint32_t)__builtin_popcount(rc->flush->rails));
   rc->flushed[r - rc->flushes] = mr;
   ib_mr_hold(mr);
   *request = r;

@@ -211,7 +211,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
 
   /* Take the request, and encode an entry per buffer. */
   rail_result_t posted = RAIL_OK;
-  ib_request_begin(&recv->base, IB_REQ_RECV, n);
+  ib_request_begin(comm, &recv->base, IB_REQ_RECV, n);
   recv->n = n;
   for (unsigned int i = 0; i < n; i++) {
     struct ib_mhandle *mr = sizes[i] ? args->mhandles[i] : NULL;

@@ -130,31 +130,10 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   return found == IB_CTS_OTHER_TAGS ? check_tag_wait(sc, tag) : RAIL_OK;
 }
 
-RAIL_COLD static rail_result_t turn_timed_out(struct ib_send_comm *sc) {
-  const struct ib_two_sided *t = sc->two_sided;
-  RAIL_WARN("RailIB: isend to %s over %s: no send of tag %u for %lld ms (RAIL_IB_TAG_TIMEOUT), while %u sends wait for "
-            "it: with RAIL_IB_PROTOCOL=send messages leave in the order of receives; send and receive do not fit "
-            "together", sc->base.peer_text, sc->base.device->name,
-            sc->match.buffers[t->seq % IB_MAX_RECVS][t->index].tag, (long long)ib_params.tag_ms,
-            atomic_load(&sc->base.outstanding));
-  return ib_comm_fail(&sc->base, RAIL_BAD_USAGE);
-}
-
 RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
   if (!sc->two_sided || ib_two_sided_is_posted(sc)) return RAIL_IN_PROGRESS;
   uint64_t ms = (uint64_t)ib_params.tag_ms;
-  return ms && wait_is_over(sc, &sc->turn_wait, 0, ms) ? turn_timed_out(sc) : RAIL_OK;
-}
-
-/* ---- split -------------------------------------------------------------------- */
-
-RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send *send, unsigned int i, unsigned int max_write_log2,
-                                       bool separate) {
-  struct ib_part part;
-  if (send->nparts == 1 || !send->shares) part = ib_split_part(send->length, i, send->nparts);
-  else part = (struct ib_part){.offset = send->shares[i].offset, .size = send->shares[i].size};
-  ib_split_writes(&part, max_write_log2, separate);
-  return part;
+  return ms && wait_is_over(sc, &sc->turn_wait, 0, ms) ? ib_error_turn_timeout(sc) : RAIL_OK;
 }
 
 /* ---- post ------------------------------------------------------------------ */
@@ -167,14 +146,49 @@ static inline struct ib_imm immediate_of(const struct ib_send *send, uint64_t bo
                          .error = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
 }
 
-/* The write of `len` bytes at `at` of the message: what a provider reads of one is set, and nothing else. */
-RAIL_HOT_INLINE void make_write(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
-                                struct ibv_send_wr *wr, struct ibv_sge *sge) {
+/* A chain of writes of one part, over one QP, as it is made and posted. */
+struct chain {
+  struct ib_send *send;
+  unsigned int part;       /* its number */
+  struct ib_cursor *at;    /* how far it is posted */
+  struct ib_qp *qp;
+  struct ibv_send_wr *wrs; /* the writes, of which n are made */
+  struct ibv_sge *sges;
+  unsigned int n;
+  uint64_t posted;         /* of the part's body, with this chain */
+  bool tail;               /* its last write is the part's tail */
+};
+
+/* One more write, of `len` bytes at `at` of the message: what a provider reads of one is set, and nothing else. */
+RAIL_HOT_INLINE struct ibv_send_wr *add_write(struct chain *chain, uint64_t at, uint64_t len) {
+  const struct ib_send *send = chain->send;
+  const struct ib_qp *qp = chain->qp;
+  struct ibv_send_wr *wr = &chain->wrs[chain->n];
+  wr->wr_id = ib_wr_id_of(qp, chain->n + 1, send->number);
   wr->next = NULL;
   wr->opcode = IBV_WR_RDMA_WRITE;
   wr->wr.rdma.remote_addr = send->buffer->addr + at;
   wr->wr.rdma.rkey = send->buffer->rkeys[qp->remote_rail];
-  ib_attach_payload(send, qp, at, len, wr, sge);
+  ib_attach_payload(send, qp, at, len, wr, &chain->sges[chain->n]);
+  if (chain->n) chain->wrs[chain->n - 1].next = wr;
+  chain->n++;
+  return wr;
+}
+
+/* The part's tail. `notice` must live until it is posted. */
+RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain, const struct ib_part *part,
+                              struct ib_notice_wire *notice) {
+  const struct ib_imm imm = immediate_of(chain->send, part->body);
+  struct ibv_send_wr *wr = add_write(chain, part->offset + part->body, part->size - part->body);
+  wr->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  if (rail_unlikely(sc->base.plan.notices)) {
+    struct ib_imm copy = imm; /* so that the other stays in registers */
+    ib_notice_make(sc, &copy, part->size, wr, &chain->sges[chain->n - 1], notice);
+  } else {
+    wr->imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
+  }
+  chain->posted = part->body;
+  chain->tail = true;
 }
 
 /* Of a batch of n > 1 writes some may have been posted: the part counts as begun, by any number but 0. What was begun
@@ -186,98 +200,71 @@ RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cu
   return RAIL_IN_PROGRESS;
 }
 
-RAIL_HOT_INLINE struct ib_part part_over(const struct ib_send_comm *sc, const struct ib_send *send, unsigned int number,
-                                         const struct ib_qp *qp) {
-  struct ib_part part = part_of(send, number, sc->base.plan.max_write_log2,
-                                send->length > sc->separate_above[qp->rail]);
+/* Its last write is signaled; that one's completion stands for all of them. */
+RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct chain *chain) {
+  struct ib_send *send = chain->send;
+  struct ib_qp *qp = chain->qp;
+  struct ibv_send_wr *bad;
+  chain->wrs[chain->n - 1].send_flags |= IBV_SEND_SIGNALED;
+  int err = ibv_post_send(qp->qp, chain->wrs, &bad);
+  if (rail_unlikely(err)) return post_failed(sc, chain->at, chain->n, qp, err);
+  chain->at->posted = chain->tail ? 0 : chain->posted;
+  chain->at->qp = qp->index;
+  *ib_posted_at(&qp->posted, qp->posted.end++) =
+    (struct ib_posted){.send = send->number & 0xff, .part = chain->part & 0x7f, .tail = chain->tail};
+  if (chain->tail) ib_qp_count_tail(qp);
+  send->base.pending++;
+  qp->sq_avail -= chain->n;
+  rail_stats_add(&sc->base.stats[IB_COMM_WRITES], chain->n);
+  return RAIL_OK;
+}
+
+/* The chain's part, split into writes. */
+RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send_comm *sc, const struct chain *chain) {
+  const struct ib_send *send = chain->send;
+  struct ib_part part;
+  if (send->nparts == 1 || !send->shares) part = ib_split_part(send->length, chain->part, send->nparts);
+  else part = (struct ib_part){.offset = send->shares[chain->part].offset, .size = send->shares[chain->part].size};
+  ib_split_writes(&part, sc->base.plan.max_write_log2, send->length > sc->separate_above[chain->qp->rail]);
   if (rail_unlikely(sc->base.plan.notices)) part.body = part.size; /* the tail is a SEND that reports it */
   return part;
 }
 
-/* Makes the part's tail the write behind the `n` that are made. */
-RAIL_HOT_INLINE void make_tail(const struct ib_send_comm *sc, const struct ib_send *send, const struct ib_qp *qp,
-                               const struct ib_part *part, unsigned int n, struct ibv_send_wr *wrs,
-                               struct ibv_sge *sges, struct ib_notice_wire *notice) {
-  const struct ib_imm imm = immediate_of(send, part->body);
-  make_write(send, qp, part->offset + part->body, part->size - part->body, &wrs[n], &sges[n]);
-  wrs[n].wr_id = ib_wr_id_of(qp, n + 1, send->number);
-  wrs[n].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-  if (n) wrs[n - 1].next = &wrs[n];
-  if (rail_unlikely(sc->base.plan.notices)) {
-    struct ib_imm copy = imm; /* so that the other stays in registers */
-    ib_notice_make(sc, &copy, part->size, &wrs[n], &sges[n], notice);
-  } else {
-    wrs[n].imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
-  }
-}
-
-/* Posts a chain of n writes. Its last is signaled; its completion stands for all of them. */
-RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, struct ib_send *send, unsigned int number,
-                                         struct ib_cursor *at, struct ib_qp *qp, struct ibv_send_wr *wrs,
-                                         unsigned int n, uint64_t posted, bool tail) {
-  struct ibv_send_wr *bad;
-  wrs[n - 1].send_flags |= IBV_SEND_SIGNALED;
-  int err = ibv_post_send(qp->qp, wrs, &bad);
-  if (rail_unlikely(err)) return post_failed(sc, at, n, qp, err);
-  at->posted = tail ? 0 : posted;
-  at->qp = qp->index;
-  *ib_posted_at(&qp->posted, qp->posted.end++) =
-    (struct ib_posted){.send = send->number & 0xff, .part = number & 0x7f, .tail = tail};
-  if (tail) ib_qp_count_tail(qp);
-  send->base.pending++;
-  qp->sq_avail -= n;
-  rail_stats_add(&sc->base.stats[IB_COMM_WRITES], n);
-  return RAIL_OK;
-}
-
 /* Of a part with a body, or what is left of it: up to a batch. */
-static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc, struct ib_send *send,
-                                                         unsigned int number, struct ib_cursor *at,
-                                                         struct ib_qp *qp) {
+static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc, struct chain chain,
+                                                         const struct ib_part *part) {
   struct ibv_send_wr wrs[BATCH];
   struct ibv_sge sges[BATCH];
   struct ib_notice_wire notice;
-  const struct ib_part part = part_over(sc, send, number, qp);
-  const unsigned int most = RAIL_MIN(qp->sq_avail, BATCH);
-  uint64_t posted = at->posted;
-  unsigned int n = 0;
-  for (; n < most && posted != part.body; n++) {
-    uint64_t len = RAIL_MIN(part.write, part.body - posted);
-    make_write(send, qp, part.offset + posted, len, &wrs[n], &sges[n]);
-    wrs[n].wr_id = ib_wr_id_of(qp, n + 1, send->number);
-    if (n) wrs[n - 1].next = &wrs[n];
-    posted += len;
+  const unsigned int most = RAIL_MIN(chain.qp->sq_avail, BATCH);
+  chain.wrs = wrs;
+  chain.sges = sges;
+  chain.posted = chain.at->posted;
+  while (chain.n < most && chain.posted != part->body) {
+    const uint64_t len = RAIL_MIN(part->write, part->body - chain.posted);
+    (void)add_write(&chain, part->offset + chain.posted, len);
+    chain.posted += len;
   }
-  const bool tail = n < most;
-  if (tail) make_tail(sc, send, qp, &part, n++, wrs, sges, &notice);
-  return post_chain(sc, send, number, at, qp, wrs, n, posted, tail);
+  if (chain.n < most) add_tail(sc, &chain, part, &notice);
+  return post_chain(sc, &chain);
 }
 
-/* Most messages are one part, and that is one write. */
-static inline bool is_one_write(const struct ib_send_comm *sc, const struct ib_send *send, const struct ib_qp *qp) {
-  return send->nparts == 1 && send->length < sc->whole_below[qp->rail];
-}
-
-RAIL_HOT_INLINE rail_result_t post_one_write(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
-  const struct ib_part part = {.size = send->length};
+/* A part that is one write, its tail, or of which only that is left. */
+RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_part *part) {
   struct ibv_send_wr wr;
   struct ibv_sge sge;
   struct ib_notice_wire notice;
-  make_tail(sc, send, qp, &part, 0, &wr, &sge, &notice);
-  return post_chain(sc, send, 0, &send->at, qp, &wr, 1, 0, true);
+  chain.wrs = &wr;
+  chain.sges = &sge;
+  add_tail(sc, &chain, part, &notice);
+  return post_chain(sc, &chain);
 }
 
-/* Posts what the QP has room for of a part, up to a batch. The part is posted when nothing of it is in `at` any more.
- * Mostly a part is one write, its tail: that has a way without a loop. */
-RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct ib_send *send, unsigned int number,
-                                         struct ib_cursor *at, struct ib_qp *qp) {
-  const struct ib_part part = part_over(sc, send, number, qp);
-  if (rail_unlikely(at->posted != part.body)) return post_body(sc, send, number, at, qp);
-  struct ibv_send_wr wr;
-  struct ibv_sge sge;
-  struct ib_notice_wire notice;
-  make_tail(sc, send, qp, &part, 0, &wr, &sge, &notice);
-  return post_chain(sc, send, number, at, qp, &wr, 1, part.body, true);
+/* Posts what the QP has room for of a part, up to a batch: mostly all of it, without a loop. It is posted when nothing
+ * of it is in `at` any more. */
+RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
+  const struct ib_part part = part_of(sc, &chain);
+  return rail_likely(chain.at->posted == part.body) ? post_tail(sc, chain, &part) : post_body(sc, chain, &part);
 }
 
 /* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
@@ -305,15 +292,25 @@ static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_c
 }
 
 /* RAIL_IN_PROGRESS: a send queue is full, or the QP of a part that was begun is lost. */
-RAIL_HOT_INLINE rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
+static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->part < send->nparts) {
     struct ib_qp *qp = usable_qp(sc, &send->at, qp_of_part(sc, send));
     if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
-    if (rail_likely(is_one_write(sc, send, qp))) RAIL_TRY(post_one_write(sc, send, qp));
-    else RAIL_TRY(post_batch(sc, send, send->part, &send->at, qp));
+    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->part, .at = &send->at, .qp = qp}));
     if (!send->at.posted) send->part++;
   }
   send->base.pending--; /* its writes remain */
+  return RAIL_OK;
+}
+
+/* The same of a send that nothing is posted of: most messages are one part, and that is one write. */
+RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send) {
+  struct ib_qp *qp = qp_of_part(sc, send);
+  if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))
+    return post_parts(sc, send);
+  const struct ib_part whole = {.size = send->length};
+  RAIL_TRY(post_tail(sc, (struct chain){.send = send, .at = &send->at, .qp = qp}, &whole));
+  send->base.pending--; /* its write remains */
   return RAIL_OK;
 }
 
@@ -367,7 +364,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
 
   /* Take the request. */
   SLIST_REMOVE_HEAD(&sc->free, free);
-  ib_request_begin(r, IB_REQ_SEND, 1);
+  ib_request_begin(comm, r, IB_REQ_SEND, 1);
   send->data = data;
   send->size = send->length = size;
   send->at.posted = 0;
@@ -385,7 +382,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(r, &phandle);
 
   /* Post, behind sends that wait for room. The request exists now: test reports a failure to post. */
-  if (rail_likely(STAILQ_EMPTY(&sc->unposted)) && post_parts(sc, send) != RAIL_IN_PROGRESS) return RAIL_OK;
+  if (rail_likely(STAILQ_EMPTY(&sc->unposted)) && post_first(sc, send) != RAIL_IN_PROGRESS) return RAIL_OK;
   rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
   STAILQ_INSERT_TAIL(&sc->unposted, send, link);
   return RAIL_OK;
@@ -476,7 +473,7 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
     struct ib_qp *qp = usable_qp(sc, &sc->resend, sc->live[sc->next_qp]);
     if (!qp) return RAIL_IN_PROGRESS;
     sc->resend_of = lost->index;
-    RAIL_TRY(post_batch(sc, send, entry.part, &sc->resend, qp));
+    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = entry.part, .at = &sc->resend, .qp = qp}));
     if (sc->resend.posted) continue;
     if (sc->stripe) ib_stripe_move(sc->stripe, send, entry.part, qp);
     if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;
