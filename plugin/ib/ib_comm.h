@@ -266,6 +266,8 @@ struct ib_recv_comm {
   struct ib_qp *cts;         /* carries CTS writes; NULL: the one that did is lost, and not yet DOWN */
   unsigned int cts_index;    /* the QP that carries them, or did */
   uint32_t cts_unsignaled;   /* CTS writes since the last signaled one */
+  struct ibv_send_wr cts_wr; /* the next CTS write over it, but for slot, length and flags */
+  struct ibv_sge cts_sge;    /* of that */
   uint32_t cts_resend;        /* one bit per receive whose CTS is to be resent */
   unsigned int next_qp;      /* where the next buffer's first part is received (ib_two_sided.h) */
   struct ib_flush *flush;    /* NULL: no flush is needed */

@@ -41,11 +41,25 @@ struct ib_comm *ib_recv_comm_alloc(void) {
   return &rc->base;
 }
 
+/* What all CTS writes over that QP have in common: what a provider reads of a write is set, and nothing else. */
+static void use_cts_qp(struct ib_recv_comm *rc, unsigned int index) {
+  const struct ib_qp *qp = &rc->base.qps[index];
+  struct ibv_send_wr *wr = &rc->cts_wr;
+  rc->cts = &rc->base.qps[index];
+  rc->cts_index = index;
+  rc->cts_unsignaled = 0;
+  rc->cts_sge.lkey = rc->base.rails[qp->rail].ctrl_mr->lkey;
+  wr->sg_list = &rc->cts_sge;
+  wr->num_sge = 1;
+  wr->opcode = IBV_WR_RDMA_WRITE;
+  wr->wr.rdma.rkey = rc->remote_ring.rkeys[qp->remote_rail];
+}
+
 void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
                         rail_result_t (*progress)(struct ib_comm *comm)) {
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   rc->remote_ring = *ring;
-  rc->cts = &comm->qps[0];
+  use_cts_qp(rc, 0);
   for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
   comm->progress = progress;
   comm->idle_work = comm->events;
@@ -100,24 +114,20 @@ RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *
 /* One write of all entries of the slot. Each 16th is signaled, and so is the last that fits into the send queue: its
  * completion stands for all before it. */
 RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot) {
-  struct ib_cts_wire *entries = rc->base.ctrl_buf->ring.slots[slot];
-  uint32_t bytes = n * (uint32_t)sizeof *entries;
-  struct ibv_sge sge = {
-    .addr = (uintptr_t)entries, .length = bytes, .lkey = rc->base.rails[qp->rail].ctrl_mr->lkey};
-  struct ibv_send_wr wr; /* what a provider reads of a write is set, and nothing else */
-  wr.wr_id = ib_wr_id_of(qp, ++rc->cts_unsignaled, slot);
-  wr.next = NULL;
-  wr.sg_list = &sge;
-  wr.num_sge = 1;
-  wr.opcode = IBV_WR_RDMA_WRITE;
-  wr.send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0;
-  wr.wr.rdma.remote_addr = rc->remote_ring.addr + slot * IB_MAX_GROUP * sizeof *entries;
-  wr.wr.rdma.rkey = rc->remote_ring.rkeys[qp->remote_rail];
+  const struct ib_cts_ring *ring = &rc->base.ctrl_buf->ring;
+  const uint64_t at = (uint64_t)slot * sizeof ring->slots[0];
+  const uint32_t bytes = n * (uint32_t)sizeof ring->slots[0][0];
+  struct ibv_send_wr *wr = &rc->cts_wr;
+  rc->cts_sge.addr = (uintptr_t)ring + at;
+  rc->cts_sge.length = bytes;
+  wr->wr_id = ib_wr_id_of(qp, ++rc->cts_unsignaled, slot);
+  wr->send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0;
+  wr->wr.rdma.remote_addr = rc->remote_ring.addr + at;
   if (rc->cts_unsignaled == IB_CTS_SIGNALED || qp->sq_avail == 1) {
-    wr.send_flags |= IBV_SEND_SIGNALED;
+    wr->send_flags |= IBV_SEND_SIGNALED;
     rc->cts_unsignaled = 0;
   }
-  RAIL_TRY(post_write(rc, qp, &wr));
+  RAIL_TRY(post_write(rc, qp, wr));
   rail_stats_add(&rc->base.stats[IB_COMM_WRITES], 1);
   return RAIL_OK;
 }
@@ -146,9 +156,7 @@ unsigned int ib_recv_move_cts(struct ib_recv_comm *rc, unsigned int lost) {
   unsigned int i = 0, n = 0;
   if (rc->cts || rc->cts_index != lost) return 0;
   while (rc->base.failover->qps[i].state != IB_FAILOVER_UP) i++;
-  rc->cts_index = i;
-  rc->cts = &rc->base.qps[i];
-  rc->cts_unsignaled = 0;
+  use_cts_qp(rc, i);
   rc->cts_resend = 0;
   for (unsigned int slot = 0; slot < IB_MAX_RECVS; slot++)
     if (rc->recvs[slot].base.magic == IB_REQ_RECV && rc->recvs[slot].base.pending) {
@@ -175,13 +183,6 @@ RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
 
 static inline bool has_room(const struct ib_recv_comm *rc) { return rc->cts && rc->cts->sq_avail; }
 
-/* The first that its registration does not cover, or that is too large; n: none. */
-static int first_bad_buffer(const struct ib_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
-  for (int i = 0; i < n; i++)
-    if (!ib_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > comm->max_bytes) return i;
-  return n;
-}
-
 struct recv_args {
   unsigned int n;
   void **data;
@@ -190,6 +191,18 @@ struct recv_args {
   void **mhandles, **phandles;
 };
 
+static inline struct ib_mhandle *mhandle_of(const struct recv_args *args, unsigned int i) {
+  return args->mhandles ? args->mhandles[i] : NULL;
+}
+
+/* The first that its registration does not cover, or that is too large; n: none. */
+RAIL_HOT_INLINE unsigned int first_bad_buffer(const struct ib_comm *comm, const struct recv_args *args) {
+  for (unsigned int i = 0; i < args->n; i++)
+    if (!ib_mr_covers(comm, mhandle_of(args, i), args->data[i], args->sizes[i]) || args->sizes[i] > comm->max_bytes)
+      return i;
+  return args->n;
+}
+
 /* Three times the same: for one buffer, which is what most receives have, for a group, and with `two_sided`, a constant
  * (ib_two_sided.h). */
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
@@ -197,11 +210,15 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
   struct ib_comm *comm = &rc->base;
   const unsigned int n = args->n;
   const size_t *sizes = args->sizes;
+  const unsigned int bad = first_bad_buffer(comm, args);
+  if (rail_unlikely(bad < n))
+    return ib_comm_refuse_buffer(comm, "irecv", mhandle_of(args, bad), args->data[bad], sizes[bad]);
+  RAIL_TRY(rail_first_error(&comm->error));
 
   /* The next slot, if its last receive is done, and room in the send queue. Poll here when there is none: the caller
    * may have no request left to test. */
   unsigned int slot = rc->next_seq % IB_MAX_RECVS;
-  struct ib_recv *recv = &rc->recvs[slot];
+  struct ib_recv *recv = rc->recvs + slot;
   if (rail_unlikely(!has_room(rc)) || (two_sided && !ib_two_sided_has_room(rc, n, sizes))) (void)comm->progress(comm);
   if (rail_unlikely(recv->base.magic != IB_REQ_FREE || (rc->cts && !rc->cts->sq_avail)) ||
       (two_sided && !ib_two_sided_has_room(rc, n, sizes))) {
@@ -256,10 +273,6 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!rail_net_recv_args_ok(n, IB_MAX_GROUP, data, sizes, tags)))
     return rail_net_refuse_recv_args("RailIB", n, IB_MAX_GROUP, data, sizes, tags);
-  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
-  if (rail_unlikely(bad < n))
-    return ib_comm_refuse_buffer(comm, "irecv", mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
-  if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   if (rail_unlikely(comm->plan.two_sided || n != 1)) {
     const struct recv_args args = {(unsigned int)n, data, sizes, tags, mhandles, phandles};
