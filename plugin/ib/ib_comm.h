@@ -270,6 +270,7 @@ struct ib_recv_comm {
   struct ibv_sge cts_sge;    /* of that */
   uint32_t cts_resend;        /* one bit per receive whose CTS is to be resent */
   unsigned int next_qp;      /* where the next buffer's first part is received (ib_two_sided.h) */
+  struct ibv_recv_wr recv_wrs[IB_RECV_BATCH]; /* a chain: the receive WRs that are posted again next */
   struct ib_flush *flush;    /* NULL: no flush is needed */
   struct ib_notice_wire *notices; /* ib_notice.h: IB_RECV_DEPTH of each QP; NULL: immediates report parts */
   struct ib_request_pool free_flushes;

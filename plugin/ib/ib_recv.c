@@ -35,6 +35,7 @@ struct ib_comm *ib_recv_comm_alloc(void) {
     return NULL;
   }
   rc->next_seq = 1;
+  for (unsigned int i = 0; i + 1 < IB_RECV_BATCH; i++) rc->recv_wrs[i].next = &rc->recv_wrs[i + 1];
   for (unsigned int i = 0; i < IB_MAX_RECVS; i++)
     rc->recvs[i].base = (struct ib_request){.magic = IB_REQ_FREE, .comm = &rc->base};
   ib_request_pool_init(&rc->free_flushes, rc->flushes, sizeof rc->flushes[0], IB_MAX_FLUSHES, &rc->base);
@@ -69,11 +70,9 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
 
 /* Receive WRs without memory: only immediates consume them. Notices have it. */
 static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
-  struct ibv_recv_wr wrs[IB_RECV_BATCH], *bad;
+  struct ibv_recv_wr *wrs = ib_recv_comm_of(comm)->recv_wrs, *bad;
   struct ibv_sge sges[IB_RECV_BATCH];
-  for (unsigned int i = 0; i < IB_RECV_BATCH; i++)
-    wrs[i] = (struct ibv_recv_wr){.wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0), .next = &wrs[i + 1]};
-  wrs[IB_RECV_BATCH - 1].next = NULL;
+  for (unsigned int i = 0; i < IB_RECV_BATCH; i++) wrs[i].wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0);
   if (rail_unlikely(comm->plan.notices)) ib_notices_attach(ib_recv_comm_of(comm), qp, wrs, sges);
   int err = ibv_post_recv(qp->qp, wrs, &bad);
   if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
