@@ -385,29 +385,38 @@ RAIL_COLD static rail_result_t peer_revoked(struct ofi_send_comm *sc) {
   return ofi_comm_fail_faults(&sc->base, RAIL_OOB_PEER_CLOSED);
 }
 
-/* *send: the request, and the buffer that it goes to; NULL: on credit. Without one it is not now. Under the lock. */
-static rail_result_t begin(struct ofi_send_comm *sc, const void *data, size_t size, uint32_t tag,
-                           struct ofi_mhandle *mr, struct ofi_send **out, const struct ofi_buffer **buffer) {
+/* What isend's caller gave. */
+struct message {
+  const void *data;
+  size_t size;
+  uint32_t tag;
+  struct ofi_mhandle *mr;
+};
+
+/* *out: the request; NULL: not now. *buffer: that it goes to; NULL: on credit. Under the lock. */
+static rail_result_t begin(struct ofi_send_comm *sc, const struct message *message, struct ofi_send **out,
+                           const struct ofi_buffer **buffer) {
   unsigned int index = 0;
-  bool credit = has_credit(sc, size, mr);
-  struct ofi_slot *slot = oldest_granted(sc, tag, &index);
+  bool credit = has_credit(sc, message->size, message->mr);
+  struct ofi_slot *slot = oldest_granted(sc, message->tag, &index);
   if (!slot && (!credit || sc->granted_last)) { /* where the receiver grants, its next GRANT may have come */
     (void)ofi_poll(sc->base.endpoint); /* the caller may have no request to test */
-    slot = oldest_granted(sc, tag, &index);
+    slot = oldest_granted(sc, message->tag, &index);
   }
   RAIL_TRY(ofi_comm_status(&sc->base)); /* who had the lock, or the poll, may have ended it */
   if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
   bool gone = atomic_load_explicit(&sc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
-  if (!slot && (gone || !(credit || has_credit(sc, size, mr)))) return no_grant(sc); /* a poll may have brought some */
+  if (!slot && !credit) credit = has_credit(sc, message->size, message->mr); /* the poll may have brought some */
+  if (!slot && (gone || !credit)) return no_grant(sc);
   struct ofi_send *send = take_request(sc);
   if (rail_unlikely(!send)) {
     rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_ROOM], 1);
     return RAIL_OK;
   }
   ofi_request_begin(&send->base, OFI_REQ_SEND);
-  send->data = data;
-  send->size = size;
-  send->mr = size ? mr : NULL;
+  send->data = message->data;
+  send->size = message->size;
+  send->mr = message->size ? message->mr : NULL;
   send->nparts = 1;
   send->pending = 0;
   ofi_mr_hold(send->mr);
@@ -438,10 +447,11 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
   struct ofi_send *send = NULL;
   const struct ofi_buffer *buffer = NULL;
-  rail_result_t result = begin(ofi_send_comm_of(comm), data, size, (uint32_t)tag, mhandle, &send, &buffer);
+  const struct message message = {.data = data, .size = size, .tag = (uint32_t)tag, .mr = mhandle};
+  rail_result_t result = begin(ofi_send_comm_of(comm), &message, &send, &buffer);
   if (send) {
     *request = send; /* from here on test reports a failure */
-    struct ofi_op *op = prepare(send, buffer, (uint32_t)tag);
+    struct ofi_op *op = prepare(send, buffer, message.tag);
     rail_result_t sent = op ? posted(send, op, ofi_op_post(op)) : post_parts(send, buffer);
     if (sent == RAIL_OK && send->pending == 0) complete_send(send);
   }
