@@ -29,6 +29,12 @@ rail_result_t rail_net_refuse_recv_args(const char *plugin, int n, int max, void
   return RAIL_BAD_ARGUMENT;
 }
 
+RAIL_COLD rail_result_t rail_net_refuse_request(const char *plugin, const void *request) {
+  if (!request || request == RAIL_NET_OPTIONAL_RECV) RAIL_WARN("%s: test: %p is no request", plugin, request);
+  else RAIL_WARN("%s: test: request %p is not outstanding (tested again after it was done?)", plugin, request);
+  return RAIL_BAD_ARGUMENT;
+}
+
 rail_result_t rail_net_no_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props) {
   (void)dev;
   (void)props;

@@ -130,6 +130,9 @@ static inline bool rail_net_recv_args_ok(int n, int max, void **data, const size
 rail_result_t rail_net_refuse_recv_args(const char *plugin, int n, int max, void **data, const size_t *sizes,
                                         const int *tags);
 
+/* Logs that a pointer given to test is no request, or none that is outstanding. RAIL_BAD_ARGUMENT. */
+rail_result_t rail_net_refuse_request(const char *plugin, const void *request);
+
 /* Slots for operations a plugin does not have; no table of ours holds a NULL. */
 rail_result_t rail_net_no_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props);
 rail_result_t rail_net_no_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,

@@ -34,20 +34,12 @@ void ib_request_pool_init(struct ib_request_pool *pool, void *first, size_t size
   }
 }
 
-RAIL_COLD rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call,
-                                              const struct ib_mhandle *mr, const void *data, uint64_t size) {
-  if (size > comm->max_bytes)
-    RAIL_WARN("RailIB: %s: size %llu; allowed: up to %llu%s", call, (unsigned long long)size,
-              (unsigned long long)comm->max_bytes,
-              comm->max_bytes < RAIL_NET_MAX_BYTES ? " (with RAIL_IB_PROTOCOL=send)" : "");
-  else if (!data) RAIL_WARN("RailIB: %s: data is NULL with size %llu; allowed: NULL only with size 0", call,
-                            (unsigned long long)size);
-  else if (!mr) RAIL_WARN("RailIB: %s: mhandle is NULL with size %llu; allowed: NULL only with size 0, else what "
-                          "regMr gave for these bytes", call, (unsigned long long)size);
-  else if (mr->magic != IB_MHANDLE_MAGIC || mr->comm != comm)
-    RAIL_WARN("RailIB: %s: mhandle %p is no registration of this connection", call, (const void *)mr);
-  else RAIL_WARN("RailIB: %s: %p+%llu is not inside its registration, %#llx+%llu", call, data,
-                 (unsigned long long)size, (unsigned long long)mr->addr, (unsigned long long)mr->size);
+RAIL_COLD rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call, const void *mhandle,
+                                              const void *data, uint64_t size) {
+  if (size <= comm->max_bytes || comm->max_bytes == RAIL_NET_MAX_BYTES)
+    return rail_net_refuse_buffer("RailIB", call, mhandle, comm, data, size);
+  RAIL_WARN("RailIB: %s: size %llu; allowed: up to %llu (with RAIL_IB_PROTOCOL=send)", call, (unsigned long long)size,
+            (unsigned long long)comm->max_bytes);
   return RAIL_BAD_ARGUMENT;
 }
 

@@ -18,6 +18,7 @@
 #include "common/base/sock.h"
 #include "common/conn/first_error.h"
 #include "common/conn/oob.h"
+#include "common/net/net_memory.h"
 #include "common/net/net_ops.h"
 #include "common/obs/stats.h"
 #include "plugin/ib/ib_cts.h"
@@ -64,15 +65,10 @@ struct ib_rail {
 };
 
 /* A registration as regMr returns it. */
-#define IB_MHANDLE_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'M')
 struct ib_mr_entry;
 struct ib_mhandle {
-  uint32_t magic;
-  int type; /* RAIL_PTR_* */
-  struct ib_comm *comm;
+  struct rail_net_memory memory;
   LIST_ENTRY(ib_mhandle) link; /* in comm->mhandles, under the lock of ib_mr.c */
-  uint64_t addr, size;
-  _Atomic uint32_t outstanding; /* requests that use it: counted by the progress thread */
   struct ib_mr_entry *entries[IB_MAX_RAILS];
   uint32_t lkeys[IB_MAX_RAILS], rkeys[IB_MAX_RAILS]; /* by local rail */
 };
@@ -355,33 +351,8 @@ static inline void ib_request_end(struct ib_comm *comm) {
   ib_outstanding_set(comm, atomic_load_explicit(&comm->outstanding, memory_order_relaxed) - 1);
 }
 
-/* ---- the caller's registrations ----------------------------------------
- *
- * What the data path does with a handle. Here because ib_mr.c calls ib_progress.c, which calls the data path. */
-
-/* Is [data, data + size) memory that this connection may use? No memory at all needs no registration. */
-static inline bool ib_mr_covers(const struct ib_comm *comm, const struct ib_mhandle *mr, const void *data,
-                                uint64_t size) {
-  if (!size) return true;
-  if (!mr || mr->magic != IB_MHANDLE_MAGIC || mr->comm != comm) return false;
-  uint64_t offset = (uintptr_t)data - mr->addr;
-  return offset <= mr->size && size <= mr->size - offset;
-}
-
-/* `mr` may be NULL. */
-static inline void ib_mr_hold(struct ib_mhandle *mr) {
-  if (!mr) return;
-  uint32_t n = atomic_load_explicit(&mr->outstanding, memory_order_relaxed);
-  atomic_store_explicit(&mr->outstanding, n + 1, memory_order_relaxed);
-}
-static inline void ib_mr_release(struct ib_mhandle *mr) {
-  if (!mr) return;
-  uint32_t n = atomic_load_explicit(&mr->outstanding, memory_order_relaxed);
-  atomic_store_explicit(&mr->outstanding, n - 1, memory_order_release);
-}
-
 /* One line about a buffer that cannot be used, and RAIL_BAD_ARGUMENT. */
-rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call, const struct ib_mhandle *mr,
+rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call, const void *mhandle,
                                     const void *data, uint64_t size);
 
 #endif

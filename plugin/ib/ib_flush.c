@@ -116,7 +116,7 @@ void ib_flush_close(struct ib_comm *comm) {
 /* ---- iflush ------------------------------------------------------------- */
 
 static bool is_needed_for(const struct ib_mhandle *mr) {
-  return mr->type != RAIL_PTR_HOST || ib_params.flush == IB_FLUSH_ALWAYS;
+  return mr->memory.type != RAIL_PTR_HOST || ib_params.flush == IB_FLUSH_ALWAYS;
 }
 
 /* With failover the rail is given up, and with it the read. */
@@ -175,7 +175,7 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   while (i >= 0 && sizes[i] <= 0) i--; /* the last buffer that holds data */
   if (!rc->flush || i < 0) return RAIL_OK;
   struct ib_mhandle *mr = mhandles[i];
-  if (rail_unlikely(!ib_mr_covers(comm, mr, data[i], (uint64_t)sizes[i])))
+  if (rail_unlikely(!rail_net_memory_covers(mhandles[i], comm, data[i], (uint64_t)sizes[i])))
     return ib_comm_refuse_buffer(comm, "iflush", mr, data[i], (uint64_t)sizes[i]);
   if (!is_needed_for(mr)) return RAIL_OK;
   struct ib_request *r = SLIST_FIRST(&rc->free_flushes);
@@ -183,7 +183,7 @@ rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, v
   SLIST_REMOVE_HEAD(&rc->free_flushes, free);
   ib_request_begin(comm, r, IB_REQ_FLUSH, (uint32_t)__builtin_popcount(rc->flush->rails));
   rc->flushed[r - rc->flushes] = mr;
-  ib_mr_hold(mr);
+  rail_net_memory_hold(&mr->memory);
   *request = r;
   (void)post_reads(rc, r, data[i], mr); /* the request exists: test reports a failure to post */
   return RAIL_OK;
@@ -193,7 +193,7 @@ static void read_done(struct ib_recv_comm *rc, unsigned int i, unsigned int rail
   if (!(rc->flush->waiting[i] & 1u << rail)) return; /* its rail was lost meanwhile */
   rc->flush->waiting[i] &= (uint8_t)~(1u << rail);
   if (--rc->flushes[i].pending) return;
-  ib_mr_release(rc->flushed[i]);
+  rail_net_memory_release(&rc->flushed[i]->memory);
   ib_request_end(&rc->base);
 }
 

@@ -376,12 +376,12 @@ static rail_result_t reg(const char *call, void *comm_arg, void *data, size_t si
     RAIL_WARN("RailIB: %s: out of memory", call);
     return RAIL_SYSTEM_ERROR;
   }
-  handle->magic = IB_MHANDLE_MAGIC;
-  handle->type = type;
-  handle->comm = comm;
-  handle->addr = (uint64_t)(uintptr_t)data;
-  handle->size = size;
-  struct ib_mr_key key = {.addr = handle->addr, .size = size, .fd = fd, .offset = offset};
+  handle->memory.magic = RAIL_NET_MEMORY_MAGIC;
+  handle->memory.type = type;
+  handle->memory.comm = comm;
+  handle->memory.addr = (uint64_t)(uintptr_t)data;
+  handle->memory.size = size;
+  struct ib_mr_key key = {.addr = handle->memory.addr, .size = size, .fd = fd, .offset = offset};
   rail_result_t result = register_on_rails(comm, &key, handle);
   if (result != RAIL_OK) {
     free(handle);
@@ -410,27 +410,28 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
   if (!handle) return RAIL_OK;
   struct ib_comm *comm = ib_comm_of(comm_arg, 0, "deregMr");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (handle->magic != IB_MHANDLE_MAGIC || handle->comm != comm) {
+  if (!rail_net_memory_is_of(&handle->memory, comm)) {
     RAIL_WARN("RailIB: deregMr: %p is not a registration of this connection", mhandle);
     return RAIL_BAD_ARGUMENT;
   }
-  if (atomic_load_explicit(&handle->outstanding, memory_order_acquire) && !atomic_load(&comm->stopped)) {
+  if (atomic_load_explicit(&handle->memory.outstanding, memory_order_acquire) && !atomic_load(&comm->stopped)) {
     /* Normal at abort, a bug at any other time; either way the connection is over. The registration may be shared and
      * live on, so it is the QPs that must not touch the range any more. */
     ib_comm_stop(comm);
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu with %u requests outstanding: the connection is stopped",
-              (unsigned long long)handle->addr, (unsigned long long)handle->size, atomic_load(&handle->outstanding));
+              (unsigned long long)handle->memory.addr, (unsigned long long)handle->memory.size,
+              atomic_load(&handle->memory.outstanding));
     rail_watch_remove(&ib_watch, &comm->watched, true); /* sends GOODBYE at once */
   }
-  if (atomic_load_explicit(&handle->outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
+  if (atomic_load_explicit(&handle->memory.outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
       !(atomic_load(&comm->faults) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu: the HCA has not said within a second that it has stopped",
-              (unsigned long long)handle->addr, (unsigned long long)handle->size);
-  handle->magic = 0;
+              (unsigned long long)handle->memory.addr, (unsigned long long)handle->memory.size);
+  handle->memory.magic = 0;
   /* Requests refer to it, and a QP that was stopped in the middle of a write may, too: Soft-RoCE's holds the
    * registration until it is destroyed, and ibv_dereg_mr would wait for that for up to 50 s (Linux 6.1, rxe_pool.c). It
    * is released with the connection, and is out of the cache until then, because the caller may free the memory. */
-  if (atomic_load_explicit(&handle->outstanding, memory_order_acquire)) {
+  if (atomic_load_explicit(&handle->memory.outstanding, memory_order_acquire)) {
     if (!comm->forked) retire_entries(comm, handle);
     return RAIL_OK;
   }
@@ -444,7 +445,7 @@ void ib_mhandles_free(struct ib_comm *comm) {
   for (struct ib_mhandle *handle; (handle = LIST_FIRST(&comm->mhandles)) != NULL;) {
     LIST_REMOVE(handle, link);
     release_entries(comm, handle);
-    handle->magic = 0;
+    handle->memory.magic = 0;
     free(handle);
   }
 }

@@ -273,17 +273,11 @@ static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_re
   return r->comm->events && ib_wait_idle(r->comm, r) ? poll_all(r->comm, &found) : RAIL_OK;
 }
 
-RAIL_COLD static rail_result_t bad_request(const struct ib_request *r) {
-  if (!r || r == RAIL_NET_OPTIONAL_RECV) RAIL_WARN("RailIB: test: %p is no request", (const void *)r);
-  else RAIL_WARN("RailIB: test: request %p is not outstanding (tested again after it was done?)", (const void *)r);
-  return RAIL_BAD_ARGUMENT;
-}
-
 rail_result_t ib_test(void *request, int *done, int *sizes) {
   *done = 0;
   struct ib_request *r = request;
-  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return bad_request(r);
-  if (rail_unlikely(!ib_request_is_outstanding(r))) return bad_request(r);
+  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return rail_net_refuse_request("RailIB", r);
+  if (rail_unlikely(!ib_request_is_outstanding(r))) return rail_net_refuse_request("RailIB", r);
   struct ib_comm *comm = r->comm;
   if (r->pending) {
     bool found = false;

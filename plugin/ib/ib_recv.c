@@ -190,14 +190,15 @@ struct recv_args {
   void **mhandles, **phandles;
 };
 
-static inline struct ib_mhandle *mhandle_of(const struct recv_args *args, unsigned int i) {
+static inline void *mhandle_of(const struct recv_args *args, unsigned int i) {
   return args->mhandles ? args->mhandles[i] : NULL;
 }
 
 /* The first that its registration does not cover, or that is too large; n: none. */
 RAIL_HOT_INLINE unsigned int first_bad_buffer(const struct ib_comm *comm, const struct recv_args *args) {
   for (unsigned int i = 0; i < args->n; i++)
-    if (!ib_mr_covers(comm, mhandle_of(args, i), args->data[i], args->sizes[i]) || args->sizes[i] > comm->max_bytes)
+    if (!rail_net_memory_covers(mhandle_of(args, i), comm, args->data[i], args->sizes[i]) ||
+        args->sizes[i] > comm->max_bytes)
       return i;
   return args->n;
 }
@@ -236,7 +237,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
     struct ib_cts cts = {.addr = two_sided ? 0 : (uintptr_t)data, .size = sizes[i], .tag = tag, .count = (uint8_t)n,
                          .index = (uint8_t)i};
     recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = tag, .mr = mr};
-    ib_mr_hold(mr);
+    if (mr) rail_net_memory_hold(&mr->memory);
     if (two_sided) ib_two_sided_divide(rc, &cts);
     if (two_sided && posted == RAIL_OK) posted = ib_two_sided_receive(rc, slot, &cts, data);
     if (!two_sided && mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
@@ -294,7 +295,7 @@ RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, s
   uint64_t *stats = comm->stats;
   rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&stats[IB_COMM_BYTES], b->arrived);
-  ib_mr_release(b->mr);
+  if (b->mr) rail_net_memory_release(&b->mr->memory);
   if (--recv->base.pending == 0) ib_request_end(comm);
 }
 

@@ -347,7 +347,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   *request = NULL;
   struct ib_comm *comm = ib_comm_of(send_comm, IB_SEND_COMM_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!ib_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
+  if (rail_unlikely(!rail_net_memory_covers(mhandle, comm, data, size) || size > RAIL_NET_MAX_BYTES))
     return ib_comm_refuse_buffer(comm, "isend", mhandle, data, size);
   if (rail_unlikely(rail_first_error(&comm->error) != RAIL_OK)) return rail_first_error(&comm->error);
   struct ib_send_comm *sc = ib_send_comm_of(comm);
@@ -370,7 +370,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   send->at.posted = 0;
   send->part = 0;
   send->mr = size ? mhandle : NULL;
-  ib_mr_hold(send->mr);
+  if (send->mr) rail_net_memory_hold(&send->mr->memory);
   if (rail_unlikely(size > send->buffer->size)) refuse_size(sc, send, (uint32_t)tag);
 
   /* Split: over how many QPs, and which. */
@@ -406,7 +406,7 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
   if (--send->base.pending) return;
   rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&stats[IB_COMM_BYTES], send->length);
-  ib_mr_release(send->mr);
+  if (send->mr) rail_net_memory_release(&send->mr->memory);
   ib_request_end(comm);
 }
 

@@ -50,7 +50,7 @@ RAIL_HOT_INLINE void ib_attach_payload(const struct ib_send *send, const struct 
   sge->addr = (uintptr_t)send->data + at;
   sge->length = (uint32_t)len;
   sge->lkey = send->mr->lkeys[qp->rail];
-  if (len <= qp->max_inline && send->mr->type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;
+  if (len <= qp->max_inline && send->mr->memory.type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;
 }
 
 #endif

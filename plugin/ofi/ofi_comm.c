@@ -126,7 +126,7 @@ void ofi_comm_free(struct ofi_comm *comm) {
   ofi_comm_close_mrs(comm);
   while ((mr = LIST_FIRST(&comm->mhandles))) {
     LIST_REMOVE(mr, link);
-    mr->magic = 0;
+    mr->memory.magic = 0;
     free(mr);
   }
   if (!comm->sender) {

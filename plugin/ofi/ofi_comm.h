@@ -19,6 +19,7 @@
 #include "common/base/sock.h"
 #include "common/conn/first_error.h"
 #include "common/conn/oob.h"
+#include "common/net/net_memory.h"
 #include "plugin/ofi/ofi_endpoint.h"
 #include "plugin/ofi/ofi_stats.h"
 
@@ -29,14 +30,9 @@ struct rail_watch;
 struct rail_watched;
 
 /* A registration as regMr returns it. */
-#define OFI_MHANDLE_MAGIC RAIL_OBJECT_MAGIC(OFI_TAG, 'M')
 struct ofi_mhandle {
-  uint32_t magic;
-  int type; /* RAIL_PTR_* */
-  struct ofi_comm *comm;
-  LIST_ENTRY(ofi_mhandle) link; /* in comm->mhandles, under the endpoint's lock */
-  uint64_t addr, size;
-  _Atomic uint32_t outstanding; /* requests that use it; written under the lock */
+  struct rail_net_memory memory; /* `outstanding` is written under the endpoint's lock */
+  LIST_ENTRY(ofi_mhandle) link;  /* in comm->mhandles, under it */
   struct fid_mr *mrs[OFI_MAX_PATHS]; /* by our NIC; NULL where the provider needs none */
   void *descs[OFI_MAX_PATHS];
   uint64_t keys[OFI_MAX_PATHS];
@@ -372,34 +368,5 @@ static inline void ofi_request_end(struct ofi_request *r) {
 static inline bool ofi_request_is_complete(const struct ofi_request *r) {
   return atomic_load_explicit(&r->state, memory_order_acquire) == OFI_COMPLETE;
 }
-
-/* ---- the caller's registrations, as the data path uses them ---- */
-
-/* Is [data, data + size) memory that this connection may use? No memory at all needs no registration. */
-static inline bool ofi_mr_covers(const struct ofi_comm *comm, const struct ofi_mhandle *mr, const void *data,
-                                 uint64_t size) {
-  if (!size) return true;
-  if (!mr || mr->magic != OFI_MHANDLE_MAGIC || mr->comm != comm) return false;
-  uint64_t offset = (uintptr_t)data - mr->addr;
-  return offset <= mr->size && size <= mr->size - offset;
-}
-
-/* Under the lock, under which alone it is written: no atomic addition is needed. */
-static inline void ofi_mr_count(struct ofi_mhandle *mr, int32_t change) {
-  uint32_t n = atomic_load_explicit(&mr->outstanding, memory_order_relaxed) + (uint32_t)change;
-  atomic_store_explicit(&mr->outstanding, n, memory_order_release);
-}
-
-/* `mr` may be NULL. */
-static inline void ofi_mr_hold(struct ofi_mhandle *mr) {
-  if (mr) ofi_mr_count(mr, 1);
-}
-static inline void ofi_mr_release(struct ofi_mhandle *mr) {
-  if (mr) ofi_mr_count(mr, -1);
-}
-
-/* One line about a buffer that cannot be used, and RAIL_BAD_ARGUMENT. */
-rail_result_t ofi_mr_refuse(const struct ofi_comm *comm, const char *call, const struct ofi_mhandle *mr,
-                            const void *data, uint64_t size);
 
 #endif

@@ -10,8 +10,9 @@
 #define FLUSH_BYTES 8
 
 static bool is_wanted(const struct ofi_comm *comm, const struct ofi_mhandle *mr) {
-  if (ofi_params.flush_disable || ofi_params.flush == OFI_FLUSH_NEVER || !mr || !mr->size) return false;
-  return comm->device->rails[0]->caps.rma_read && (ofi_params.flush == OFI_FLUSH_ALWAYS || mr->type != RAIL_PTR_HOST);
+  if (ofi_params.flush_disable || ofi_params.flush == OFI_FLUSH_NEVER || !mr || !mr->memory.size) return false;
+  return comm->device->rails[0]->caps.rma_read &&
+         (ofi_params.flush == OFI_FLUSH_ALWAYS || mr->memory.type != RAIL_PTR_HOST);
 }
 
 /* Once per comm, and per endpoint its own address. 0, or libfabric's error. */
@@ -34,14 +35,14 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
   flush->pending = 1;
   for (unsigned int i = 0; i < comm->endpoint->nnics && !err; i++) {
     struct ofi_op *op = &flush->ops[i];
-    uint64_t offset = (uintptr_t)data - mr->addr;
+    uint64_t offset = (uintptr_t)data - mr->memory.addr;
     op->kind = OFI_OP_FLUSH;
     op->comm = comm;
     op->request = flush;
     op->nic = &comm->endpoint->nics[i];
     op->to = op->nic->self;
     op->data = rc->flush_target.bytes;
-    op->size = RAIL_MIN(FLUSH_BYTES, mr->size - offset);
+    op->size = RAIL_MIN(FLUSH_BYTES, mr->memory.size - offset);
     op->desc = rc->flush_target.descs[i];
     op->remote_addr = op->nic->nic->caps.mr_virt_addr ? (uintptr_t)data : offset;
     op->key = mr->keys[i];
@@ -54,7 +55,7 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
 }
 
 static void complete_flush(struct ofi_flush *flush) {
-  ofi_mr_release(flush->mr);
+  if (flush->mr) rail_net_memory_release(&flush->mr->memory);
   ofi_request_end(&flush->base);
 }
 
@@ -72,8 +73,8 @@ rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, 
   while (last >= 0 && sizes[last] <= 0) last--;
   struct ofi_mhandle *mr = last >= 0 ? mhandles[last] : NULL;
   if (!is_wanted(comm, mr)) return RAIL_OK; /* no request: nothing to wait for */
-  if (!ofi_mr_covers(comm, mr, data[last], (uint64_t)sizes[last]))
-    return ofi_mr_refuse(comm, "iflush", mr, data[last], (uint64_t)sizes[last]);
+  if (!rail_net_memory_covers(mhandles[last], comm, data[last], (uint64_t)sizes[last]))
+    return rail_net_refuse_buffer("RailOFI", "iflush", mhandles[last], comm, data[last], (uint64_t)sizes[last]);
   struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
   ofi_endpoint_lock(comm->endpoint);
   rail_result_t result = ofi_comm_status(comm); /* who had the lock may have ended it */
@@ -83,7 +84,7 @@ rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, 
     SLIST_REMOVE_HEAD(&rc->free_flushes, free);
     ofi_request_begin(r, OFI_REQ_FLUSH);
     flush->mr = mr;
-    ofi_mr_hold(mr);
+    if (mr) rail_net_memory_hold(&mr->memory);
     *request = flush;
     (void)post_reads(rc, flush, data[last]);
   }

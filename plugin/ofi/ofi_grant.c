@@ -20,7 +20,7 @@ static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsig
 /* The address that a peer names to write to the buffer: a virtual one, or an offset in the registration. */
 static uint64_t remote_addr(const struct ofi_comm *comm, const struct ofi_recv_buffer *b) {
   uint64_t addr = (uintptr_t)b->data;
-  return !b->mr ? 0 : comm->device->rails[0]->caps.mr_virt_addr ? addr : addr - b->mr->addr;
+  return !b->mr ? 0 : comm->device->rails[0]->caps.mr_virt_addr ? addr : addr - b->mr->memory.addr;
 }
 
 /* Of the next GRANT, whose number is in their tags. */

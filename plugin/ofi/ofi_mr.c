@@ -11,22 +11,6 @@
 
 #include "plugin/ofi/ofi_close.h"
 
-RAIL_COLD rail_result_t ofi_mr_refuse(const struct ofi_comm *comm, const char *call, const struct ofi_mhandle *mr,
-                                      const void *data, uint64_t size) {
-  if (size > RAIL_NET_MAX_BYTES)
-    RAIL_WARN("RailOFI: %s: size %llu; allowed: up to %llu", call, (unsigned long long)size,
-              (unsigned long long)RAIL_NET_MAX_BYTES);
-  else if (!data) RAIL_WARN("RailOFI: %s: data is NULL with size %llu; allowed: NULL only with size 0", call,
-                            (unsigned long long)size);
-  else if (!mr) RAIL_WARN("RailOFI: %s: mhandle is NULL with size %llu; allowed: NULL only with size 0, else what "
-                          "regMr gave for these bytes", call, (unsigned long long)size);
-  else if (mr->magic != OFI_MHANDLE_MAGIC || mr->comm != comm)
-    RAIL_WARN("RailOFI: %s: mhandle %p is no registration of this connection", call, (const void *)mr);
-  else RAIL_WARN("RailOFI: %s: %p+%llu is not inside its registration, %#llx+%llu", call, data,
-                 (unsigned long long)size, (unsigned long long)mr->addr, (unsigned long long)mr->size);
-  return RAIL_BAD_ARGUMENT;
-}
-
 /* ---- registering ------------------------------------------------------------- */
 
 static bool needs_registration(const struct ofi_comm *comm, const struct ofi_nic *nic, int type) {
@@ -37,11 +21,11 @@ static bool needs_registration(const struct ofi_comm *comm, const struct ofi_nic
 
 static int register_with(struct ofi_comm *comm, unsigned int i, struct ofi_mhandle *mr) {
   const struct ofi_nic *nic = comm->endpoint->nics[i].nic;
-  const struct iovec iov = {.iov_base = (void *)(uintptr_t)mr->addr, .iov_len = mr->size};
+  const struct iovec iov = {.iov_base = (void *)(uintptr_t)mr->memory.addr, .iov_len = mr->memory.size};
   struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_SEND | FI_RECV};
   if (nic->caps.rma) attr.access |= FI_WRITE | FI_REMOTE_WRITE;
   if (nic->caps.rma_read) attr.access |= FI_READ | FI_REMOTE_READ;
-  if (mr->type != RAIL_PTR_HOST) attr.iface = FI_HMEM_CUDA;
+  if (mr->memory.type != RAIL_PTR_HOST) attr.iface = FI_HMEM_CUDA;
   int err = ofi_memory_register(comm->endpoint, i, &attr, &mr->mrs[i]);
   if (err) {
     mr->mrs[i] = NULL;
@@ -57,20 +41,21 @@ static void deregister(struct ofi_mhandle *mr) {
     int err = mr->mrs[i] ? fi_close(&mr->mrs[i]->fid) : 0;
     if (err)
       RAIL_WARN("RailOFI: deregistering %#llx+%llu: fi_close: %s; its pages may stay locked",
-                (unsigned long long)mr->addr, (unsigned long long)mr->size, ofi_fabric_strerror(err));
+                (unsigned long long)mr->memory.addr, (unsigned long long)mr->memory.size, ofi_fabric_strerror(err));
     mr->mrs[i] = NULL;
   }
 }
 
 /* Under the lock. */
 static rail_result_t register_with_nics(struct ofi_comm *comm, struct ofi_mhandle *mr) {
-  for (unsigned int i = 0; mr->size && i < comm->endpoint->nnics; i++) {
+  for (unsigned int i = 0; mr->memory.size && i < comm->endpoint->nnics; i++) {
     const struct ofi_nic *nic = comm->endpoint->nics[i].nic;
-    int err = needs_registration(comm, nic, mr->type) ? register_with(comm, i, mr) : 0;
+    int err = needs_registration(comm, nic, mr->memory.type) ? register_with(comm, i, mr) : 0;
     if (!err) continue;
     deregister(mr);
-    RAIL_WARN("RailOFI: registering %#llx+%llu with %s (%s): fi_mr_regattr: %s; %s", (unsigned long long)mr->addr,
-              (unsigned long long)mr->size, nic->name, nic->provider, ofi_fabric_strerror(err),
+    RAIL_WARN("RailOFI: registering %#llx+%llu with %s (%s): fi_mr_regattr: %s; %s",
+              (unsigned long long)mr->memory.addr, (unsigned long long)mr->memory.size, nic->name, nic->provider,
+              ofi_fabric_strerror(err),
               err == -FI_ENOMEM   ? "is `ulimit -l` (memlock) too low for this process?"
               : err == -FI_ENOKEY ? "all keys of this domain are taken (mr_key_size)"
                                   : "is the address ordinary memory that this process may write to?");
@@ -109,11 +94,11 @@ rail_result_t ofi_reg_mr(void *comm_arg, void *data, size_t size, int type, void
     RAIL_WARN("RailOFI: regMr: out of memory");
     return RAIL_SYSTEM_ERROR;
   }
-  mr->magic = OFI_MHANDLE_MAGIC;
-  mr->type = type;
-  mr->comm = comm;
-  mr->addr = (uintptr_t)data;
-  mr->size = size;
+  mr->memory.magic = RAIL_NET_MEMORY_MAGIC;
+  mr->memory.type = type;
+  mr->memory.comm = comm;
+  mr->memory.addr = (uintptr_t)data;
+  mr->memory.size = size;
   ofi_endpoint_lock(comm->endpoint);
   rail_result_t result = register_with_nics(comm, mr);
   ofi_endpoint_unlock(comm->endpoint);
@@ -127,23 +112,23 @@ rail_result_t ofi_dereg_mr(void *comm_arg, void *mhandle) {
   if (!mr) return RAIL_OK;
   struct ofi_comm *comm = ofi_comm_of(comm_arg, 0, "deregMr");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (mr->magic != OFI_MHANDLE_MAGIC || mr->comm != comm) {
+  if (!rail_net_memory_is_of(&mr->memory, comm)) {
     RAIL_WARN("RailOFI: deregMr: %p is not a registration of this connection", mhandle);
     return RAIL_BAD_ARGUMENT;
   }
-  mr->magic = 0;
+  mr->memory.magic = 0;
   if (comm->forked) return RAIL_OK;
-  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire) && !atomic_load(&comm->stopped)) {
+  if (atomic_load_explicit(&mr->memory.outstanding, memory_order_acquire) && !atomic_load(&comm->stopped)) {
     /* Normal at abort, a bug at any other time; either way the connection is over. */
     RAIL_INFO(RAIL_SUB_NET, "RailOFI: deregMr of %#llx+%llu with %u requests outstanding ends the connection with %s",
-              (unsigned long long)mr->addr, (unsigned long long)mr->size, atomic_load(&mr->outstanding),
-              comm->peer_text);
+              (unsigned long long)mr->memory.addr, (unsigned long long)mr->memory.size,
+              atomic_load(&mr->memory.outstanding), comm->peer_text);
     ofi_comm_stop(comm);
   }
   ofi_endpoint_lock(comm->endpoint);
   deregister(mr);
   /* Requests that will never be done refer to it: it is freed with the comm. */
-  bool in_use = atomic_load_explicit(&mr->outstanding, memory_order_acquire) != 0;
+  bool in_use = atomic_load_explicit(&mr->memory.outstanding, memory_order_acquire) != 0;
   if (!in_use) LIST_REMOVE(mr, link);
   ofi_endpoint_unlock(comm->endpoint);
   if (!in_use) free(mr);

@@ -104,18 +104,12 @@ static rail_result_t progress_request(struct ofi_request *r) {
   return rail_first_error(&comm->error);
 }
 
-RAIL_COLD static rail_result_t bad_request(const struct ofi_request *r) {
-  if (!r || r == RAIL_NET_OPTIONAL_RECV) RAIL_WARN("RailOFI: test: %p is no request", (const void *)r);
-  else RAIL_WARN("RailOFI: test: request %p is not outstanding (tested again after it was done?)", (const void *)r);
-  return RAIL_BAD_ARGUMENT;
-}
-
 rail_result_t ofi_test(void *request, int *done, int *sizes) {
   *done = 0;
   struct ofi_request *r = request;
-  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return bad_request(r);
+  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return rail_net_refuse_request("RailOFI", r);
   if (rail_unlikely(r->magic != OFI_REQ_SEND && r->magic != OFI_REQ_RECV && r->magic != OFI_REQ_FLUSH))
-    return bad_request(r);
+    return rail_net_refuse_request("RailOFI", r);
   if (!ofi_request_is_complete(r)) {
     rail_result_t result = progress_request(r);
     /* A request that is done is done, whatever happened to others. */

@@ -29,7 +29,7 @@ static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
   b->arrived = size;
   rail_stats_add(&stats[OFI_COMM_MESSAGES], 1);
   rail_stats_add(&stats[OFI_COMM_BYTES], size);
-  ofi_mr_release(b->mr);
+  if (b->mr) rail_net_memory_release(&b->mr->memory);
   if (--recv->pending == 0) ofi_request_end(&recv->base);
 }
 
@@ -212,14 +212,15 @@ static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
 /* The first that its registration does not cover, or that is too large; n: none. */
 static int first_bad_buffer(const struct ofi_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
   for (int i = 0; i < n; i++)
-    if (!ofi_mr_covers(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES)
+    if (!rail_net_memory_covers(mhandles ? mhandles[i] : NULL, comm, data[i], sizes[i]) ||
+        sizes[i] > RAIL_NET_MAX_BYTES)
       return i;
   return n;
 }
 
 /* How the buffer's message is to come. */
 static void choose_kind(const struct ofi_comm *comm, struct ofi_recv_buffer *b) {
-  bool host = !b->mr || b->mr->type == RAIL_PTR_HOST;
+  bool host = !b->mr || b->mr->memory.type == RAIL_PTR_HOST;
   if (host && b->capacity <= comm->max_inline) b->kind = OFI_BUFFER_INLINE;
   else if (comm->device->rails[0]->protocol == OFI_PROTOCOL_RMA) b->kind = OFI_BUFFER_RMA;
   else b->kind = OFI_BUFFER_TAGGED;
@@ -271,7 +272,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
     b->done = b->cancelled = false;
     b->parts = b->left = 0;
     b->mr = sizes[i] ? mhandles[i] : NULL;
-    ofi_mr_hold(b->mr);
+    if (b->mr) rail_net_memory_hold(&b->mr->memory);
     choose_kind(&rc->base, b);
   }
   ofi_request_begin(&recv->base, OFI_REQ_RECV);
@@ -295,7 +296,7 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
     return rail_net_refuse_recv_args("RailOFI", n, OFI_MAX_GROUP, data, sizes, tags);
   const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
   if (rail_unlikely(bad < n))
-    return ofi_mr_refuse(comm, "irecv", mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
+    return rail_net_refuse_buffer("RailOFI", "irecv", mhandles ? mhandles[bad] : NULL, comm, data[bad], sizes[bad]);
   if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) return ofi_comm_status(comm);
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
   rail_result_t result = receive(ofi_recv_comm_of(comm), n, data, sizes, tags, mhandles, request);

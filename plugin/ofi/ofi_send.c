@@ -28,7 +28,7 @@ static void complete_send(struct ofi_send *send) {
   struct ofi_comm *comm = send->base.comm;
   rail_stats_add(&comm->stats[OFI_COMM_MESSAGES], 1);
   rail_stats_add(&comm->stats[OFI_COMM_BYTES], send->size);
-  ofi_mr_release(send->mr);
+  if (send->mr) rail_net_memory_release(&send->mr->memory);
   ofi_request_end(&send->base);
 }
 
@@ -209,7 +209,7 @@ static struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, u
 /* The receiver has a place for it. A message in memory of a device is not copied there. */
 static bool has_credit(const struct ofi_send_comm *sc, uint64_t size, const struct ofi_mhandle *mr) {
   return sc->base.eager && size <= sc->base.max_inline && sc->next_eager - sc->report.freed < sc->base.eager &&
-         (!mr || mr->type == RAIL_PTR_HOST);
+         (!mr || mr->memory.type == RAIL_PTR_HOST);
 }
 
 static struct ofi_send *take_request(struct ofi_send_comm *sc) {
@@ -234,7 +234,7 @@ RAIL_HOT_INLINE void prepare_inline(struct ofi_send *send, enum ofi_op_kind kind
   struct ofi_comm *comm = send->base.comm;
   struct ofi_op *op = &send->parts[0].data;
   op->desc = send->mr ? send->mr->descs[comm->paths[0].local_nic] : NULL;
-  op->host = !send->mr || send->mr->type == RAIL_PTR_HOST;
+  op->host = !send->mr || send->mr->memory.type == RAIL_PTR_HOST;
   frame->size = send->size;
   rail_stats_add(&comm->stats[OFI_COMM_INLINE], 1);
   ofi_comm_prepare_frame(comm, op, kind, 0, frame, send->frames);
@@ -419,7 +419,7 @@ static rail_result_t begin(struct ofi_send_comm *sc, const struct message *messa
   send->mr = message->size ? message->mr : NULL;
   send->nparts = 1;
   send->pending = 0;
-  ofi_mr_hold(send->mr);
+  if (send->mr) rail_net_memory_hold(&send->mr->memory);
   sc->granted_last = slot != NULL;
   sc->refused_ns = 0;
   if (slot) {
@@ -441,8 +441,8 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   *request = NULL;
   struct ofi_comm *comm = ofi_comm_of(send_comm, OFI_SEND_COMM_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!ofi_mr_covers(comm, mhandle, data, size) || size > RAIL_NET_MAX_BYTES))
-    return ofi_mr_refuse(comm, "isend", mhandle, data, size);
+  if (rail_unlikely(!rail_net_memory_covers(mhandle, comm, data, size) || size > RAIL_NET_MAX_BYTES))
+    return rail_net_refuse_buffer("RailOFI", "isend", mhandle, comm, data, size);
   if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) return ofi_comm_status(comm);
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
   struct ofi_send *send = NULL;

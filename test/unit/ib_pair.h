@@ -174,7 +174,8 @@ __attribute__((unused)) static struct ib_mhandle *pair_reg(struct pair *p, struc
   struct ibv_mr *mr = p->mrs[p->nmhandles++] = ib_verbs.reg_mr(p->hca.pd, data, size, PAIR_ACCESS);
   CHECK(mr);
   *mh = (struct ib_mhandle){
-    .magic = IB_MHANDLE_MAGIC, .type = RAIL_PTR_HOST, .comm = comm, .addr = (uintptr_t)data, .size = size};
+    .memory = {.magic = RAIL_NET_MEMORY_MAGIC, .type = RAIL_PTR_HOST, .comm = comm, .addr = (uintptr_t)data,
+               .size = size}};
   for (unsigned int i = 0; i < comm->nrails; i++) {
     mh->lkeys[i] = mr->lkey;
     mh->rkeys[i] = mr->rkey;

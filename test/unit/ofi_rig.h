@@ -180,8 +180,8 @@ __attribute__((unused)) static void rig_close_pair(struct rig *r) {
 /* The same where all requests are done, and nothing has gone wrong. */
 __attribute__((unused)) static void rig_close_idle_pair(struct rig *r) {
   CHECK_INT(atomic_load(&rig_comm(r->sc)->outstanding) + atomic_load(&rig_comm(r->rc)->outstanding), 0);
-  CHECK_INT(atomic_load(&((struct ofi_mhandle *)r->mh_in)->outstanding), 0);
-  CHECK_INT(atomic_load(&((struct ofi_mhandle *)r->mh_out)->outstanding), 0);
+  CHECK_INT(atomic_load(&((struct ofi_mhandle *)r->mh_in)->memory.outstanding), 0);
+  CHECK_INT(atomic_load(&((struct ofi_mhandle *)r->mh_out)->memory.outstanding), 0);
   rig_close_pair(r);
   CHECK_MSG(log_warnings() == 0, "%s", log_warning);
 }

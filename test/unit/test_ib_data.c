@@ -74,7 +74,7 @@ TEST(sizes) {
         send_and_check(sizes[i], sizes[i] + 1000);
       }
       CHECK_INT(atomic_load(&p.sc->outstanding) + atomic_load(&p.rc->outstanding), 0);
-      CHECK_INT(atomic_load(&mh_in->outstanding) + atomic_load(&mh_out->outstanding), 0);
+      CHECK_INT(atomic_load(&mh_in->memory.outstanding) + atomic_load(&mh_out->memory.outstanding), 0);
       pair_close(&p);
     }
   ib_params_load();
@@ -201,8 +201,8 @@ static void one_group(const int *order, int n, const int *tests) {
     CHECK_INT(got[i], i * 256 + n);
     CHECK(memcmp(in + i * 4096, out + i * 300, (size_t)got[i]) == 0);
   }
-  CHECK_INT(atomic_load(&mh_in->outstanding), 0);
-  CHECK_INT(atomic_load(&mh_out->outstanding), 0);
+  CHECK_INT(atomic_load(&mh_in->memory.outstanding), 0);
+  CHECK_INT(atomic_load(&mh_out->memory.outstanding), 0);
 }
 
 TEST(groups_in_every_order) {

@@ -76,7 +76,7 @@ static void check_failed(struct ib_comm *comm, void **requests, struct ib_mhandl
   CHECK_INT(again, 0);
   for (int i = 0; i < N; i++) left += requests[i] != NULL;
   CHECK_INT(atomic_load(&comm->outstanding), left);
-  CHECK(atomic_load(&mh->outstanding) <= left);
+  CHECK(atomic_load(&mh->memory.outstanding) <= left);
   CHECK_INT(pair_lines, lines); /* it was said once */
 }
 

@@ -26,7 +26,7 @@ TEST(larger_than_the_buffer) {
     CHECK_INT(pair_finish(r, RAIL_BAD_USAGE), 0);
     CHECK(strstr(pair_line, "irecv") && strstr(pair_line, "1000 bytes") && strstr(pair_line, "tag 9"));
     check_untouched(0, 3000);
-    CHECK_INT(atomic_load(&mh_in->outstanding) + atomic_load(&mh_out->outstanding), 0);
+    CHECK_INT(atomic_load(&mh_in->memory.outstanding) + atomic_load(&mh_out->memory.outstanding), 0);
     send_and_check(500, 600); /* the connection lives */
     memset(in, 0xee, 3000);
   }

@@ -41,7 +41,7 @@ static int open_flush(rail_result_t *result, struct ib_flush **flush) {
 static void open_one(enum ib_flush_mode mode) {
   pair_open(&p, &simple);
   mh = pair_reg(&p, p.rc, memory, sizeof memory);
-  mh->type = RAIL_PTR_CUDA;
+  mh->memory.type = RAIL_PTR_CUDA;
   ib_params.flush = mode;
   ib_params.modify_retry_ms = 1;
   ib_params.modify_retries = 3;
@@ -120,12 +120,12 @@ TEST(what_is_read) {
   void *request = flush_of(2, 100, 50, mh);
   CHECK(request);
   CHECK_INT(emu_calls("post_send") - before, 2);
-  CHECK_INT(atomic_load(&mh->outstanding), 1);
+  CHECK_INT(atomic_load(&mh->memory.outstanding), 1);
   pair_finish(request, RAIL_OK);
-  CHECK_INT(atomic_load(&mh->outstanding), 0);
+  CHECK_INT(atomic_load(&mh->memory.outstanding), 0);
   /* The second buffer is of host memory, or empty; then of a registration that is not there any more. */
   struct ib_mhandle host = *mh, gone = *mh;
-  host.type = RAIL_PTR_HOST;
+  host.memory.type = RAIL_PTR_HOST;
   CHECK(!flush_of(2, 100, 50, &host));
   gone.rkeys[0] = gone.rkeys[1] = 0x7777;
   request = flush_of(2, 100, 0, &gone);
@@ -157,7 +157,7 @@ TEST(keys_by_rail) {
 TEST(always) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
-  mh->type = RAIL_PTR_HOST;
+  mh->memory.type = RAIL_PTR_HOST;
   void *request = flush_of(1, 100, 0, NULL);
   CHECK(request);
   pair_finish(request, RAIL_OK);

@@ -19,8 +19,8 @@ TEST(register_and_back) {
   CHECK_OK(ib_reg_mr(comm, memory + 20, 50, RAIL_PTR_HOST, &again));
   const struct ib_mhandle *h = handle, *a = again;
   CHECK(h != a && h->lkeys[0] && h->lkeys[0] == a->lkeys[0] && h->rkeys[0] == a->rkeys[0]);
-  CHECK_INT(h->size, 100);
-  CHECK_INT(h->type, RAIL_PTR_HOST);
+  CHECK_INT(h->memory.size, 100);
+  CHECK_INT(h->memory.type, RAIL_PTR_HOST);
   CHECK_INT(emu_live("mr"), with_comm + 1);
   CHECK_INT(rail_stats_get(&comm->rails[0].port->stats[IB_DEVICE_REGISTERED]), 1);
   CHECK_OK(ib_dereg_mr(comm, handle));
@@ -151,11 +151,11 @@ TEST(deregister_waits_for_the_hca) {
   struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, NULL);
   CHECK_OK(ib_reg_mr(comm, memory, 4096, RAIL_PTR_HOST, &handle));
   struct ib_mhandle *h = handle;
-  atomic_store(&h->outstanding, 1);
+  atomic_store(&h->memory.outstanding, 1);
   uint64_t began = rail_now_ns();
   CHECK_OK(ib_dereg_mr(comm, handle));
   CHECK(rail_now_ns() - began >= 1000000000);
-  atomic_store(&h->outstanding, 0);
+  atomic_store(&h->memory.outstanding, 0);
   ib_comm_destroy(comm);
 }
 
@@ -168,7 +168,7 @@ TEST(deregister_with_requests_outstanding) {
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 2, &peer);
   CHECK_OK(ib_reg_mr(comm, memory, 4096, RAIL_PTR_HOST, &handle));
   struct ib_mhandle *h = handle;
-  atomic_store(&h->outstanding, 1);
+  atomic_store(&h->memory.outstanding, 1);
   long with_handle = emu_live("mr");
   CHECK_OK(ib_dereg_mr(comm, handle));
   CHECK(atomic_load(&comm->stopped));
@@ -185,10 +185,10 @@ TEST(deregister_with_requests_outstanding) {
   CHECK_INT(emu_live("mr"), with_other + 1);
   ib_comm_destroy(other);
   CHECK_INT(emu_live("mr"), with_handle);
-  CHECK_INT(atomic_load(&h->outstanding), 1); /* it is still there */
+  CHECK_INT(atomic_load(&h->memory.outstanding), 1); /* it is still there */
   CHECK_INT(read(peer, word, sizeof word), sizeof word); /* goodbye */
   CHECK_INT(ib_dereg_mr(comm, handle), RAIL_BAD_ARGUMENT); /* but no handle any more */
-  atomic_store(&h->outstanding, 0);
+  atomic_store(&h->memory.outstanding, 0);
   ib_comm_destroy(comm);
   CHECK_INT(emu_live("mr"), before);
   close(peer);

@@ -43,7 +43,7 @@ TEST(sizes) {
       send_and_check(sizes[i], 130000); /* in parts of 4 KiB, 32 */
     }
     CHECK_INT(atomic_load(&p.sc->outstanding) + atomic_load(&p.rc->outstanding), 0);
-    CHECK_INT(atomic_load(&mh_in->outstanding) + atomic_load(&mh_out->outstanding), 0);
+    CHECK_INT(atomic_load(&mh_in->memory.outstanding) + atomic_load(&mh_out->memory.outstanding), 0);
     for (unsigned int i = 0; i < shapes[k]->nqps; i++) CHECK_INT(atomic_load(&p.rc->qps[i].receives), 0);
     pair_close(&p);
   }
@@ -185,7 +185,7 @@ TEST(larger_than_the_buffer) {
       send_and_check(500, 600);
       memset(in, 0xee, 6000);
     }
-    CHECK_INT(atomic_load(&mh_in->outstanding) + atomic_load(&mh_out->outstanding), 0);
+    CHECK_INT(atomic_load(&mh_in->memory.outstanding) + atomic_load(&mh_out->memory.outstanding), 0);
     pair_close(&p);
   }
   ib_params_load();
