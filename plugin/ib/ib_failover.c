@@ -1,25 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loss of a QP, in the order in which it happens. It is noticed by a failed completion or post, an event of the QP, its
- * port or its HCA, or because the peer says so. From then on:
+ * Loss of a QP. docs/protocol-ib.md, 8, has the steps; here they are, in this order:
  *
- *   this side                                            the other side
- *   lose_qp      UP → AWAIT_FLUSH: QP to ERR, no longer used for anything new
- *   await_flush  → AWAIT_PEER: a receive WR of it was flushed
- *     STOPPED, with the receiver's count of tails  ────▶ the same, if it has not begun by itself
- *                                                  ◀──── STOPPED
- *   await_peer   → DOWN. A sender completes the parts that the receiver has counted (reconcile); a receiver takes
- *                another QP for its CTS writes
- *   resend_all   over QPs that are UP: a sender the parts that are left, a receiver the CTS of receives that are not
- *                done
- *   step_return  to REBUILDING, VERIFYING and UP again (ib_return.c)
+ *   lose_qp, move_to_err   1: UP → AWAIT_FLUSH, after a failed completion or post, an event, or the peer's STOPPED
+ *   await_flush            2 and 3: → AWAIT_PEER
+ *   await_peer             4: → DOWN, and then reconcile, or move_cts_and_flushes
+ *   resend_all             what is to be written again, over QPs that are UP
+ *   step_return            the return (ib_return.c)
  *
  * Nothing waits: ib_failover_run goes as far as it can with each QP, and the caller's next test that finds nothing to
- * poll calls it again. A receiver without requests is not tested, so the watch thread answers for it: all tails have
- * been counted then, because each belongs to a receive.
- *
- * The last QP is not given up here: its failure is the connection's, as without failover. A port that is down takes no
- * last QP either: the HCA's retries decide.
+ * poll calls it again.
  */
 #include "plugin/ib/ib_failover.h"
 

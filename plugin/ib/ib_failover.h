@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loss of a queue pair (QP) of a connection that has others: both sides stop it, the receiver says how many tails (last
- * writes of parts) it has had on it, and the sender resends the other parts over QPs that are left. One number
- * says all, because RC delivers in order on each QP. ib_failover.c has the steps; docs/protocol-ib.md has why they are
- * safe.
+ * Failover: a connection goes on without a queue pair (QP) that is lost, and uses it again when it is back. What both
+ * sides do and say, in order, and why it is safe: docs/protocol-ib.md, 8. Here: how far a QP is in that.
  *
  *   UP           in use
- *   AWAIT_FLUSH  lost: in ERR, and its completion queue is polled until a flushed receive WR shows that the HCA writes
- *                to no memory for it any more
- *   AWAIT_PEER   STOPPED is sent to the peer, whose STOPPED is awaited
+ *   AWAIT_FLUSH  lost: in ERR, and a flushed receive WR is polled for
+ *   AWAIT_PEER   STOPPED is sent, and the peer's is awaited
  *   DOWN         both are there: its parts, or the CTS of all receives, go over other QPs
- *
- * and back (ib_return.c), as soon as its port is up:
- *
  *   REBUILDING   a new QP takes its place, and its number is exchanged with the peer's
- *   VERIFYING    it is in RTS, and a first write goes over it
+ *   VERIFYING    that is in RTS, and a first write goes over it; then it is UP
  *
  * The progress thread moves a QP from state to state. The watch thread writes what it reads into atomics here. Which
  * frame is to be sent ib_failover_next says, under the watch lock: to the progress thread, which calls

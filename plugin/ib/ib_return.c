@@ -1,25 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Return of a lost QP: a new one takes its place.
+ * Return of a lost QP: a new one takes its place. docs/protocol-ib.md, 8, "The return", has the steps, the frames and
+ * the times; here they are, in this order:
  *
- *   this side, its port up, all resent                    the other side
- *   begin      DOWN → REBUILDING: the lost QP is destroyed
- *   create, announce: a new one, to INIT, with receive WRs
- *     NEW, with its number                            ────▶
- *                                                     ◀──── NEW, when it can
- *   to_rtr_with_peer, then to RTS
- *   install    → VERIFYING: it takes its place in the comm
- *   verify     → UP
- *     a sender sends READY                            ────▶ a receiver writes zero bytes over it (write_first);
- *                                                           when that has completed it is UP,
- *     and with this is UP                             ◀──── READY
+ *   begin                  1: DOWN → REBUILDING
+ *   create, announce       1 and 2
+ *   to_rtr_with_peer       3
+ *   install                → VERIFYING: the new QP takes its place in the comm
+ *   verify, write_first    → UP: READY, and a receiver's first write
  *
- * Each call does one step, with at most one call of the verbs library that may take long. A step that fails before NEW
- * is sent is tried again later, after 1, 2, 4 ... 30 s, without end; after the peer's NEW it ends as a loss does, by
- * STOPPED of both sides (ib_failover.c). A NEW without answer stays valid: the peer answers when its port is up.
- *
- * The lost QP's completions cannot be taken for the new one's: a new QP is made only after a poll that found nothing
- * since the lost one was destroyed.
+ * Each call does one step, with at most one call of the verbs library that may take long.
  */
 #include <string.h>
 
