@@ -30,6 +30,7 @@ static void fill_base(struct ib_setup *s) {
   c->nremote_rails = s->theirs.nrails;
   c->profiler = s->ctx->profiler;
   c->sender_timeout = s->base.connector ? s->mine.timeout : s->theirs.timeout;
+  c->receiver_timeout = s->base.connector ? s->theirs.timeout : s->mine.timeout;
   c->peer_process = s->theirs.process;
   rail_addr_text(&s->base.peer, c->peer_text);
   memcpy(c->remote_rails, s->theirs.rails, sizeof c->remote_rails);

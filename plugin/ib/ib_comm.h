@@ -108,7 +108,7 @@ struct ib_comm {
 
   char peer_text[RAIL_ADDR_TEXT]; /* address of the oob connection */
   uint64_t peer_process;  /* the same in all connections with one process */
-  uint8_t sender_timeout; /* local ACK timeout of the sender's QPs */
+  uint8_t sender_timeout, receiver_timeout; /* local ACK timeouts of each side's QPs */
   int oob_fd;             /* the watch thread's from ib_watch_add to rail_watch_remove */
   struct rail_watched *watched;
 

@@ -13,6 +13,7 @@
 
 #define IB_MIN_RNR_TIMER 12 /* 0.64 ms: how long a receiver without a receive WR makes a sender wait */
 #define IB_RNR_RETRY 7      /* endless: a slow receiver is not a failure */
+#define IB_MAX_RETRIES 7    /* NCCL_IB_RETRY_CNT, which has 3 bits */
 #define IB_RD_ATOMIC 1
 
 enum ib_qp_state { IB_QP_NONE, IB_QP_RESET, IB_QP_INIT, IB_QP_RTR, IB_QP_RTS, IB_QP_ERR, IB_QP_STATES };

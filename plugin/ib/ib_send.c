@@ -109,9 +109,10 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
   return ib_error_tag_timeout(sc, tag);
 }
 
-/* For nanoseconds, or until the peer's HCA retransmits, by about this side's timeout; with that 0 at any time. */
+/* For nanoseconds, or until the peer's HCA retransmits: by its timeout and 7 retries; with timeout 0 at any time. */
 RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
-  const uint64_t limit = ib_error_limit_ms(&sc->base.qps[0].attr), ms = limit ? limit : (uint64_t)ib_params.tag_ms;
+  const struct ib_qp_attr peers = {.timeout = sc->base.receiver_timeout, .retry_cnt = IB_MAX_RETRIES};
+  const uint64_t limit = ib_error_limit_ms(&peers), ms = limit ? limit : (uint64_t)ib_params.tag_ms;
   return ms && wait_is_over(sc, &sc->torn_wait, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
 }
 

@@ -279,7 +279,7 @@ TEST(a_slot_that_is_never_whole) {
     open_simple(&simple);
     if (rows[i].seq == 2) CHECK(pair_irecv(&p, in, 8, 77, mh_in));
     struct ib_cts_wire *entry = &p.sc->ctrl_buf->ring.slots[rows[i].seq][rows[i].index];
-    p.sc->qps[0].attr.timeout = 1;
+    p.sc->receiver_timeout = 1;
     ib_cts_encode(&cts, rows[i].seq, entry);
     entry->addr ^= rows[i].addr_bits;
     entry->checksum ^= rows[i].checksum_bits;
@@ -302,7 +302,7 @@ TEST(a_torn_slot_without_a_time_limit) {
   struct ib_cts_wire *entry = &p.sc->ctrl_buf->ring.slots[1][0];
   ib_cts_encode(&cts, 1, entry);
   entry->addr ^= 1;
-  p.sc->qps[0].attr.timeout = 0;
+  p.sc->receiver_timeout = 0;
   for (uint64_t end = rail_deadline_in_ms(1500); !rail_deadline_passed(end); usleep(200)) {
     CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
     CHECK(!request);
@@ -320,7 +320,7 @@ TEST(a_ring_at_the_wrap_of_numbers) {
   struct ib_send_comm *sc = ib_send_comm_of(p.sc);
   sc->match.oldest = sc->match.next = 0;
   p.sc->ctrl_buf->ring.slots[0][0].seq = htole32(0u - IB_MAX_RECVS);
-  p.sc->qps[0].attr.timeout = 1;
+  p.sc->receiver_timeout = 1;
   for (uint64_t end = rail_deadline_in_ms(1500); !rail_deadline_passed(end); usleep(200)) {
     CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
     CHECK(!request);

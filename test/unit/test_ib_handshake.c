@@ -205,6 +205,7 @@ TEST(timeouts) {
   CHECK_INT(sent(&h)->qps[0].attr.retry_cnt, 4);
   CHECK_INT(sent(&h)->qps[0].attr.timeout, 20);
   CHECK(sent(&h)->sender_timeout == 20 && received(&h)->sender_timeout == 20);
+  CHECK(sent(&h)->receiver_timeout == 20 && received(&h)->receiver_timeout == 20);
   CHECK(sent(&h)->peer_process && sent(&h)->peer_process == received(&h)->peer_process); /* both are this one */
   hs_end(&h);
   hs_begin(&h);
