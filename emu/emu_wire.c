@@ -43,7 +43,7 @@ struct emu_link {
   struct emu_segment *peer;
   /* packets to the peer */
   struct ring *out;
-  uint64_t out_at; /* in the own file */
+  uint64_t out_at, out_size; /* in the own file */
   uint64_t tail, published, consumed;
   /* packets from the peer */
   const struct ring *in;
@@ -80,7 +80,7 @@ __attribute__((no_sanitize("thread", "address", "undefined"))) void emu_move(voi
 /* ---- links ---------------------------------------------------------------- */
 
 static void unmap_link(struct emu_link *l) {
-  if (l->out) munmap(l->out, ring_bytes(emu.ring_bytes));
+  if (l->out) munmap(l->out, ring_bytes(l->out_size));
   if (l->in && !l->is_self) munmap((void *)(uintptr_t)l->in, ring_bytes(l->in_size));
   if (l->peer && !l->is_self) emu_segment_unmap(l->peer);
   LIST_REMOVE(l, link);
@@ -113,7 +113,7 @@ static bool make_out(struct emu_link *l) {
   if (memory == MAP_FAILED) return false;
   l->out = memory;
   l->out->magic = RING_MAGIC;
-  l->out->size = emu.ring_bytes;
+  l->out->size = l->out_size = emu.ring_bytes;
   l->head_published = l->head;
   atomic_store(&l->out->consumed, l->head);
   atomic_store(&l->out->answered, l->head);
@@ -191,7 +191,7 @@ static void remove_unused(void) {
     if (l->users || ((unread || l->is_senders) && emu_link_is_alive(l))) continue;
     if (l->slot < EMU_SLOTS) atomic_store(&emu_own.segment->rings[l->slot].incarnation, 0);
     (void)fallocate(emu_own.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)l->out_at,
-                    (off_t)ring_bytes(emu.ring_bytes));
+                    (off_t)ring_bytes(l->out_size));
     unmap_link(l);
   }
 }
@@ -214,7 +214,7 @@ static struct emu_link *new_link(uint32_t slot, bool is_senders) {
   }
   if (l->is_self) {
     l->in = l->out;
-    l->in_size = emu.ring_bytes;
+    l->in_size = l->out_size;
   }
   return l;
 }
@@ -274,14 +274,14 @@ void emu_link_put(struct emu_link *l) {
 
 struct emu_packet *emu_link_reserve(struct emu_link *l, uint32_t header, uint32_t payload) {
   uint32_t size = (header + payload + RECORD - 1) & ~(RECORD - 1);
-  uint64_t ring_size = emu.ring_bytes, at = l->tail & (ring_size - 1), pad = 0;
-  if (ring_size - at < size) pad = ring_size - at;
-  if (l->tail + pad + size - l->consumed > ring_size) {
+  uint64_t at = l->tail & (l->out_size - 1), pad = 0;
+  if (l->out_size - at < size) pad = l->out_size - at;
+  if (l->tail + pad + size - l->consumed > l->out_size) {
     if (l->in) {
       uint64_t consumed = atomic_load_explicit(&l->in->consumed, memory_order_acquire);
-      if (consumed <= l->tail && l->tail - consumed <= ring_size) l->consumed = consumed;
+      if (consumed <= l->tail && l->tail - consumed <= l->out_size) l->consumed = consumed;
     }
-    if (l->tail + pad + size - l->consumed > ring_size) return NULL;
+    if (l->tail + pad + size - l->consumed > l->out_size) return NULL;
   }
   if (pad) {
     struct emu_packet *p = (struct emu_packet *)(void *)(l->out->data + at);
@@ -307,7 +307,7 @@ static void publish(struct emu_link *l) {
 
 void emu_link_commit(struct emu_link *l, struct emu_packet *p) {
   l->tail += p->size;
-  if (l->tail - l->published >= emu.ring_bytes / 8) publish(l); /* the peer works on it while more is written */
+  if (l->tail - l->published >= l->out_size / 8) publish(l); /* the peer works on it while more is written */
 }
 
 uint64_t emu_link_position(const struct emu_link *l) { return l->tail; }

@@ -345,6 +345,30 @@ TEST(an_iwarp_device) {
   emu_pair_close(&a, &b);
 }
 
+static void connect_anew(const char *command, const struct shape *s) {
+  end_drop_qp(&a);
+  end_drop_qp(&b);
+  CHECK(emu_command(command));
+  end_make_qp(&a, s);
+  end_make_qp(&b, s);
+  connect_ends(&a, &b, s);
+}
+
+/* The rings outlive queue pairs: those that there are keep their size. */
+TEST(rings_of_another_size) {
+  struct shape s = USUAL_SHAPE;
+  emu_pair_open(&a, &b, &s);
+  static const char *const sizes[] = {"ring 4096", "ring 64", "ring 256"};
+  for (unsigned int i = 0; i < 3; i++) {
+    connect_anew(sizes[i], &s);
+    fill(a.data, BYTES, i);
+    send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, BYTES);
+    CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+    CHECK(memcmp(a.data, b.data, BYTES) == 0);
+  }
+  emu_pair_close(&a, &b);
+}
+
 /* The last one: this device does not come back. */
 TEST(a_device_that_fails) {
   struct shape s = USUAL_SHAPE;
@@ -366,7 +390,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(a_slow_port), TEST_CASE(wrong_statements_are_refused), TEST_CASE(a_request_fails_on_command),
   TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
   TEST_CASE(commands_while_it_runs), TEST_CASE(a_wrong_key_and_no_bytes), TEST_CASE(an_iwarp_device),
-  TEST_CASE(a_device_that_fails)};
+  TEST_CASE(rings_of_another_size), TEST_CASE(a_device_that_fails)};
 
 int main(int argc, char **argv) {
   int fd = mkstemp(commands);
