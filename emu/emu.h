@@ -411,7 +411,7 @@ void emu_device_fatal(struct emu_device *device);
 /* emu_post.c */
 int emu_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int emu_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
-void emu_wr_init(struct emu_qp *qp);
+bool emu_wr_init(struct emu_qp *qp); /* it is used by ibv_wr_*; false: no memory */
 int emu_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int emu_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 

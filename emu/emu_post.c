@@ -70,10 +70,13 @@ static bool may_post_send(enum ibv_qp_state state) {
   return state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_ERR || state == IBV_QPS_SQE;
 }
 
-int emu_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad) {
-  struct emu_qp *qp = emu_qp_of(ibv);
+/* Up to the first that is refused; or all or none. */
+static int post_send(struct emu_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad, bool all_or_none) {
+  struct ibv_qp *ibv = &qp->ex.qp_base;
   int err = 0;
   pthread_mutex_lock(&emu.lock);
+  const uint64_t posted = qp->sq_posted;
+  const uint32_t psn = qp->post_psn;
   qp->turn = 0; /* what the last poll left */
   for (; wr; wr = wr->next) {
     err = emu_fault_call("post_send", -1);
@@ -83,6 +86,10 @@ int emu_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr
     *bad = wr;
     break;
   }
+  if (err && all_or_none) {
+    qp->sq_posted = posted;
+    qp->post_psn = psn;
+  }
   if (ibv->state == IBV_QPS_ERR) emu_qp_flush(qp);
   else if (!emu_req_run(qp)) emu_run_later(qp);
   if (emu_fault_is_pending()) emu_progress();
@@ -90,6 +97,10 @@ int emu_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr
   if (emu.progress_by == EMU_BY_POST) emu_quiesce();
   pthread_mutex_unlock(&emu.lock);
   return err;
+}
+
+int emu_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad) {
+  return post_send(emu_qp_of(qp), wr, bad, false);
 }
 
 int emu_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) {
@@ -157,7 +168,7 @@ static struct emu_qp *ex_of(struct ibv_qp_ex *ex) { return (struct emu_qp *)(voi
 static struct ibv_send_wr *add(struct ibv_qp_ex *ex, enum ibv_wr_opcode op) {
   struct emu_qp *qp = ex_of(ex);
   static __thread struct ibv_send_wr surplus; /* of a batch that is refused anyway */
-  if (!qp->batch || qp->batch_n == qp->sq_cap) {
+  if (qp->batch_n == qp->sq_cap) {
     qp->batch_error = ENOMEM;
     return &surplus;
   }
@@ -264,14 +275,8 @@ static void wr_start(struct ibv_qp_ex *ex) {
   struct emu_qp *qp = ex_of(ex);
   qp->batch_n = 0;
   qp->batch_error = 0;
-  if (!qp->batch) {
-    qp->batch = calloc(qp->sq_cap + 1u, sizeof qp->batch[0]);
-    qp->batch_sges = calloc((size_t)qp->sq_cap * qp->cap.max_send_sge + 1, sizeof qp->batch_sges[0]);
-    if (!qp->batch || !qp->batch_sges) qp->batch_error = ENOMEM;
-  }
 }
 
-/* All or none. */
 static int wr_complete(struct ibv_qp_ex *ex) {
   struct emu_qp *qp = ex_of(ex);
   struct ibv_send_wr *bad;
@@ -279,13 +284,15 @@ static int wr_complete(struct ibv_qp_ex *ex) {
   qp->batch_n = 0;
   if (qp->batch_error || n == 0) return qp->batch_error;
   for (uint32_t i = 0; i + 1 < n; i++) qp->batch[i].next = &qp->batch[i + 1];
-  return emu_post_send(&ex->qp_base, qp->batch, &bad);
+  return post_send(qp, qp->batch, &bad, true);
 }
 
 static void wr_abort(struct ibv_qp_ex *ex) { ex_of(ex)->batch_n = 0; }
 
-void emu_wr_init(struct emu_qp *qp) {
+bool emu_wr_init(struct emu_qp *qp) {
   struct ibv_qp_ex *ex = &qp->ex;
+  qp->batch = calloc(qp->sq_cap + 1u, sizeof qp->batch[0]);
+  qp->batch_sges = calloc((size_t)qp->sq_cap * qp->cap.max_send_sge + 1, sizeof qp->batch_sges[0]);
   ex->wr_atomic_cmp_swp = wr_cmp_swp;
   ex->wr_atomic_fetch_add = wr_fetch_add;
   ex->wr_rdma_read = wr_read;
@@ -301,4 +308,5 @@ void emu_wr_init(struct emu_qp *qp) {
   ex->wr_start = wr_start;
   ex->wr_complete = wr_complete;
   ex->wr_abort = wr_abort;
+  return qp->batch && qp->batch_sges;
 }

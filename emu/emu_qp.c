@@ -102,7 +102,6 @@ static struct emu_qp *create(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
     ((struct emu_cq *)(void *)init->recv_cq)->users++;
     if (qp->srq) qp->srq->users++;
     qp->pd->users++;
-    emu_wr_init(qp);
     init->cap = qp->cap;
   }
   pthread_mutex_unlock(&emu.lock);
@@ -131,11 +130,16 @@ struct ibv_qp *emu_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_
   struct ibv_qp_init_attr init;
   memcpy(&init, attr, sizeof init); /* the same fields in the same places */
   struct ibv_qp *qp = ibv_create_qp(attr->pd, &init);
+  if (qp && (attr->comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) && !emu_wr_init(emu_qp_of(qp))) {
+    (void)ibv_destroy_qp(qp);
+    errno = ENOMEM;
+    return NULL;
+  }
   if (qp) memcpy(attr, &init, sizeof init);
   return qp;
 }
 
-struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp) { return &emu_qp_of(qp)->ex; }
+struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp) { return emu_qp_of(qp)->batch ? &emu_qp_of(qp)->ex : NULL; }
 
 static void forget_completions(struct emu_qp *qp) {
   emu_cq_forget((struct emu_cq *)(void *)qp->ex.qp_base.send_cq, qp->ex.qp_base.qp_num);

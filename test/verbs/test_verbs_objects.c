@@ -302,8 +302,51 @@ TEST(requests_that_are_too_much) {
   pair_close(&a, &b);
 }
 
+/* Three writes by ibv_wr_*. */
+static int post_three(struct end *e, const struct end *peer) {
+  struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(e->qp);
+  CHECK(ex);
+  ibv_wr_start(ex);
+  for (unsigned int i = 0; i < 3; i++) {
+    ex->wr_id = 10 + i;
+    ex->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_rdma_write(ex, peer->mr->rkey, (uintptr_t)peer->data);
+    ibv_wr_set_sge(ex, e->mr->lkey, (uintptr_t)e->data, 8);
+  }
+  return ibv_wr_complete(ex);
+}
+
+/* Requests that ibv_wr_complete refuses are not posted in part. */
+TEST(a_batch_is_posted_whole_or_not) {
+  struct end a, b;
+  struct shape s = USUAL_SHAPE;
+  s.sends = 3;
+  end_open(&a, 0);
+  end_open(&b, 1);
+  end_make_qp(&a, &s);
+  end_make_qp(&b, &s);
+  CHECK(!ibv_qp_to_qp_ex(a.qp)); /* it was made without */
+  CHECK_OK(ibv_destroy_qp(a.qp));
+  struct ibv_qp_init_attr_ex init = {.send_cq = a.cq, .recv_cq = a.cq, .cap = {3, 3, 1, 1, 0}, .qp_type = IBV_QPT_RC,
+                                     .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .pd = a.pd,
+                                     .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE};
+  a.qp = ibv_create_qp_ex(a.context, &init);
+  if (!a.qp) tap_skip_case("this device has no ibv_wr_*");
+  connect_ends(&a, &b, &s);
+  DEVIATES(&a, SOFT_ROCE, "requests that are done and not polled take no place of the queue");
+  const uint32_t before = init.cap.max_send_wr - 2; /* there is room for two */
+  for (uint32_t i = 0; i < before; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 8, 8);
+  CHECK(post_three(&a, &b) != 0);
+  for (uint32_t i = 0; i < before; i++) CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  CHECK(is_quiet(&a));
+  if (emu_command("fail post_send from=3 errno=EIO")) CHECK_INT(post_three(&a, &b), EIO);
+  CHECK_OK(post_three(&a, &b));
+  for (unsigned int i = 0; i < 3; i++) CHECK_COMPLETION(&a, 10 + i, IBV_WC_SUCCESS);
+  pair_close(&a, &b);
+}
+
 TEST_MAIN(TEST_CASE(device_says_what_it_is), TEST_CASE(a_domain_in_use_stays), TEST_CASE(registration_refuses),
           TEST_CASE(a_registration_ends), TEST_CASE(queues_have_limits), TEST_CASE(a_cq_can_be_resized),
           TEST_CASE(transitions), TEST_CASE(transitions_take_their_attributes), TEST_CASE(attributes_out_of_range),
           TEST_CASE(query_gives_back_what_was_set), TEST_CASE(posting_by_state), TEST_CASE(a_queue_has_its_depth),
-          TEST_CASE(requests_that_are_too_much))
+          TEST_CASE(requests_that_are_too_much), TEST_CASE(a_batch_is_posted_whole_or_not))
