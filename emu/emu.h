@@ -105,7 +105,6 @@ struct emu_context {
   struct emu_device *device;
   LIST_ENTRY(emu_context) link;
   STAILQ_HEAD(, emu_event) events; /* those that nobody has read; verbs.context.async_fd counts them */
-  unsigned int users;
 };
 
 struct emu_channel {
@@ -302,7 +301,7 @@ struct emu_qp {
 
   /* responder */
   struct emu_rq rq;
-  uint32_t exp_psn, msn;
+  uint32_t exp_psn;
   bool nak_sent, in_message, recv_taken;
   uint8_t message_op;
   uint32_t message_rkey, message_left, message_done;
@@ -353,12 +352,6 @@ static inline struct emu_qp *emu_qp_find(uint32_t qpn) {
   struct emu_qp *qp = emu.qps[qpn & (EMU_QPS - 1)];
   return qp && qp->ex.qp_base.qp_num == qpn ? qp : NULL;
 }
-
-/* emu_script.c */
-void emu_load(void); /* once; takes the lock */
-
-/* emu_statement.c */
-struct emu_device *emu_device_named(const char *name);
 
 /* emu_sysfs.c */
 bool emu_is_pci(const char *address);
@@ -488,8 +481,12 @@ void emu_engine_stop(void); /* under emu_lifecycle */
 void emu_engine_forget(void);
 void emu_engine_handover(void); /* nobody polls from here on */
 
-static inline struct emu_device *emu_device_of(struct ibv_context *context) {
-  return ((struct emu_context *)(void *)((char *)verbs_get_ctx(context) - offsetof(struct emu_context, verbs)))->device;
+static inline struct emu_context *emu_context_of(struct ibv_context *context) {
+  return (struct emu_context *)(void *)((char *)verbs_get_ctx(context) - offsetof(struct emu_context, verbs));
+}
+static inline struct emu_device *emu_device_of(struct ibv_context *c) { return emu_context_of(c)->device; }
+static inline bool emu_is_atomic(enum ibv_wr_opcode op) {
+  return op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 /* None of its requests may begin before its send CQ is polled. */
 static inline bool emu_turn_is_over(const struct emu_qp *qp) { return emu.progress_by == EMU_BY_POLL && qp->turn == 0; }

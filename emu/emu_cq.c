@@ -10,9 +10,6 @@
 
 static struct emu_cq *cq_of(struct ibv_cq *cq) { return (struct emu_cq *)(void *)cq; }
 static struct emu_channel *channel_of(struct ibv_comp_channel *c) { return (struct emu_channel *)(void *)c; }
-static struct emu_context *context_of(struct ibv_context *c) {
-  return (struct emu_context *)(void *)((char *)verbs_get_ctx(c) - offsetof(struct emu_context, verbs));
-}
 
 /* Adds one to an eventfd; its counter cannot overflow. */
 static void count_up(int fd) {
@@ -194,7 +191,7 @@ void emu_forget_events(struct emu_context *c, const void *object) {
 }
 
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event) {
-  struct emu_context *c = context_of(context);
+  struct emu_context *c = emu_context_of(context);
   for (;;) {
     if (wait_for(context->async_fd) != 0) return -1;
     pthread_mutex_lock(&emu.lock);

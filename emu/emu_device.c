@@ -298,8 +298,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
 }
 
 int ibv_close_device(struct ibv_context *context) {
-  struct emu_context *c = (struct emu_context *)(void *)((char *)verbs_get_ctx(context) -
-                                                         offsetof(struct emu_context, verbs));
+  struct emu_context *c = emu_context_of(context);
   pthread_mutex_lock(&emu_lifecycle);
   pthread_mutex_lock(&emu.lock);
   emu_forget_events(c, NULL);

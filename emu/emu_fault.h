@@ -34,12 +34,14 @@ bool emu_read_number(const struct emu_statement *s, const char *text, int base, 
 uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base);
 /* The value of a word; refuses what is none of them. NULL: true, and no value. */
 bool emu_choose(const struct emu_statement *s, const char *text, const struct emu_word *words, int *value);
+struct emu_device *emu_device_named(const char *name);
 /* That of words 1 and 2; NULL: they are refused. */
 struct emu_device *emu_device_and_port(const struct emu_statement *s, unsigned int *number);
 
 extern const struct emu_verb emu_config_verbs[], emu_fault_verbs[]; /* up to a name that is NULL */
 
 /* emu_script.c */
+void emu_load(void); /* once; takes the lock */
 void emu_script_pending(void); /* those that wait for this moment */
 void emu_commands(void);       /* statements that were appended to the file RAIL_EMU_CONTROL */
 uint64_t emu_commands_next(void); /* when that is to be done again */

@@ -10,10 +10,6 @@
 #include "emu/emu.h"
 #include "emu/emu_fault.h"
 
-static struct emu_context *context_of(struct ibv_context *c) {
-  return (struct emu_context *)(void *)((char *)verbs_get_ctx(c) - offsetof(struct emu_context, verbs));
-}
-
 static void *refuse(int err) {
   errno = err;
   return NULL;
@@ -284,7 +280,7 @@ int ibv_destroy_cq(struct ibv_cq *ibv) {
   }
   struct emu_channel *channel = (struct emu_channel *)(void *)ibv->channel;
   if (cq->is_ready) STAILQ_REMOVE(&channel->ready, cq, emu_cq, ready);
-  emu_forget_events(context_of(ibv->context), ibv);
+  emu_forget_events(emu_context_of(ibv->context), ibv);
   emu_wait_acked(&cq->comp_events);
   emu_wait_acked(&cq->async_events);
   if (channel) channel->ibv.refcnt--;
@@ -385,7 +381,7 @@ int ibv_destroy_srq(struct ibv_srq *ibv) {
     pthread_mutex_unlock(&emu.lock);
     return EBUSY;
   }
-  emu_forget_events(context_of(ibv->context), ibv);
+  emu_forget_events(emu_context_of(ibv->context), ibv);
   emu_wait_acked(&srq->events);
   emu_device_of(ibv->context)->nsrq--;
   ((struct emu_pd *)(void *)ibv->pd)->users--;

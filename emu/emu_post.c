@@ -9,18 +9,13 @@
 
 /* ---- ibv_post_send ------------------------------------------------------------- */
 
-static bool is_send(enum ibv_wr_opcode op) { return op == IBV_WR_SEND || op == IBV_WR_SEND_WITH_IMM; }
-static bool is_atomic(enum ibv_wr_opcode op) {
-  return op == IBV_WR_ATOMIC_CMP_AND_SWP || op == IBV_WR_ATOMIC_FETCH_AND_ADD;
-}
-
 static bool is_supported(const struct emu_qp *qp, enum ibv_wr_opcode op) {
   enum ibv_qp_type type = qp->ex.qp_base.qp_type;
-  if (is_send(op)) return true;
+  if (op == IBV_WR_SEND || op == IBV_WR_SEND_WITH_IMM) return true;
   if (op == IBV_WR_RDMA_WRITE) return type != IBV_QPT_UD;
   if (op == IBV_WR_RDMA_WRITE_WITH_IMM) return type != IBV_QPT_UD && qp->device->imm;
   if (op == IBV_WR_RDMA_READ) return type == IBV_QPT_RC;
-  return is_atomic(op) && type == IBV_QPT_RC && qp->device->atomics;
+  return emu_is_atomic(op) && type == IBV_QPT_RC && qp->device->atomics;
 }
 
 /* Places of the queue are counted until a completion at or behind them has been polled. */
@@ -38,7 +33,7 @@ static int take(struct emu_qp *qp, const struct ibv_send_wr *wr) {
   }
   *e = (struct emu_sqe){.wr_id = wr->wr_id, .opcode = wr->opcode, .flags = wr->send_flags, .imm = wr->imm_data,
                         .nsge = wr->num_sge, .length = (uint32_t)(length > UINT32_MAX ? UINT32_MAX : length)};
-  if (is_atomic(wr->opcode)) {
+  if (emu_is_atomic(wr->opcode)) {
     e->raddr = wr->wr.atomic.remote_addr;
     e->rkey = wr->wr.atomic.rkey;
     e->compare = wr->wr.atomic.compare_add;
@@ -53,7 +48,7 @@ static int take(struct emu_qp *qp, const struct ibv_send_wr *wr) {
     e->rkey = wr->wr.rdma.rkey;
   }
   if (wr->send_flags & IBV_SEND_INLINE) {
-    if (length > qp->cap.max_inline_data || wr->opcode == IBV_WR_RDMA_READ || is_atomic(wr->opcode)) return EINVAL;
+    if (length > qp->cap.max_inline_data || wr->opcode == IBV_WR_RDMA_READ || emu_is_atomic(wr->opcode)) return EINVAL;
     char *to = qp->sq_inline + (size_t)at * qp->cap.max_inline_data;
     for (int i = 0; i < wr->num_sge; to += sge[i++].length)
       emu_move(to, (const void *)(uintptr_t)sge[i].addr, sge[i].length);

@@ -8,10 +8,6 @@
 #include "emu/emu_fault.h"
 #include "emu/rail_emu.h"
 
-static struct emu_context *context_of(struct ibv_context *c) {
-  return (struct emu_context *)(void *)((char *)verbs_get_ctx(c) - offsetof(struct emu_context, verbs));
-}
-
 /* ---- creation ----------------------------------------------------------------- */
 
 static int check_init(const struct emu_device *d, const struct ibv_qp_init_attr *a) {
@@ -159,7 +155,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv) {
   emu_resp_reset(qp);
   emu_link_put(qp->link);
   if (emu.last_qp == qp) emu.last_qp = NULL;
-  emu_forget_events(context_of(ibv->context), ibv);
+  emu_forget_events(emu_context_of(ibv->context), ibv);
   emu_wait_acked(&qp->events);
   forget_completions(qp);
   ((struct emu_cq *)(void *)ibv->send_cq)->users--;

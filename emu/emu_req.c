@@ -14,10 +14,7 @@ static struct ibv_sge *sges_of(struct emu_qp *qp, uint64_t place) {
 static const char *inline_of(struct emu_qp *qp, uint64_t place) {
   return qp->sq_inline + (size_t)(place % qp->sq_cap) * qp->cap.max_inline_data;
 }
-static bool is_atomic(const struct emu_sqe *e) {
-  return e->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || e->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-}
-static bool has_response(const struct emu_sqe *e) { return e->opcode == IBV_WR_RDMA_READ || is_atomic(e); }
+static bool has_response(const struct emu_sqe *e) { return e->opcode == IBV_WR_RDMA_READ || emu_is_atomic(e->opcode); }
 static bool has_imm(const struct emu_sqe *e) {
   return e->opcode == IBV_WR_RDMA_WRITE_WITH_IMM || e->opcode == IBV_WR_SEND_WITH_IMM;
 }
@@ -85,7 +82,7 @@ static enum ibv_wc_status check_local(struct emu_qp *qp, uint64_t place) {
   const struct emu_sqe *e = sqe_at(qp, place);
   const struct ibv_sge *sge = sges_of(qp, place);
   uint32_t most = qp->ex.qp_base.qp_type == IBV_QPT_UD ? 128u << emu_port_of(qp)->mtu : emu_port_of(qp)->max_msg;
-  if (e->length > most || (is_atomic(e) && e->length != 8)) return IBV_WC_LOC_LEN_ERR;
+  if (e->length > most || (emu_is_atomic(e->opcode) && e->length != 8)) return IBV_WC_LOC_LEN_ERR;
   if (has_response(e) && qp->attr.max_rd_atomic == 0) return IBV_WC_LOC_QP_OP_ERR;
   for (int i = 0; i < e->nsge && !e->is_inline; i++)
     if (sge[i].length && !emu_mr_allows(emu_mr_find(sge[i].lkey), qp->pd, sge[i].addr, sge[i].length,
@@ -138,7 +135,7 @@ static enum sent send_packet(struct emu_qp *qp, uint64_t place, uint32_t number)
   p->va = e->raddr + skip;
   p->to = qp->to;
   p->from = qp->from;
-  p->compare = is_atomic(e) ? e->compare : e->imm;
+  p->compare = emu_is_atomic(e->opcode) ? e->compare : e->imm;
   p->swap = e->swap;
   if (payload && !move_local(qp, place, at, (char *)p + EMU_HEADER, payload, false)) return NO_ACCESS;
   emu_link_commit(qp->link, p);
@@ -430,7 +427,7 @@ static void on_response(struct emu_qp *qp, const struct emu_packet *p, const cha
   if (qp->sq_una == qp->sq_posted) return;
   struct emu_sqe *e = sqe_at(qp, qp->sq_una);
   bool atomic = p->op == EMU_OP_ATOMIC_RESPONSE;
-  if (atomic ? !is_atomic(e) : e->opcode != IBV_WR_RDMA_READ) return;
+  if (atomic ? !emu_is_atomic(e->opcode) : e->opcode != IBV_WR_RDMA_READ) return;
   if (p->psn != emu_psn(e->first_psn + e->received / qp->mtu)) {
     if (emu_psn_diff(p->psn, e->first_psn) >= 0 && is_outstanding(qp)) (void)retry(qp); /* one before it is lost */
     return;

@@ -39,7 +39,7 @@ static void ack(struct emu_qp *qp, uint8_t syndrome, uint32_t psn) {
 void emu_resp_reset(struct emu_qp *qp) {
   qp->responses_n = qp->responses_first = 0;
   qp->nak_sent = qp->in_message = qp->recv_taken = false;
-  qp->msn = qp->saved_next = 0;
+  qp->saved_next = 0;
   memset(qp->saved, 0, (size_t)qp->device->max_rd_atomic * sizeof qp->saved[0]);
 }
 
@@ -55,7 +55,7 @@ static void fill(const struct emu_qp *qp, struct emu_packet *p, uint8_t op, uint
   p->va = 0;
   p->to = qp->to;
   p->from = qp->from;
-  p->compare = qp->msn;
+  p->compare = 0;
   p->swap = 0;
 }
 
@@ -239,7 +239,6 @@ static void on_send(struct emu_qp *qp, const struct emu_packet *p, const char *p
   qp->message_op = p->op;
   done_packet(qp, p, 1);
   if (!last) return;
-  qp->msn++;
   const struct ibv_wc wc = {.opcode = IBV_WC_RECV, .byte_len = qp->message_done, .src_qp = p->sqpn,
                             .imm_data = p->imm, .wc_flags = p->flags & EMU_IMM ? IBV_WC_WITH_IMM : 0};
   complete_receive(qp, &wc, p->flags & EMU_SOLICITED);
@@ -278,7 +277,6 @@ static void on_write(struct emu_qp *qp, const struct emu_packet *p, const char *
   qp->message_op = p->op;
   done_packet(qp, p, 1);
   if (!last) return;
-  qp->msn++;
   if (p->flags & EMU_IMM) {
     const struct ibv_wc wc = {.opcode = IBV_WC_RECV_RDMA_WITH_IMM, .byte_len = qp->message_done, .src_qp = p->sqpn,
                               .imm_data = p->imm, .wc_flags = IBV_WC_WITH_IMM};
@@ -313,10 +311,7 @@ static void on_read(struct emu_qp *qp, const struct emu_packet *p, bool again) {
   }
   const struct emu_response r = {.op = EMU_OP_READ_RESPONSE, .psn = p->psn, .npackets = packets_of(qp, p->length),
                                  .rkey = p->rkey, .va = p->va, .length = p->length};
-  if (!again) {
-    done_packet(qp, p, r.npackets);
-    qp->msn++;
-  }
+  if (!again) done_packet(qp, p, r.npackets);
   respond(qp, &r);
 }
 
@@ -354,7 +349,6 @@ static void on_atomic(struct emu_qp *qp, const struct emu_packet *p, bool again)
   qp->saved[qp->saved_next] = (struct emu_saved_atomic){.psn = p->psn, .result = r.result, .valid = true};
   qp->saved_next = (qp->saved_next + 1) % (uint32_t)qp->device->max_rd_atomic;
   done_packet(qp, p, 1);
-  qp->msn++;
   respond(qp, &r);
 }
 
