@@ -398,7 +398,8 @@ static inline struct emu_port *emu_port_of(const struct emu_qp *qp) {
 
 /* emu_error.c */
 void emu_qp_error(struct emu_qp *qp); /* to ERR: everything outstanding is flushed */
-void emu_qp_flush(struct emu_qp *qp);
+void emu_sq_error(struct emu_qp *qp); /* the same, of a request's own error: UC and UD to SQE, and receives go on */
+void emu_qp_flush(struct emu_qp *qp); /* in SQE: its send queue */
 void emu_device_fatal(struct emu_device *device);
 
 /* emu_post.c */

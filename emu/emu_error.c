@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Queue pairs in ERR: what is outstanding ends with a flush. */
+ * Queue pairs in ERR, send queues in SQE: what is outstanding ends with a flush. */
 #include "emu/emu.h"
 
 void emu_qp_flush(struct emu_qp *qp) {
@@ -11,6 +11,7 @@ void emu_qp_flush(struct emu_qp *qp) {
   qp->sq_next = qp->sq_una;
   qp->next_packet = 0;
   qp->reads_outstanding = 0;
+  if (qp->ex.qp_base.state == IBV_QPS_SQE) return;
   if (qp->recv_taken) { /* the message that was coming in */
     qp->recv_taken = false;
     wc.wr_id = qp->recv.wr_id;
@@ -22,12 +23,21 @@ void emu_qp_flush(struct emu_qp *qp) {
   }
 }
 
-void emu_qp_error(struct emu_qp *qp) {
-  if (qp->ex.qp_base.state == IBV_QPS_ERR) return;
-  qp->ex.qp_base.state = IBV_QPS_ERR;
+static void stop(struct emu_qp *qp, enum ibv_qp_state state) {
+  qp->ex.qp_base.state = state;
   emu_timer_off(qp, EMU_TIMER_ACK);
   emu_timer_off(qp, EMU_TIMER_PAUSE);
   emu_qp_flush(qp);
+}
+
+void emu_sq_error(struct emu_qp *qp) {
+  if (qp->ex.qp_base.qp_type == IBV_QPT_RC) emu_qp_error(qp);
+  else if (qp->ex.qp_base.state != IBV_QPS_ERR) stop(qp, IBV_QPS_SQE);
+}
+
+void emu_qp_error(struct emu_qp *qp) {
+  if (qp->ex.qp_base.state == IBV_QPS_ERR) return;
+  stop(qp, IBV_QPS_ERR);
   if (qp->srq) emu_raise_qp(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 }
 

@@ -85,7 +85,7 @@ static int post_send(struct emu_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
     qp->sq_posted = posted;
     qp->post_psn = psn;
   }
-  if (ibv->state == IBV_QPS_ERR) emu_qp_flush(qp);
+  if (ibv->state == IBV_QPS_ERR || ibv->state == IBV_QPS_SQE) emu_qp_flush(qp);
   else if (!emu_req_run(qp)) emu_run_later(qp);
   if (emu_fault_is_pending()) emu_progress();
   emu_wire_flush();

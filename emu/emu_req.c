@@ -48,7 +48,7 @@ static void complete(struct emu_qp *qp, enum ibv_wc_status status, uint32_t vend
 
 void emu_req_fail(struct emu_qp *qp, enum ibv_wc_status status, uint32_t vendor_err) {
   if (qp->sq_una < qp->sq_posted) complete(qp, status, vendor_err);
-  emu_qp_error(qp);
+  emu_sq_error(qp);
 }
 
 /* ---- local memory ---------------------------------------------------------------- */

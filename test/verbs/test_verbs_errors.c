@@ -261,6 +261,52 @@ TEST(err_flushes_everything_in_order) {
   pair_close(&a, &b);
 }
 
+/* UC and UD: an error of the send queue ends that alone, and it can be used again. */
+static void check_send_queue_error(enum ibv_qp_type type) {
+  struct end a, b;
+  struct shape s = USUAL_SHAPE;
+  struct work w, behind;
+  s.type = type;
+  pair_open(&a, &b, &s);
+  DEVIATES(&a, SOFT_ROCE, "it puts UC and UD queue pairs into ERR");
+  struct ibv_ah *to_b = path_to(&a, &b), *to_a = path_to(&b, &a);
+  for (unsigned int i = 0; i < 2; i++) receive(&a, 100 + i, 4096, 4096);
+  for (unsigned int i = 0; i < 2; i++) {
+    work(&w, &a, &b, IBV_WR_SEND, 1, 0, 64);
+    work(&behind, &a, &b, IBV_WR_SEND, 2, 0, 64);
+    if (type == IBV_QPT_UD) {
+      w.wr.wr.ud.ah = behind.wr.wr.ud.ah = to_b;
+      w.wr.wr.ud.remote_qpn = behind.wr.wr.ud.remote_qpn = b.qp->qp_num;
+      w.wr.wr.ud.remote_qkey = behind.wr.wr.ud.remote_qkey = QKEY;
+    }
+    w.sge.lkey ^= 0x5500;
+    w.wr.next = &behind.wr;
+    CHECK_OK(post(&a, &w.wr));
+    CHECK_COMPLETION(&a, 1, IBV_WC_LOC_PROT_ERR);
+    CHECK_COMPLETION(&a, 2, IBV_WC_WR_FLUSH_ERR);
+    CHECK_INT(state_of(&a), IBV_QPS_SQE);
+    CHECK_OK(post(&a, &behind.wr));
+    CHECK_COMPLETION(&a, 2, IBV_WC_WR_FLUSH_ERR);
+    if (i == 1) break;
+    if (type == IBV_QPT_UD) send_datagram(&b, to_a, a.qp->qp_num, 3, 64); /* receives go on */
+    else send_work(&b, &a, IBV_WR_SEND, 3, 0, 64);
+    CHECK_COMPLETION(&b, 3, IBV_WC_SUCCESS);
+    CHECK_COMPLETION(&a, 100, IBV_WC_SUCCESS);
+    to_state(&a, IBV_QPS_RTS);
+    receive(&b, 200, 4096, 4096);
+    CHECK_OK(post(&a, &behind.wr));
+    CHECK_COMPLETION(&a, 2, IBV_WC_SUCCESS);
+    CHECK_COMPLETION(&b, 200, IBV_WC_SUCCESS);
+  }
+  to_state(&a, IBV_QPS_ERR);
+  CHECK_COMPLETION(&a, 101, IBV_WC_WR_FLUSH_ERR);
+  CHECK_OK(ibv_destroy_ah(to_a));
+  CHECK_OK(ibv_destroy_ah(to_b));
+  pair_close(&a, &b);
+}
+TEST(a_send_queue_of_uc_in_error) { check_send_queue_error(IBV_QPT_UC); }
+TEST(a_send_queue_of_ud_in_error) { check_send_queue_error(IBV_QPT_UD); }
+
 TEST(a_queue_pair_is_used_again) {
   struct end a, b;
   struct shape s = USUAL_SHAPE;
@@ -329,5 +375,6 @@ TEST_MAIN(TEST_CASE(a_write_with_a_wrong_key), TEST_CASE(a_write_before_the_regi
           TEST_CASE(a_receive_with_a_wrong_key), TEST_CASE(a_receiver_that_is_never_ready),
           TEST_CASE(a_receiver_that_is_ready_late), TEST_CASE(a_peer_that_is_gone),
           TEST_CASE(a_peer_that_is_not_connected), TEST_CASE(err_flushes_everything_in_order),
+          TEST_CASE(a_send_queue_of_uc_in_error), TEST_CASE(a_send_queue_of_ud_in_error),
           TEST_CASE(a_queue_pair_is_used_again), TEST_CASE(a_destroyed_queue_pair_leaves_no_completion),
           TEST_CASE(a_full_completion_queue), TEST_CASE(a_refused_request_is_an_event))
