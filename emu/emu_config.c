@@ -71,10 +71,10 @@ static const struct emu_word links[] = {{"eth", false}, {"ib", true}, {NULL, 0}}
 static const struct emu_word no_gids[] = {{"none", 0}, {NULL, 0}};
 static const struct emu_word no_or_yes[] = {{"0", false}, {"1", true}, {NULL, 0}};
 
-#define PORT_KEYS "state link mtu# lid# subnet% grh# max_msg# packet# speed# width# bandwidth# latency# one_way# gids"
-#define DEVICE_KEYS                                                                                                  \
-  "profile ports# guid% vendor% part# max_qp# max_qp_wr# max_sge# inline# max_cq# max_cqe# max_mr# max_pd# max_srq# " \
-  "max_srq_wr# max_rd_atomic# dmabuf# ece# atomics# imm# zero_byte_rkey# endless_retry# transport pci"
+#define PORT_KEYS "state link mtu lid subnet grh max_msg packet speed width bandwidth latency one_way gids"
+#define DEVICE_KEYS                                                                                           \
+  "profile ports guid vendor part max_qp max_qp_wr max_sge inline max_cq max_cqe max_mr max_pd max_srq " \
+  "max_srq_wr max_rd_atomic dmabuf ece atomics imm zero_byte_rkey endless_retry transport pci"
 
 /* Before anything is changed. */
 static bool check_port_keys(const struct emu_statement *s) {
@@ -90,17 +90,17 @@ static void port_keys(const struct emu_statement *s, struct emu_device *device, 
   int ib = port->ib;
   (void)emu_choose(s, emu_value(s, "link"), links, &ib);
   port->ib = ib;
-  port->mtu = (uint8_t)emu_number(s, "mtu", port->mtu, 10);
-  port->lid = (uint16_t)emu_number(s, "lid", port->lid, 10);
-  port->subnet = emu_number(s, "subnet", port->subnet, 16);
-  port->grh = emu_number(s, "grh", port->grh, 10) != 0;
-  port->one_way = emu_number(s, "one_way", port->one_way, 10) != 0;
-  port->max_msg = (uint32_t)emu_number(s, "max_msg", port->max_msg, 10);
-  port->packet = (uint32_t)emu_number(s, "packet", port->packet, 10);
-  port->speed = (uint8_t)emu_number(s, "speed", port->speed, 10);
-  port->width = (uint8_t)emu_number(s, "width", port->width, 10);
-  port->bandwidth = emu_number(s, "bandwidth", port->bandwidth / 1000000, 10) * 1000000;
-  port->latency = emu_number(s, "latency", port->latency / 1000, 10) * 1000;
+  port->mtu = (uint8_t)emu_number(s, "mtu", port->mtu);
+  port->lid = (uint16_t)emu_number(s, "lid", port->lid);
+  port->subnet = emu_number(s, "subnet", port->subnet);
+  port->grh = emu_number(s, "grh", port->grh) != 0;
+  port->one_way = emu_number(s, "one_way", port->one_way) != 0;
+  port->max_msg = (uint32_t)emu_number(s, "max_msg", port->max_msg);
+  port->packet = (uint32_t)emu_number(s, "packet", port->packet);
+  port->speed = (uint8_t)emu_number(s, "speed", port->speed);
+  port->width = (uint8_t)emu_number(s, "width", port->width);
+  port->bandwidth = emu_number(s, "bandwidth", port->bandwidth / 1000000) * 1000000;
+  port->latency = emu_number(s, "latency", port->latency / 1000) * 1000;
   if (was_ib != port->ib || emu_value(s, "subnet")) emu_default_gids(device, number);
   if (gids) {
     memset(port->gids, 0, sizeof port->gids);
@@ -109,28 +109,26 @@ static void port_keys(const struct emu_statement *s, struct emu_device *device, 
 }
 
 static void set_limits(const struct emu_statement *s, struct emu_device *d, const struct profile *p) {
-  d->vendor = (uint32_t)emu_number(s, "vendor", p ? p->vendor : 0xe500, 16);
-  d->part = (uint32_t)emu_number(s, "part", p ? p->part : 1, 10);
-  d->max_qp = (int)emu_number(s, "max_qp", EMU_QPS - 2, 10);
-  d->max_qp_wr = (int)emu_number(s, "max_qp_wr", p ? (unsigned int)p->max_qp_wr : 16384, 10);
-  d->max_sge = (int)emu_number(s, "max_sge", p ? (unsigned int)p->max_sge : 16, 10);
-  if (d->max_sge > EMU_MAX_SGE) d->max_sge = EMU_MAX_SGE;
-  d->max_inline = (int)emu_number(s, "inline", p ? (unsigned int)p->max_inline : 256, 10);
-  d->max_cq = (int)emu_number(s, "max_cq", 65536, 10);
-  d->max_cqe = (int)emu_number(s, "max_cqe", p ? (unsigned int)p->max_cqe : 4194303, 10);
-  d->max_mr = (int)emu_number(s, "max_mr", 1 << 20, 10);
-  d->max_pd = (int)emu_number(s, "max_pd", 65536, 10);
-  d->max_srq = (int)emu_number(s, "max_srq", !p || p->srq ? 65536 : 0, 10);
-  d->max_srq_wr = (int)emu_number(s, "max_srq_wr", 32768, 10);
-  d->max_rd_atomic = (int)emu_number(s, "max_rd_atomic", p ? (unsigned int)p->max_rd_atomic : 16, 10);
-  if (d->max_rd_atomic > EMU_MAX_RD_ATOMIC) d->max_rd_atomic = EMU_MAX_RD_ATOMIC;
-  d->dmabuf = emu_number(s, "dmabuf", !p || p->dmabuf, 10) != 0;
-  d->ece = emu_number(s, "ece", p && p->ece, 10) != 0;
+  d->vendor = (uint32_t)emu_number(s, "vendor", p ? p->vendor : 0xe500);
+  d->part = (uint32_t)emu_number(s, "part", p ? p->part : 1);
+  d->max_qp = (int)emu_number(s, "max_qp", EMU_QPS - 2);
+  d->max_qp_wr = (int)emu_number(s, "max_qp_wr", p ? (unsigned int)p->max_qp_wr : 16384);
+  d->max_sge = (int)emu_number(s, "max_sge", p ? (unsigned int)p->max_sge : 16);
+  d->max_inline = (int)emu_number(s, "inline", p ? (unsigned int)p->max_inline : 256);
+  d->max_cq = (int)emu_number(s, "max_cq", 65536);
+  d->max_cqe = (int)emu_number(s, "max_cqe", p ? (unsigned int)p->max_cqe : 4194303);
+  d->max_mr = (int)emu_number(s, "max_mr", 1 << 20);
+  d->max_pd = (int)emu_number(s, "max_pd", 65536);
+  d->max_srq = (int)emu_number(s, "max_srq", !p || p->srq ? 65536 : 0);
+  d->max_srq_wr = (int)emu_number(s, "max_srq_wr", 32768);
+  d->max_rd_atomic = (int)emu_number(s, "max_rd_atomic", p ? (unsigned int)p->max_rd_atomic : 16);
+  d->dmabuf = emu_number(s, "dmabuf", !p || p->dmabuf) != 0;
+  d->ece = emu_number(s, "ece", p && p->ece) != 0;
   bool ib = d->ibv.transport_type == IBV_TRANSPORT_IB; /* iWARP has no atomics, and no immediate data */
-  d->atomics = emu_number(s, "atomics", ib && (!p || p->atomics), 10) != 0;
-  d->imm = emu_number(s, "imm", ib, 10) != 0;
-  d->zero_byte_rkey = emu_number(s, "zero_byte_rkey", 0, 10) != 0;
-  d->endless_retry = emu_number(s, "endless_retry", p && p->endless_retry, 10) != 0;
+  d->atomics = emu_number(s, "atomics", ib && (!p || p->atomics)) != 0;
+  d->imm = emu_number(s, "imm", ib) != 0;
+  d->zero_byte_rkey = emu_number(s, "zero_byte_rkey", 0) != 0;
+  d->endless_retry = emu_number(s, "endless_retry", p && p->endless_retry) != 0;
 }
 
 static bool do_device(const struct emu_statement *s) {
@@ -150,8 +148,7 @@ static bool do_device(const struct emu_statement *s) {
   struct emu_device *d = &emu.devices[emu.ndevices];
   memset(d, 0, sizeof *d);
   d->index = emu.ndevices;
-  d->nports = (unsigned int)emu_number(s, "ports", 1, 10);
-  if (d->nports < 1 || d->nports > EMU_PORTS) return emu_refuse(s, "ports: allowed: 1 to %d", EMU_PORTS);
+  d->nports = (unsigned int)emu_number(s, "ports", 1);
   snprintf(d->ibv.name, sizeof d->ibv.name, "%s", s->words[1]);
   snprintf(d->ibv.dev_name, sizeof d->ibv.dev_name, "uverbs%u", d->index);
   snprintf(d->ibv.dev_path, sizeof d->ibv.dev_path, "/sys/class/infiniband_verbs/uverbs%u", d->index);
@@ -161,7 +158,7 @@ static bool do_device(const struct emu_statement *s) {
                                                         : IBV_NODE_UNSPECIFIED;
   d->ibv.transport_type = (enum ibv_transport_type)transport;
   snprintf(d->pci, sizeof d->pci, "%s", pci ? pci : "");
-  d->guid = emu_number(s, "guid", 0x02e5000000000000u + ((uint64_t)d->index << 8), 16);
+  d->guid = emu_number(s, "guid", 0x02e5000000000000u + ((uint64_t)d->index << 8));
   LIST_INIT(&d->contexts);
   set_limits(s, d, profile);
   for (unsigned int p = 1; p <= d->nports; p++) {
@@ -209,7 +206,7 @@ static bool do_gid(const struct emu_statement *s) {
     return emu_refuse(s, "%s: allowed: an IPv4 or IPv6 address, or none", s->words[4]);
   if (!emu_choose(s, emu_value(s, "type"), gid_types, &type)) return false;
   gid.type = (uint32_t)type;
-  gid.ifindex = (uint32_t)emu_number(s, "ifindex", 0, 10);
+  gid.ifindex = (uint32_t)emu_number(s, "ifindex", 0);
   d->ports[number - 1].gids[index] = gid;
   emu_hash_gids(d, number);
   struct ibv_async_event event = {.element.port_num = (int)number, .event_type = IBV_EVENT_GID_CHANGE};
@@ -232,9 +229,9 @@ static bool do_empty(const struct emu_statement *s) {
 }
 
 static bool do_ring(const struct emu_statement *s) {
-  unsigned long size = s->n >= 2 ? strtoul(s->words[1], NULL, 10) : 0;
-  if (size < 64 || size > 16384 || (size & (size - 1)))
-    return emu_refuse(s, "allowed: KiB, a power of two from 64 to 16384");
+  unsigned long size = 0;
+  if (s->n >= 2 && !emu_read_number(s, s->words[1], 10, 16384, &size)) return false;
+  if (size < 64 || (size & (size - 1))) return emu_refuse(s, "allowed: KiB, a power of two from 64 to 16384");
   if (emu.nqps) return emu_refuse(s, "there are queue pairs already");
   emu.ring_bytes = (uint32_t)size << 10;
   return true;
@@ -242,5 +239,5 @@ static bool do_ring(const struct emu_statement *s) {
 
 const struct emu_verb emu_config_verbs[] = {
   {"device", do_device, 1, DEVICE_KEYS " " PORT_KEYS}, {"port", do_port, 2, PORT_KEYS},
-  {"gid", do_gid, 4, "type ifindex#"}, {"gid_table", do_gid_table, 1, ""}, {"empty", do_empty, 0, ""},
+  {"gid", do_gid, 4, "type ifindex"}, {"gid_table", do_gid_table, 1, ""}, {"empty", do_empty, 0, ""},
   {"ring", do_ring, 1, ""}, {NULL, NULL, 0, ""}};

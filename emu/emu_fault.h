@@ -17,8 +17,8 @@ struct emu_word {
   const char *name;
   int value;
 };
-/* A statement's first word, and what may follow it: so many words, and key=value. `keys` has blanks between them;
- * behind a key '#' says that its value is a decimal number, '%' a hexadecimal one. NULL: a statement follows. */
+/* A statement's first word, and what may follow it: so many words, and key=value. `keys` has blanks between them.
+ * NULL: a statement follows. */
 struct emu_verb {
   const char *name;
   bool (*run)(const struct emu_statement *s);
@@ -30,8 +30,9 @@ struct emu_verb {
 __attribute__((format(printf, 2, 3))) bool emu_refuse(const struct emu_statement *s, const char *format, ...);
 bool emu_statement_fits(const struct emu_statement *s, const struct emu_verb *verb); /* or refuses */
 const char *emu_value(const struct emu_statement *s, const char *key); /* of key=, or NULL */
-bool emu_read_number(const struct emu_statement *s, const char *text, int base, unsigned long *number); /* or refuses */
-uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise, int base);
+bool emu_read_number(const struct emu_statement *s, const char *text, int base, unsigned long highest,
+                     unsigned long *number); /* or refuses */
+uint64_t emu_number(const struct emu_statement *s, const char *key, uint64_t otherwise); /* one that is known to fit */
 /* The value of a word; refuses what is none of them. NULL: true, and no value. */
 bool emu_choose(const struct emu_statement *s, const char *text, const struct emu_word *words, int *value);
 struct emu_device *emu_device_named(const char *name);

@@ -45,7 +45,7 @@ static bool qp_of(const struct emu_statement *s, uint32_t *qpn) {
   const char *text = emu_value(s, "qp");
   unsigned long number = 0;
   bool last = text && strcmp(text, "last") == 0;
-  if (text && !last && !emu_read_number(s, text, 0, &number)) return false;
+  if (text && !last && !emu_read_number(s, text, 0, 0xffffff, &number)) return false;
   *qpn = !last ? (uint32_t)number : emu.last_qp ? emu.last_qp->ex.qp_base.qp_num : UINT32_MAX;
   return true;
 }
@@ -57,10 +57,10 @@ static bool add_fault(const struct emu_statement *s, struct emu_fault *f) {
   int none;
   if (emu_faults.n == EMU_FAULTS) return emu_refuse(s, "there may be %d faults", EMU_FAULTS);
   bool ever = times ? strcmp(times, "ever") == 0 : f->kind == EMU_FAULT_SLOW;
-  if (times && !ever && !emu_read_number(s, times, 10, &number)) return false;
+  if (times && !ever && !emu_read_number(s, times, 10, LONG_MAX / 2, &number)) return false;
   if (!qp_of(s, &f->qp) || !emu_choose(s, op, ops, &none)) return false;
-  f->rate = (uint32_t)emu_number(s, "rate", 0, 10);
-  f->from = (long)emu_number(s, "from", 1, 10);
+  f->rate = (uint32_t)emu_number(s, "rate", 0);
+  f->from = (long)emu_number(s, "from", 1);
   f->times = f->rate || ever ? LONG_MAX / 2 : (long)number;
   snprintf(f->op, sizeof f->op, "%s", op ? op : "any");
   emu_faults.all[emu_faults.n++] = *f;
@@ -80,18 +80,18 @@ static bool do_fail(const struct emu_statement *s) {
 }
 
 static bool do_complete(const struct emu_statement *s) {
-  struct emu_fault f = {.kind = EMU_FAULT_COMPLETE, .vendor = (uint32_t)emu_number(s, "vendor", 0x81, 16)};
+  struct emu_fault f = {.kind = EMU_FAULT_COMPLETE, .vendor = (uint32_t)emu_number(s, "vendor", 0x81)};
   if (s->n < 2) return emu_refuse(s, "the status is missing");
   return emu_choose(s, s->words[1], statuses, &f.status) && add_fault(s, &f);
 }
 
 static bool do_immediate(const struct emu_statement *s) {
-  struct emu_fault f = {.kind = EMU_FAULT_IMMEDIATE, .xor = (uint32_t)emu_number(s, "xor", 1, 16)};
+  struct emu_fault f = {.kind = EMU_FAULT_IMMEDIATE, .xor = (uint32_t)emu_number(s, "xor", 1)};
   return add_fault(s, &f);
 }
 
 static bool do_kind(const struct emu_statement *s, enum emu_fault_kind kind, uint64_t us) {
-  struct emu_fault f = {.kind = kind, .ns = emu_number(s, "us", us, 10) * 1000};
+  struct emu_fault f = {.kind = kind, .ns = emu_number(s, "us", us) * 1000};
   return add_fault(s, &f);
 }
 static bool do_stall(const struct emu_statement *s) { return do_kind(s, EMU_FAULT_STALL, 0); }
@@ -113,12 +113,12 @@ static const struct emu_word cm_events[] = {
 /* cm lost|late|reject event=…; cm answer ms=N. */
 static bool do_cm(const struct emu_statement *s) {
   const char *event = emu_value(s, "event");
-  struct emu_fault f = {.kind = EMU_FAULT_CM, .ns = emu_number(s, "us", 100000, 10) * 1000};
+  struct emu_fault f = {.kind = EMU_FAULT_CM, .ns = emu_number(s, "us", 100000) * 1000};
   int none;
   if (s->n < 2) return emu_refuse(s, "what is to happen is missing: lost, late, reject or answer");
   if (!emu_choose(s, s->words[1], cm_actions, &f.status) || !emu_choose(s, event, cm_events, &none)) return false;
   if (f.status == CM_ANSWER) {
-    emu_faults.cm_answer_ms = (long)emu_number(s, "ms", 0, 10);
+    emu_faults.cm_answer_ms = (long)emu_number(s, "ms", 0);
     return true;
   }
   snprintf(f.call, sizeof f.call, "%s", event ? event : "any");
@@ -128,7 +128,7 @@ static bool do_cm(const struct emu_statement *s) {
 static bool do_seed(const struct emu_statement *s) {
   unsigned long seed;
   if (s->n < 2) return emu_refuse(s, "the number is missing");
-  if (!emu_read_number(s, s->words[1], 0, &seed)) return false;
+  if (!emu_read_number(s, s->words[1], 0, ULONG_MAX, &seed)) return false;
   emu_faults_seed(seed);
   return true;
 }
@@ -149,11 +149,9 @@ static bool do_progress(const struct emu_statement *s) {
   int way = EMU_BY_THREAD;
   if (s->n < 2) return emu_refuse(s, "thread, post or poll is missing");
   if (!emu_choose(s, s->words[1], ways, &way)) return false;
-  uint64_t burst = emu_number(s, "burst", UINT32_MAX, 10);
-  if (burst == 0 || burst > UINT32_MAX) return emu_refuse(s, "burst: allowed: 1 to %u", UINT32_MAX);
   emu.progress_by = (enum emu_by)way;
-  emu.burst = (uint32_t)burst;
-  emu.skip = emu_number(s, "skip", 0, 10);
+  emu.burst = (uint32_t)emu_number(s, "burst", UINT32_MAX);
+  emu.skip = emu_number(s, "skip", 0);
   emu_engine_wake();
   return true;
 }
@@ -188,7 +186,7 @@ static bool do_event(const struct emu_statement *s) {
   if (of_qp && !qp) return emu_refuse(s, "there is no such queue pair");
   if (type == IBV_EVENT_CQ_ERR) event.element.cq = qp->ex.qp_base.send_cq;
   else if (of_qp) event.element.qp = &qp->ex.qp_base;
-  else event.element.port_num = (int)emu_number(s, "port", 1, 10);
+  else event.element.port_num = (int)emu_number(s, "port", 1);
   emu_raise(d, &event);
   return true;
 }
@@ -201,14 +199,14 @@ static bool do_reset(const struct emu_statement *s) {
   return true;
 }
 
-#define HOW_OFTEN "from# times rate#"
+#define HOW_OFTEN "from times rate"
 #define WHICH HOW_OFTEN " op qp"
 
 const struct emu_verb emu_fault_verbs[] = {
-  {"fail", do_fail, 1, "errno to " HOW_OFTEN}, {"complete", do_complete, 1, "vendor% " WHICH},
-  {"stall", do_stall, 0, WHICH}, {"drop", do_drop, 0, WHICH}, {"delay", do_delay, 0, "us# " WHICH},
-  {"duplicate", do_duplicate, 0, WHICH}, {"tear", do_tear, 0, "us# " WHICH},
-  {"slow", do_slow, 0, "us# qp " HOW_OFTEN}, {"immediate", do_immediate, 0, "xor% qp " HOW_OFTEN},
-  {"seed", do_seed, 1, ""}, {"clock", do_clock, 1, ""}, {"progress", do_progress, 1, "burst# skip#"},
-  {"fatal", do_fatal, 1, ""}, {"qp_error", do_qp_error, 0, "qp"}, {"event", do_event, 2, "port# qp"},
-  {"reset", do_reset, 0, ""}, {"cm", do_cm, 1, "event us# ms# " HOW_OFTEN}, {NULL, NULL, 0, ""}};
+  {"fail", do_fail, 1, "errno to " HOW_OFTEN}, {"complete", do_complete, 1, "vendor " WHICH},
+  {"stall", do_stall, 0, WHICH}, {"drop", do_drop, 0, WHICH}, {"delay", do_delay, 0, "us " WHICH},
+  {"duplicate", do_duplicate, 0, WHICH}, {"tear", do_tear, 0, "us " WHICH},
+  {"slow", do_slow, 0, "us qp " HOW_OFTEN}, {"immediate", do_immediate, 0, "xor qp " HOW_OFTEN},
+  {"seed", do_seed, 1, ""}, {"clock", do_clock, 1, ""}, {"progress", do_progress, 1, "burst skip"},
+  {"fatal", do_fatal, 1, ""}, {"qp_error", do_qp_error, 0, "qp"}, {"event", do_event, 2, "port qp"},
+  {"reset", do_reset, 0, ""}, {"cm", do_cm, 1, "event us ms " HOW_OFTEN}, {NULL, NULL, 0, ""}};

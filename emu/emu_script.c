@@ -3,6 +3,7 @@
  * statements. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@ static bool do_adversary(const struct emu_statement *s) {
   char text[] = "delay us=300 rate=16; delay us=20 rate=4; tear us=50 rate=4; duplicate rate=64; drop rate=256;"
                 "clock virtual";
   unsigned long seed;
-  if (s->n > 1 && !emu_read_number(s, s->words[1], 0, &seed)) return false;
+  if (s->n > 1 && !emu_read_number(s, s->words[1], 0, ULONG_MAX, &seed)) return false;
   if (s->n > 1) emu_faults_seed(seed);
   return run_all(text, s->file, s->line);
 }
@@ -35,7 +36,7 @@ static bool do_at(const struct emu_statement *s) {
   if (emu_faults.nlater == MAX_LATER) return emu_refuse(s, "there may be %d", MAX_LATER);
   struct emu_statement later = {.n = s->n - 2, .file = s->file, .line = s->line};
   memcpy(later.words, s->words + 2, (size_t)later.n * sizeof later.words[0]);
-  if (!emu_read_number(s, s->words[1], 10, &request) || !verb_of(&later)) return false;
+  if (!emu_read_number(s, s->words[1], 10, LONG_MAX / 2, &request) || !verb_of(&later)) return false;
   char *text = emu_faults.later[emu_faults.nlater].text;
   for (int i = 0; i < later.n && used < ROOM; i++)
     used += (size_t)snprintf(text + used, ROOM - used, "%s ", later.words[i]);

@@ -199,9 +199,37 @@ TEST(wrong_statements_are_refused) {
   check_refused("at 3 port emu0 1 state=gone extra", "extra: no key=value");
   check_refused("clock", "virtual or real is missing");
   check_refused("progress", "thread, post or poll is missing");
-  check_refused("progress poll burst=0", "burst: allowed: 1 to 4294967295");
+  check_refused("progress poll burst=0", "burst=0: allowed: a decimal number from 1 to 4294967295");
   check_refused("cm late event=resolved", "resolved: allowed: addr_resolved");
   exchange(3); /* none of them did anything */
+  emu_pair_close(&a, &b);
+}
+
+/* What would be cut to fit, or leads to packets that no receiver takes. */
+TEST(values_out_of_range_are_refused) {
+  struct shape s = USUAL_SHAPE;
+  emu_pair_open(&a, &b, &s);
+  check_refused("port emu0 1 mtu=0", "mtu=0: allowed: a decimal number from 1 to 5");
+  check_refused("port emu0 1 mtu=9", "mtu=9: allowed: a decimal number from 1 to 5");
+  check_refused("port emu0 1 mtu=257", "mtu=257: allowed: a decimal number from 1 to 5"); /* 1 in 8 bits */
+  check_refused("port emu0 1 lid=65536", "lid=65536: allowed: a decimal number from 0 to 65535");
+  check_refused("port emu0 1 one_way=2", "one_way=2: allowed: a decimal number from 0 to 1");
+  check_refused("port emu0 1 bandwidth=18446744073710", "bandwidth=18446744073710: allowed: a decimal number from 0");
+  check_refused("port emu0 4294967297 state=down", "4294967297: allowed: a port from 1 to 1");
+  check_refused("device more max_cqe=4294967297", "max_cqe=4294967297: allowed: a decimal number from 1 to 16777216");
+  check_refused("device more max_qp_wr=0", "max_qp_wr=0: allowed: a decimal number from 1 to");
+  check_refused("device more max_sge=33", "max_sge=33: allowed: a decimal number from 1 to 32");
+  check_refused("device more max_rd_atomic=129", "max_rd_atomic=129: allowed: a decimal number from 1 to 128");
+  check_refused("device more vendor=100000000", "vendor=100000000: allowed: a hexadecimal number from 0 to ffffffff");
+  check_refused("device more ports=5", "ports=5: allowed: a decimal number from 1 to 4");
+  check_refused("delay us=18446744073709551", "us=18446744073709551: allowed: a decimal number from 0 to");
+  check_refused("drop from=0", "from=0: allowed: a decimal number from 1 to");
+  check_refused("drop times=9223372036854775808", "9223372036854775808: allowed: a number up to");
+  check_refused("drop qp=16777216", "16777216: allowed: a number up to 16777215");
+  check_refused("ring 64x", "64x: allowed: a number up to 16384");
+  check_refused("ring 65", "allowed: KiB, a power of two from 64 to 16384");
+  CHECK(emu_command("port emu0 1 mtu=5 lid=65535 bandwidth=1000000; port emu0 1 bandwidth=0 lid=2")); /* the ends */
+  exchange(3);
   emu_pair_close(&a, &b);
 }
 
@@ -387,7 +415,8 @@ TEST(a_device_that_fails) {
 static const struct tap_case cases[] = {
   TEST_CASE(lost_packets_are_sent_again), TEST_CASE(packets_that_come_twice_count_once), TEST_CASE(everything_at_once),
   TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free), TEST_CASE(a_slow_queue_pair),
-  TEST_CASE(a_slow_port), TEST_CASE(wrong_statements_are_refused), TEST_CASE(a_request_fails_on_command),
+  TEST_CASE(a_slow_port), TEST_CASE(wrong_statements_are_refused),
+  TEST_CASE(values_out_of_range_are_refused), TEST_CASE(a_request_fails_on_command),
   TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
   TEST_CASE(commands_while_it_runs), TEST_CASE(a_wrong_key_and_no_bytes), TEST_CASE(an_iwarp_device),
   TEST_CASE(rings_of_another_size), TEST_CASE(a_device_that_fails)};
