@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Packets that are lost, late, double or torn, and a port's latency. They are taken where they arrive. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "emu/emu_fault.h"
 
-enum { MAX_HELD = 4096 };
+/* Of the process: 25 ms of what leaves at 10 GB/s. */
+#define MAX_HELD_BYTES (256u << 20)
 
 struct emu_held {
   STAILQ_ENTRY(emu_held) link;
@@ -13,7 +15,7 @@ struct emu_held {
   struct emu_packet packet;
   char payload[];
 };
-static unsigned int nheld;
+static size_t held_bytes;
 static LIST_HEAD(, emu_qp) holding = LIST_HEAD_INITIALIZER(holding);
 
 static const char *packet_name(const struct emu_packet *p) {
@@ -29,13 +31,26 @@ static const char *packet_name(const struct emu_packet *p) {
   }
 }
 
+static size_t bytes_of(const struct emu_held *h) { return sizeof *h + h->packet.payload; }
+
+static void say_lost(void) {
+  static bool said;
+  if (!said)
+    fprintf(stderr, "rail-emu: packets are lost: more than %u MiB are held back by latency=, delay or tear, or there "
+            "is no memory for them; fewer requests at once, or less latency, keep them\n", MAX_HELD_BYTES >> 20);
+  said = true;
+}
+
 /* Behind those of its QP that are held already; lost where there are too many, or no memory. */
 static void hold(struct emu_qp *qp, const struct emu_packet *p, const char *payload, uint64_t due) {
-  struct emu_held *h = nheld < MAX_HELD ? malloc(sizeof *h + p->payload) : NULL;
-  if (!h) return;
-  nheld++;
+  struct emu_held *h = held_bytes < MAX_HELD_BYTES ? malloc(sizeof *h + p->payload) : NULL;
+  if (!h) {
+    say_lost();
+    return;
+  }
   if (STAILQ_EMPTY(&qp->held)) LIST_INSERT_HEAD(&holding, qp, holding);
   h->packet = *p;
+  held_bytes += bytes_of(h);
   h->due = due;
   h->at = emu.reading;
   emu_move(h->payload, payload, p->payload);
@@ -85,8 +100,9 @@ bool emu_fault_packet(struct emu_qp *qp, const struct emu_packet *p, const char 
 
 void emu_fault_forget(struct emu_qp *qp) {
   if (!STAILQ_EMPTY(&qp->held)) LIST_REMOVE(qp, holding);
-  for (struct emu_held *h; (h = STAILQ_FIRST(&qp->held)) != NULL; nheld--) {
+  for (struct emu_held *h; (h = STAILQ_FIRST(&qp->held)) != NULL;) {
     STAILQ_REMOVE_HEAD(&qp->held, link);
+    held_bytes -= bytes_of(h);
     free(h);
   }
 }
@@ -102,7 +118,7 @@ uint64_t emu_fault_due(uint64_t now, emu_give give) {
       }
       STAILQ_REMOVE_HEAD(&qp->held, link);
       if (STAILQ_EMPTY(&qp->held)) LIST_REMOVE(qp, holding);
-      nheld--;
+      held_bytes -= bytes_of(h);
       emu.reading = h->at;
       give(qp, &h->packet, h->payload);
       free(h);
