@@ -105,6 +105,7 @@ struct emu_context {
   struct emu_device *device;
   LIST_ENTRY(emu_context) link;
   STAILQ_HEAD(, emu_event) events; /* those that nobody has read; verbs.context.async_fd counts them */
+  bool inherited; /* by a fork: not one of emu.contexts */
 };
 
 struct emu_channel {

@@ -303,7 +303,7 @@ int ibv_close_device(struct ibv_context *context) {
   pthread_mutex_lock(&emu.lock);
   emu_forget_events(c, NULL);
   LIST_REMOVE(c, link);
-  bool last = --emu.contexts == 0;
+  bool last = !c->inherited && --emu.contexts == 0;
   pthread_mutex_unlock(&emu.lock);
   if (last) emu_engine_stop();
   pthread_mutex_unlock(&emu_lifecycle);
@@ -363,6 +363,9 @@ static void after_fork_child(void) {
       memset(emu.qps[i]->timer_at, 0, sizeof emu.qps[i]->timer_at);
       emu.qps[i] = NULL;
     }
+  struct emu_context *c;
+  for (unsigned int i = 0; i < emu.ndevices; i++)
+    LIST_FOREACH(c, &emu.devices[i].contexts, link) c->inherited = true;
   TAILQ_INIT(&emu.run);
   LIST_INIT(&emu.timers);
   emu.contexts = 0;

@@ -259,6 +259,28 @@ TEST(a_fork_leaves_connections_alone) {
   end_close(&e);
 }
 
+/* Nor does it lose what it opens itself when it closes what it has from its parent. */
+TEST(a_child_closes_what_it_inherited) {
+  struct end e;
+  end_open(&e, 0);
+  fflush(stdout);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    struct ibv_context *own = open_device(0);
+    bool good = files() == 2; /* the parent's and its own */
+    ibv_close_device(e.context);
+    good &= files() == 2;
+    ibv_close_device(own);
+    CHILD_EXIT(good && files() == 1 ? 0 : 1);
+  }
+  int status;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK_INT(status, 0);
+  end_close(&e);
+  CHECK_INT(files(), 0);
+}
+
 /* Overwrites all that the process shows to others with nonsense, for as long as it lives. */
 static void write_nonsense(int fd, struct end *e, struct end *peer) {
   char path[600];
@@ -330,7 +352,8 @@ static const struct tap_case cases[] = {
   TEST_CASE(bytes_between_processes), TEST_CASE(a_killed_peer_is_silence),
   TEST_CASE(unreliable_writes_to_a_killed_peer), TEST_CASE(datagrams_to_a_killed_peer),
   TEST_CASE(a_stopped_peer_is_waited_for),
-  TEST_CASE(a_fork_leaves_connections_alone), TEST_CASE(nonsense_from_a_peer_hurts_nobody),
+  TEST_CASE(a_fork_leaves_connections_alone), TEST_CASE(a_child_closes_what_it_inherited),
+  TEST_CASE(nonsense_from_a_peer_hurts_nobody),
   TEST_CASE(many_come_and_go)};
 
 int main(int argc, char **argv) {
