@@ -153,6 +153,7 @@ static struct {
   const char *path;
   off_t read;
   int line;
+  bool too_long; /* what is read is the rest of a line that is */
   uint64_t next;
 } control = {.line = 1};
 
@@ -165,15 +166,29 @@ void emu_commands(void) {
   control.next = emu_now() + LOOK_NS;
   int fd = open(control.path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return;
-  ssize_t n = pread(fd, text, sizeof text - 1, control.read);
+  ssize_t got = pread(fd, text, sizeof text - 1, control.read), n = got;
   close(fd);
   while (n > 0 && text[n - 1] != '\n') n--;
+  if (n == 0 && got == sizeof text - 1) {
+    if (!control.too_long)
+      fprintf(stderr, "rail-emu: %s:%d: the line is left out: allowed: %zu bytes\n", control.path, control.line,
+              sizeof text - 2);
+    control.too_long = true;
+    control.read += got;
+    control.next = 0;
+  }
   if (n <= 0) return;
   control.read += n;
   text[n] = 0;
   int line = control.line;
+  char *first = text;
   for (ssize_t i = 0; i < n; i++) control.line += text[i] == '\n';
-  (void)run_all(text, control.path, line);
+  if (control.too_long) {
+    first = (char *)memchr(text, '\n', (size_t)n) + 1;
+    line++;
+  }
+  control.too_long = false;
+  (void)run_all(first, control.path, line);
 }
 
 uint64_t emu_commands_next(void) { return control.path ? control.next : UINT64_MAX; }

@@ -349,6 +349,24 @@ TEST(commands_while_it_runs) {
   emu_pair_close(&a, &b);
 }
 
+/* A line that is longer than there is room is left out, to its end; those behind it are not. */
+TEST(a_command_that_is_too_long) {
+  struct shape s = USUAL_SHAPE;
+  const char *name;
+  struct ibv_async_event event;
+  emu_pair_open(&a, &b, &s);
+  name = ibv_get_device_name(a.context->device);
+  FILE *out = fopen(commands, "ae");
+  CHECK(out);
+  CHECK(fprintf(out, "%9000s; event %s sm_change\nevent %s lid_change\n", "", name, name) > 0 && fclose(out) == 0);
+  struct pollfd fd = {.fd = a.context->async_fd, .events = POLLIN};
+  CHECK_MSG(poll(&fd, 1, WAIT_MS) == 1, "no event within %d ms", WAIT_MS);
+  CHECK_OK(ibv_get_async_event(a.context, &event));
+  ibv_ack_async_event(&event);
+  CHECK_INT(event.event_type, IBV_EVENT_LID_CHANGE);
+  emu_pair_close(&a, &b);
+}
+
 /* ---- what a device is made with ------------------------------------------------------------------ */
 
 static void open_pair_on(const char *device, const struct shape *s) {
@@ -439,7 +457,8 @@ static const struct tap_case cases[] = {
   TEST_CASE(a_slow_port), TEST_CASE(wrong_statements_are_refused),
   TEST_CASE(values_out_of_range_are_refused), TEST_CASE(a_request_fails_on_command),
   TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
-  TEST_CASE(commands_while_it_runs), TEST_CASE(a_wrong_key_and_no_bytes), TEST_CASE(an_iwarp_device),
+  TEST_CASE(commands_while_it_runs),
+  TEST_CASE(a_command_that_is_too_long), TEST_CASE(a_wrong_key_and_no_bytes), TEST_CASE(an_iwarp_device),
   TEST_CASE(rings_of_another_size), TEST_CASE(a_device_that_fails)};
 
 int main(int argc, char **argv) {
