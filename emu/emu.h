@@ -329,7 +329,7 @@ extern struct emu_state {
   pthread_cond_t acked;
   unsigned int ndevices, contexts;
   struct emu_device devices[EMU_DEVICES];
-  bool no_gid_table, no_devices, virtual_clock, engine_running;
+  bool no_gid_table, no_devices, virtual_clock, engine_running, overrun; /* overrun: a CQ has lost a completion */
   _Atomic enum emu_by progress_by; /* changed under the lock; read without it by a poll */
   uint32_t burst; /* of a turn */
   uint64_t skip;  /* which queue pairs have none; 0: each has one */
@@ -402,6 +402,7 @@ void emu_qp_error(struct emu_qp *qp); /* to ERR: everything outstanding is flush
 void emu_sq_error(struct emu_qp *qp); /* the same, of a request's own error: UC and UD to SQE, and receives go on */
 void emu_qp_flush(struct emu_qp *qp); /* in SQE: its send queue */
 void emu_device_fatal(struct emu_device *device);
+void emu_cqs_overrun(void); /* the queue pairs of CQs that have lost completions */
 
 /* emu_post.c */
 int emu_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);

@@ -32,11 +32,13 @@ static void notify(struct emu_cq *cq, bool solicited) {
 void emu_complete(struct emu_qp *qp, bool recv, uint64_t place, bool solicited, const struct ibv_wc *wc) {
   struct emu_cq *cq = cq_of(recv ? qp->ex.qp_base.recv_cq : qp->ex.qp_base.send_cq);
   uint32_t count = atomic_load_explicit(&cq->count, memory_order_relaxed);
-  if (cq->overrun) return;
-  if (count == cq->cap) {
+  if (count == cq->cap && !cq->overrun) {
     struct ibv_async_event event = {.element.cq = &cq->ibv, .event_type = IBV_EVENT_CQ_ERR};
     cq->overrun = true;
     emu_raise(emu_device_of(cq->ibv.context), &event);
+  }
+  if (cq->overrun) {
+    emu.overrun = true;
     return;
   }
   uint32_t at = cq->head + count;

@@ -110,6 +110,7 @@ void emu_progress(void) {
     run_all();
     emu_wire_flush();
   }
+  if (emu.overrun) emu_cqs_overrun();
   emu_wire_answered(emu_fault_each_held);
 }
 

@@ -41,6 +41,20 @@ void emu_qp_error(struct emu_qp *qp) {
   if (qp->srq) emu_raise_qp(qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 }
 
+static bool is_overrun(const struct ibv_cq *cq) { return ((const struct emu_cq *)(const void *)cq)->overrun; }
+
+/* They are flushed into CQs that take no completion any more: nobody learns of it but by the events. */
+void emu_cqs_overrun(void) {
+  for (unsigned int i = 0; i < EMU_QPS; i++) {
+    struct emu_qp *qp = emu.qps[i];
+    if (!qp || qp->ex.qp_base.state == IBV_QPS_RESET || qp->ex.qp_base.state == IBV_QPS_ERR) continue;
+    if (!is_overrun(qp->ex.qp_base.send_cq) && !is_overrun(qp->ex.qp_base.recv_cq)) continue;
+    emu_qp_error(qp);
+    emu_raise_qp(qp, IBV_EVENT_QP_FATAL);
+  }
+  emu.overrun = false;
+}
+
 void emu_device_fatal(struct emu_device *device) {
   struct ibv_async_event event = {.event_type = IBV_EVENT_DEVICE_FATAL};
   device->fatal = true;

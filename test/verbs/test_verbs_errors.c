@@ -348,6 +348,11 @@ TEST(a_full_completion_queue) {
   DEVIATES(&a, SOFT_ROCE, "its CQs may be larger than asked for, and a full one loses completions without an event");
   for (unsigned int i = 0; i < 6; i++) send_work(&a, &b, IBV_WR_RDMA_WRITE, i, 0, 8);
   wait_event(&a, IBV_EVENT_CQ_ERR);
+  if (emu_command("reset")) { /* real devices may find out later */
+    wait_event(&a, IBV_EVENT_QP_FATAL);
+    CHECK_INT(state_of(&a), IBV_QPS_ERR);
+    CHECK_INT(state_of(&b), IBV_QPS_RTS);
+  }
   pair_close(&a, &b);
 }
 
