@@ -227,8 +227,7 @@ struct emu_packet {
   uint64_t swap; /* and an atomic's result; UD: the immediate */
   union ibv_gid sgid, dgid; /* UD only: what the receiver's GRH says */
 };
-/* All but UD's end before the GIDs. */
-#define EMU_HEADER offsetof(struct emu_packet, sgid)
+#define EMU_HEADER offsetof(struct emu_packet, sgid) /* all but UD's end before the GIDs */
 
 /* ---- queue pairs ---------------------------------------------------------- */
 
@@ -417,6 +416,8 @@ bool emu_req_run(struct emu_qp *qp); /* false: something is left that can be sen
 void emu_req_packet(struct emu_qp *qp, const struct emu_packet *packet, const char *payload);
 void emu_req_timeout(struct emu_qp *qp, enum emu_timer kind, uint64_t now);
 void emu_req_fail(struct emu_qp *qp, enum ibv_wc_status status, uint32_t vendor_err);
+bool emu_req_is_outstanding(const struct emu_qp *qp);
+void emu_req_drained(struct emu_qp *qp); /* raises SQ_DRAINED where that is so and asked for */
 
 /* emu_resp.c */
 void emu_resp_reset(struct emu_qp *qp);
@@ -448,8 +449,7 @@ void emu_wire_sleeping(bool sleeping);
 /* Bytes between user memory, rings and saved packets; as by a device: sanitizers do not see it. */
 void emu_move(void *to, const void *from, size_t size);
 
-/* emu_state.c */
-uint64_t emu_now(void);
+uint64_t emu_now(void); /* emu_state.c */
 
 /* emu_gpu.c. Is that the memory of an emulated GPU? Where the memory of its dma-buf is; NULL: it is none of that. */
 bool emu_gpu_holds(const void *p, size_t size);

@@ -306,8 +306,7 @@ static void enter(struct emu_qp *qp, enum ibv_qp_state to) {
     qp->rnr_left = qp->attr.rnr_retry;
   }
   if (to == IBV_QPS_RTS) emu_run_later(qp);
-  if (to == IBV_QPS_SQD && qp->sq_una == qp->sq_next && qp->attr.en_sqd_async_notify)
-    emu_raise_qp(qp, IBV_EVENT_SQ_DRAINED);
+  if (to == IBV_QPS_SQD) emu_req_drained(qp);
 }
 
 int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask) {
@@ -334,7 +333,7 @@ int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct 
   int err = emu_fault_call("query_qp", -1);
   *attr = qp->attr;
   attr->qp_state = attr->cur_qp_state = ibv->state;
-  attr->sq_draining = ibv->state == IBV_QPS_SQD && qp->sq_una < qp->sq_next;
+  attr->sq_draining = ibv->state == IBV_QPS_SQD && emu_req_is_outstanding(qp);
   attr->cap = qp->cap;
   *init = (struct ibv_qp_init_attr){.qp_context = ibv->qp_context, .send_cq = ibv->send_cq, .recv_cq = ibv->recv_cq,
                                     .srq = ibv->srq, .cap = qp->cap, .qp_type = ibv->qp_type,

@@ -185,8 +185,17 @@ static enum sent send_datagram(struct emu_qp *qp, uint64_t place) {
   return SENT;
 }
 
-/* Something was sent that is not acknowledged, if only before it is to be sent again. */
-static bool is_outstanding(const struct emu_qp *qp) { return emu_psn_diff(qp->high_psn, qp->una_psn) > 0; }
+/* Something was sent that is not acknowledged, if only before it is to be sent again. UC and UD have the first half of
+ * a message. */
+bool emu_req_is_outstanding(const struct emu_qp *qp) {
+  return qp->ex.qp_base.qp_type == IBV_QPT_RC ? emu_psn_diff(qp->high_psn, qp->una_psn) > 0 : qp->next_packet != 0;
+}
+
+void emu_req_drained(struct emu_qp *qp) {
+  if (qp->ex.qp_base.state != IBV_QPS_SQD || !qp->attr.en_sqd_async_notify || emu_req_is_outstanding(qp)) return;
+  qp->attr.en_sqd_async_notify = 0;
+  emu_raise_qp(qp, IBV_EVENT_SQ_DRAINED);
+}
 
 static uint64_t ack_timeout(const struct emu_qp *qp) { return 4096ull << qp->attr.timeout; }
 
@@ -251,7 +260,9 @@ static void advance(struct emu_qp *qp) {
     qp->sq_next++;
     qp->next_packet = 0;
   }
-  if (qp->ex.qp_base.qp_type != IBV_QPT_RC && qp->next_packet == 0) complete(qp, IBV_WC_SUCCESS, 0);
+  if (qp->ex.qp_base.qp_type == IBV_QPT_RC || qp->next_packet != 0) return;
+  complete(qp, IBV_WC_SUCCESS, 0);
+  emu_req_drained(qp);
 }
 
 bool emu_req_run(struct emu_qp *qp) {
@@ -370,10 +381,7 @@ static void progressed(struct emu_qp *qp) {
   qp->rnr_left = qp->attr.rnr_retry;
   restart_timer(qp);
   if (qp->sq_next < qp->sq_posted) emu_run_later(qp);
-  if (qp->ex.qp_base.state == IBV_QPS_SQD && qp->attr.en_sqd_async_notify && !is_outstanding(qp)) {
-    qp->attr.en_sqd_async_notify = 0;
-    emu_raise_qp(qp, IBV_EVENT_SQ_DRAINED);
-  }
+  emu_req_drained(qp);
 }
 
 /* In units of 10 us, by the code of 5 bits: 0 is the longest. */
@@ -391,7 +399,8 @@ static void receiver_not_ready(struct emu_qp *qp, unsigned int code) {
   }
   rewind_to_una(qp);
   emu_timer_off(qp, EMU_TIMER_ACK);
-  emu_timer_set(qp, EMU_TIMER_PAUSE, emu_now() + rnr_times[code & 31] * 10000ull);
+  const uint64_t until = emu_now() + rnr_times[code & 31] * 10000ull, slow = qp->timer_at[EMU_TIMER_PAUSE];
+  emu_timer_set(qp, EMU_TIMER_PAUSE, slow > until ? slow : until);
 }
 
 static void on_ack(struct emu_qp *qp, const struct emu_packet *p) {
@@ -407,13 +416,13 @@ static void on_ack(struct emu_qp *qp, const struct emu_packet *p) {
   if (ack || qp->sq_una == qp->sq_posted || qp->una_psn != psn) return;
   switch (p->syndrome) {
     case EMU_NAK_SEQUENCE:
-      if (is_outstanding(qp)) (void)retry(qp);
+      if (emu_req_is_outstanding(qp)) (void)retry(qp);
       break;
     case EMU_NAK_INVALID_REQUEST: emu_req_fail(qp, IBV_WC_REM_INV_REQ_ERR, VENDOR_REMOTE); break;
     case EMU_NAK_REMOTE_ACCESS: emu_req_fail(qp, IBV_WC_REM_ACCESS_ERR, VENDOR_REMOTE); break;
     case EMU_NAK_REMOTE_OPERATION: emu_req_fail(qp, IBV_WC_REM_OP_ERR, VENDOR_REMOTE); break;
     default:
-      if ((p->syndrome & 0x60) == EMU_RNR_NAK && is_outstanding(qp)) receiver_not_ready(qp, p->syndrome);
+      if ((p->syndrome & 0x60) == EMU_RNR_NAK && emu_req_is_outstanding(qp)) receiver_not_ready(qp, p->syndrome);
       break;
   }
 }
@@ -429,7 +438,7 @@ static void on_response(struct emu_qp *qp, const struct emu_packet *p, const cha
   bool atomic = p->op == EMU_OP_ATOMIC_RESPONSE;
   if (atomic ? !emu_is_atomic(e->opcode) : e->opcode != IBV_WR_RDMA_READ) return;
   if (p->psn != emu_psn(e->first_psn + e->received / qp->mtu)) {
-    if (emu_psn_diff(p->psn, e->first_psn) >= 0 && is_outstanding(qp)) (void)retry(qp); /* one before it is lost */
+    if (emu_psn_diff(p->psn, e->first_psn) >= 0 && emu_req_is_outstanding(qp)) (void)retry(qp); /* one is lost */
     return;
   }
   char result[8];

@@ -43,6 +43,41 @@ TEST(within_the_post) {
   close_pair();
 }
 
+/* What a receiver that is not ready has sent back is not done: the send queue is not drained before. */
+TEST(a_send_queue_that_drains) {
+  struct ibv_qp_attr attr = {.qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1}, got;
+  struct ibv_qp_init_attr init;
+  open_pair();
+  CHECK(emu_command("progress post"));
+  send_work(&a, &b, IBV_WR_SEND, 1, 0, 64); /* the RNR NAK is here */
+  CHECK_OK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
+  struct pollfd fd = {.fd = a.context->async_fd, .events = POLLIN};
+  CHECK_INT(poll(&fd, 1, 0), 0);
+  CHECK_OK(ibv_query_qp(a.qp, &got, IBV_QP_STATE, &init));
+  CHECK_INT(got.sq_draining, 1);
+  receive(&b, 2, 0, 64);
+  CHECK(emu_command("progress thread"));
+  CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  wait_event(&a, IBV_EVENT_SQ_DRAINED);
+  CHECK_OK(ibv_query_qp(a.qp, &got, IBV_QP_STATE, &init));
+  CHECK_INT(got.sq_draining, 0);
+  close_pair();
+}
+
+/* And what is slow stays slow: its timer does not end the pause. */
+TEST(a_slow_queue_pair_that_is_sent_back) {
+  open_pair();
+  CHECK(emu_command("progress post; slow us=300000 from=2 times=1"));
+  long began = now_ms();
+  send_work(&a, &b, IBV_WR_SEND, 1, 0, 1500); /* its second packet waits, its first one is not received */
+  receive(&b, 2, 0, 1500);
+  CHECK(emu_command("progress thread"));
+  CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  CHECK(now_ms() - began >= 299);
+  CHECK_COMPLETION(&b, 2, IBV_WC_SUCCESS);
+  close_pair();
+}
+
 TEST(by_polls_of_the_senders_queue) {
   open_pair();
   CHECK(emu_command("progress poll"));
@@ -155,6 +190,8 @@ TEST(a_query_fails_on_command) {
   close_pair();
 }
 
-TEST_MAIN(TEST_CASE(within_the_post), TEST_CASE(by_polls_of_the_senders_queue), TEST_CASE(some_are_passed_over),
+TEST_MAIN(TEST_CASE(within_the_post), TEST_CASE(a_send_queue_that_drains),
+          TEST_CASE(a_slow_queue_pair_that_is_sent_back), TEST_CASE(by_polls_of_the_senders_queue),
+          TEST_CASE(some_are_passed_over),
           TEST_CASE(by_the_thread_again), TEST_CASE(a_receive_fails), TEST_CASE(an_immediate_changes),
           TEST_CASE(a_query_fails_on_command))
