@@ -444,7 +444,7 @@ void emu_wire_flush(void); /* makes packets visible, wakes their receivers */
 bool emu_wire_receive(void (*deliver)(const struct emu_packet *packet, const char *payload)); /* true: some came */
 bool emu_wire_has_input(void);
 void emu_wire_answered(void (*each_held)(void (*fn)(const struct emu_qp *qp, uint64_t at))); /* emu_fault_each_held */
-_Atomic uint32_t *emu_wire_bell(void);
+_Atomic uint32_t *emu_wire_doorbell(void);
 void emu_wire_sleeping(bool sleeping);
 /* Bytes between user memory, rings and saved packets; as by a device: sanitizers do not see it. */
 void emu_move(void *to, const void *from, size_t size);

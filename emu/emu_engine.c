@@ -3,7 +3,7 @@
  * Progress, and the process' thread. Whoever posts or polls does the work under the lock. The thread is for what a
  * device does by itself: it answers while the program computes, and its timers run. While a program polls, the thread
  * looks once a millisecond whether it still does, and peers need not wake it; when it no longer does, or asked to be
- * notified, the thread sleeps on the bell that peers ring. */
+ * notified, the thread sleeps on the doorbell that peers ring. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
@@ -134,22 +134,22 @@ void emu_engine_handover(void) {
   if (emu.engine_until) emu_engine_wake();
 }
 
-/* Waits, without the lock, until the bell is not `bell` any more, or until `until` (by the clock of emu_now). */
-static void wait_for_bell(uint32_t bell, uint64_t until) {
+/* Waits, without the lock, while the doorbell is `doorbell`, or until `until` (by the clock of emu_now). */
+static void wait_for_doorbell(uint32_t doorbell, uint64_t until) {
   uint64_t now = emu_now();
   uint64_t ns = until > now ? until - now : 0;
   struct timespec timeout = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
   if (ns == 0) return;
-  _Atomic uint32_t *word = emu_wire_bell();
+  _Atomic uint32_t *word = emu_wire_doorbell();
   pthread_mutex_unlock(&emu.lock);
-  syscall(SYS_futex, word, FUTEX_WAIT, bell, until == UINT64_MAX ? NULL : &timeout, NULL, 0);
+  syscall(SYS_futex, word, FUTEX_WAIT, doorbell, until == UINT64_MAX ? NULL : &timeout, NULL, 0);
   pthread_mutex_lock(&emu.lock);
 }
 
 /* And earlier, if there is an earlier timer before it is over. */
-static void sleep_until(uint32_t bell, uint64_t until) {
+static void sleep_until(uint32_t doorbell, uint64_t until) {
   emu.engine_until = until;
-  wait_for_bell(bell, until);
+  wait_for_doorbell(doorbell, until);
   emu.engine_until = 0;
 }
 
@@ -159,10 +159,10 @@ static void *run(void *arg) {
   (void)arg;
   pthread_mutex_lock(&emu.lock);
   while (!engine.stop) {
-    uint32_t bell = atomic_load(emu_wire_bell());
+    uint32_t doorbell = atomic_load(emu_wire_doorbell());
     emu_commands();
     if (emu.progress_by != EMU_BY_THREAD) { /* it only reads statements, and waits until that changes */
-      wait_for_bell(bell, emu_commands_next());
+      wait_for_doorbell(doorbell, emu_commands_next());
       continue;
     }
     emu_progress();
@@ -171,14 +171,14 @@ static void *run(void *arg) {
     bool polled = polls != engine.polls_seen && polls != engine.polls_at_handover;
     engine.polls_seen = polls;
     if (polled) {
-      sleep_until(bell, earliest(emu_now() + LOOK_NS, timer));
+      sleep_until(doorbell, earliest(emu_now() + LOOK_NS, timer));
       continue;
     }
     emu_wire_sleeping(true);
     bool input = emu_wire_has_input(); /* it came in between */
-    if (!input && !TAILQ_EMPTY(&emu.run)) sleep_until(bell, emu_now() + RETRY_ROOM_NS); /* room rings no bell */
-    else if (!input && skip_to(timer)) sleep_until(bell, emu_now() + RETRY_ROOM_NS / 4);
-    else if (!input) sleep_until(bell, earliest(timer, look));
+    if (!input && !TAILQ_EMPTY(&emu.run)) sleep_until(doorbell, emu_now() + RETRY_ROOM_NS); /* room rings no doorbell */
+    else if (!input && skip_to(timer)) sleep_until(doorbell, emu_now() + RETRY_ROOM_NS / 4);
+    else if (!input) sleep_until(doorbell, earliest(timer, look));
     emu_wire_sleeping(false);
   }
   pthread_mutex_unlock(&emu.lock);

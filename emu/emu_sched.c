@@ -13,8 +13,8 @@
 void emu_engine_wake(void) {
   if (!emu.engine_running) return;
   emu.engine_until = 0;
-  atomic_fetch_add(emu_wire_bell(), 1);
-  syscall(SYS_futex, emu_wire_bell(), FUTEX_WAKE, 1, NULL, NULL, 0);
+  atomic_fetch_add(emu_wire_doorbell(), 1);
+  syscall(SYS_futex, emu_wire_doorbell(), FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
 /* ---- timers -------------------------------------------------------------------- */

@@ -95,7 +95,7 @@ void emu_wire_forget(void) {
 }
 
 uint32_t emu_wire_slot(void) { return emu_own.slot; }
-_Atomic uint32_t *emu_wire_bell(void) { return &emu_own.segment->bell; }
+_Atomic uint32_t *emu_wire_doorbell(void) { return &emu_own.segment->doorbell; }
 void emu_wire_sleeping(bool sleeping) { atomic_store(&emu_own.segment->sleeping, sleeping); }
 
 static struct emu_link *find_link(uint32_t slot) {
@@ -125,7 +125,7 @@ static bool make_out(struct emu_link *l) {
   atomic_store(&e->incarnation, l->incarnation);
   if (l->is_self) return true;
   atomic_fetch_or(&l->peer->senders[emu_own.slot / 32], 1u << emu_own.slot % 32);
-  atomic_fetch_add(&l->peer->news, 1);
+  atomic_fetch_add(&l->peer->new_rings, 1);
   return true;
 }
 
@@ -301,8 +301,8 @@ static void publish(struct emu_link *l) {
   l->published = l->tail;
   atomic_store(&l->out->tail, l->tail);
   if (!atomic_load(&l->peer->sleeping)) return;
-  atomic_fetch_add(&l->peer->bell, 1);
-  syscall(SYS_futex, &l->peer->bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+  atomic_fetch_add(&l->peer->doorbell, 1);
+  syscall(SYS_futex, &l->peer->doorbell, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
 void emu_link_commit(struct emu_link *l, struct emu_packet *p) {
@@ -382,13 +382,13 @@ static bool receive_from(struct emu_link *l, void (*deliver)(const struct emu_pa
   return true;
 }
 
-static uint32_t news_read;
+static uint32_t rings_seen;
 
-static bool has_news(void) { return emu.ndatagram_qps && atomic_load(&emu_own.segment->news) != news_read; }
+static bool has_new_rings(void) { return emu.ndatagram_qps && atomic_load(&emu_own.segment->new_rings) != rings_seen; }
 
 /* Datagrams come from processes that this one has no link to yet: it gets one to each that has made a ring. */
 static void meet_senders(void) {
-  news_read = atomic_load(&emu_own.segment->news);
+  rings_seen = atomic_load(&emu_own.segment->new_rings);
   for (uint32_t i = 0; i < EMU_SLOTS / 32; i++) {
     uint32_t bits = atomic_exchange(&emu_own.segment->senders[i], 0);
     for (uint32_t bit = 0; bits; bit++, bits >>= 1)
@@ -400,7 +400,7 @@ bool emu_wire_receive(void (*deliver)(const struct emu_packet *packet, const cha
   struct emu_link *l;
   bool any = false;
   if (!emu_own.segment) return false;
-  if (has_news()) meet_senders();
+  if (has_new_rings()) meet_senders();
   LIST_FOREACH(l, &links, link) any |= receive_from(l, deliver);
   return any;
 }
@@ -425,7 +425,7 @@ void emu_wire_answered(void (*each_held)(void (*fn)(const struct emu_qp *qp, uin
 
 bool emu_wire_has_input(void) {
   struct emu_link *l;
-  if (has_news()) return true;
+  if (has_new_rings()) return true;
   LIST_FOREACH(l, &links, link) {
     uint64_t offset = l->is_self ? 0 : ring_from(l);
     if (offset && offset != l->in_at) return true;
