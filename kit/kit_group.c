@@ -15,6 +15,7 @@
 #define TICK_MS 10
 #define GRACE_MS 500  /* for the others, when one process has failed */
 #define LONG_S 0.25   /* no call of a plugin lasts so long */
+#define HOST_MS 10000 /* for the other host beyond the time limit, at which it ends its processes itself */
 #define EXIT_MS 10000 /* for a process that has reported its end */
 
 struct kit_group {
@@ -276,6 +277,13 @@ static void end_late(struct kit_group *g) {
   }
 }
 
+/* The other host's processes, or its leader's DONE, are awaited no longer. */
+static void give_up_host(struct kit_group *g) {
+  if (!g->link || g->link_lost || rail_now_ns() - g->start_ns <= (g->limit_ms + HOST_MS) * 1000000) return;
+  kit_link_abandon(g->link);
+  g->link_lost = true;
+}
+
 static void end_remote(struct kit_group *g) {
   for (int i = 0; i < g->nprocesses; i++) {
     struct kit_child *c = &g->child[i];
@@ -321,6 +329,7 @@ static void run(struct kit_group *g) {
   while (!all_over(g)) {
     wait_for_frames(g);
     for (int i = 0; i < g->nprocesses; i++) reap(g, i);
+    give_up_host(g);
     if (g->link_lost && g->leads) end_remote(g);
     if (g->link_lost && !g->leads) g->grace = 1;
     end_late(g);
@@ -383,28 +392,30 @@ void kit_group_run(struct kit_link *link, const struct kit_group_options *how, s
   free(g);
 }
 
-static void follow(struct kit_link *link, const struct kit_job *job) {
+static bool follow(struct kit_link *link, const struct kit_job *job) {
   struct kit_group *g = calloc(1, sizeof *g);
-  if (!g) return;
+  if (!g) return false;
   *g = (struct kit_group){.link = link, .nprocesses = job->nprocesses};
   start(g, job, (job->nprocesses + 1) / 2, job->nprocesses, NULL);
   run(g);
   free(g);
+  return true;
 }
 
-int kit_group_serve(struct kit_link *link, const char *plugin) {
+const char *kit_group_serve(struct kit_link *link, const char *plugin) {
   static struct kit_frame f;
   for (;;) {
     struct pollfd p = {.fd = kit_link_fd(link), .events = POLLIN};
     poll(&p, 1, 1000);
     int got = kit_link_receive(link, &f);
-    if (got < 0) return 0; /* the leader is done */
+    if (got < 0) return KIT_HOST_LOST;
+    if (got > 0 && f.kind == KIT_FRAME_BYE) return NULL;
     if (got == 0 || f.kind != KIT_FRAME_JOB || f.size != sizeof(struct kit_job)) continue;
     struct kit_job job;
     memcpy(&job, f.data, sizeof job);
-    if (!kit_job_check(&job)) return 3;
+    if (!kit_job_check(&job)) return "the other host asks for what makes no sense";
     snprintf(job.plugin, sizeof job.plugin, "%s", plugin);
-    follow(link, &job);
+    if (!follow(link, &job)) return "out of memory";
   }
 }
 

@@ -94,9 +94,9 @@ struct kit_link;
 /* Runs a process group to its end. With a link the second half of the ranks is on the other host. Always returns;
  * the outcome says what happened. No process of it is left on this host. */
 void kit_group_run(struct kit_link *link, const struct kit_group_options *how, struct kit_outcome *outcome);
-/* The follower's part: runs its half of whatever the leader asks for, with `plugin`, until the leader is done. 0, or 3
- * when what it asks for makes no sense. */
-int kit_group_serve(struct kit_link *link, const char *plugin);
+/* The follower's part: runs its half of whatever the leader asks for, with `plugin`, until the leader is done. NULL, or
+ * why it ended before. */
+const char *kit_group_serve(struct kit_link *link, const char *plugin);
 
 /* Inside on_message, on_tick: */
 /* The call of the plugin (enum kit_call) in which a process on this host is, and for how long. */

@@ -32,6 +32,7 @@ enum kit_frame_kind {
   KIT_FRAME_ENDED,        /* follower → leader: struct kit_process_end */
   KIT_FRAME_KILL,         /* leader → follower: end all processes */
   KIT_FRAME_DONE,         /* leader → follower: this process group is done */
+  KIT_FRAME_BYE,          /* the last one of a link: its end is meant */
   KIT_FRAME_KINDS
 };
 
@@ -84,6 +85,7 @@ void kit_child_flush(struct kit_child *child);
 
 int kit_link_fd(const struct kit_link *link);
 int kit_link_receive(struct kit_link *link, struct kit_frame *f); /* as kit_child_receive */
+void kit_link_abandon(struct kit_link *link); /* the other host is silent: kit_link_lost from now on */
 void kit_link_send(struct kit_link *link, const struct kit_frame *f);
 bool kit_link_flush(struct kit_link *link); /* false: something is left to send */
 

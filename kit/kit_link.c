@@ -2,6 +2,7 @@
 #include "kit/kit_link.h"
 
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,8 @@
 #define PORT 27001      /* where no port is given */
 #define HELLO_MS 10000
 #define RETRY_US 200000 /* while the other host does not listen yet */
+#define SILENT_S 30     /* a host, or a network, that does not answer for so long is lost */
+#define PROBE_S 5       /* between questions to a silent one */
 
 struct kit_link {
   int fd;
@@ -32,6 +35,17 @@ struct hello {
 static const struct hello mine = {{'R', 'A', 'I', 'L', '-', 'K', 'I', 'T'}, 0x01020304, 1, sizeof(struct kit_job),
                                   sizeof(struct kit_frame)};
 
+/* TCP alone would wait for hours, and without an end where nothing is to be sent. */
+static void notice_silence(int fd) {
+  int on = 1, probe_s = PROBE_S, probes = SILENT_S / PROBE_S - 1;
+  unsigned int silent_ms = SILENT_S * 1000;
+  (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &probe_s, sizeof probe_s);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
+}
+
 static struct kit_link *exchange_hello(int fd, char *why, size_t why_size) {
   struct hello theirs;
   uint64_t deadline = rail_deadline_in_ms(HELLO_MS);
@@ -44,6 +58,7 @@ static struct kit_link *exchange_hello(int fd, char *why, size_t why_size) {
   } else {
     struct kit_link *link = calloc(1, sizeof *link);
     if (link) {
+      notice_silence(fd);
       link->fd = fd;
       return link;
     }
@@ -103,7 +118,9 @@ struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why
 }
 
 void kit_link_close(struct kit_link *link) {
+  const struct kit_frame bye = {.kind = KIT_FRAME_BYE, .from = KIT_PARENT, .to = KIT_PARENT};
   if (!link) return;
+  kit_link_send(link, &bye);
   for (int i = 0; i < 100 && !kit_link_flush(link); i++) usleep(10000);
   close(link->fd);
   kit_queue_free(&link->out);
@@ -113,6 +130,8 @@ void kit_link_close(struct kit_link *link) {
 int kit_link_fd(const struct kit_link *link) { return link->fd; }
 
 bool kit_link_lost(const struct kit_link *link) { return link && link->lost; }
+
+void kit_link_abandon(struct kit_link *link) { link->lost = true; }
 
 static int receive(struct kit_link *link, struct kit_frame *f) {
   for (;;) {

@@ -10,6 +10,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -287,8 +288,36 @@ def the_other_host_goes_away():
     assert leader.returncode == 3 and "the other host is lost" in out, out[-2000:]
 
 
+def joined(where, *args, limit_ms):
+    """Both hosts, once their first results are there."""
+    both = [subprocess.Popen([KIT, "conform", REF, option, where, *args], stdin=subprocess.DEVNULL, text=True,
+                             env=environment(RAIL_TEST_PATIENCE_MS=limit_ms), stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT) for option in ("--listen", "--connect")]
+    for line in both[1].stdout:
+        if " order." in line:
+            break
+    return both
+
+
+def the_leader_goes_away():
+    follows, leads = joined(f"127.0.0.1:{free_port()}", "--only", "order", "--repeat", "1000", limit_ms=20000)
+    leads.kill()
+    leads.communicate()
+    out, _ = follows.communicate(timeout=100)
+    assert follows.returncode == 3 and "the other host is lost" in out, out
+
+
+def the_other_host_is_silent():
+    follows, leads = joined(f"127.0.0.1:{free_port()}", "--only", "order", "--repeat", "1000", limit_ms=2000)
+    follows.send_signal(signal.SIGSTOP)
+    out, _ = leads.communicate(timeout=100)
+    follows.kill()
+    follows.communicate()
+    assert leads.returncode == 3 and "the other host is lost" in out, out[-2000:]
+
+
 main([(f.__name__, f) for f in (
     a_good_plugin_passes, a_fused_device, a_failure_says_what_was_seen_and_how_to_repeat_it, a_crash_is_a_result,
     a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files,
     repeats_have_seeds_of_their_own, bad_arguments, two_parents, two_namespaces, under_a_launcher,
-    the_other_host_is_somebody_else, the_other_host_goes_away)])
+    the_other_host_is_somebody_else, the_other_host_goes_away, the_leader_goes_away, the_other_host_is_silent)])

@@ -66,9 +66,10 @@ int rk_set_verbs(const struct tool_value *v) {
 /* ---- --listen and --connect ---- */
 
 static int follow(struct kit_link *link, const char *plugin, int *status) {
-  *status = kit_group_serve(link, plugin) == 0 ? TOOL_EXIT_OK : TOOL_EXIT_FAILED;
+  const char *why = kit_group_serve(link, plugin);
+  *status = why ? TOOL_EXIT_FAILED : TOOL_EXIT_OK;
   kit_link_close(link);
-  fprintf(stderr, RK_NAME ": the other host has ended; the report is there\n");
+  fprintf(stderr, RK_NAME ": %s\n", why ? why : "the other host has ended; the report is there");
   return 1;
 }
 
