@@ -12,6 +12,7 @@
 #include "common/base/clock.h"
 #include "common/base/sock.h"
 #include "kit/kit_group_impl.h"
+#include "rail/version.h"
 
 #define PORT 27001      /* where no port is given */
 #define HELLO_MS 10000
@@ -29,11 +30,11 @@ struct kit_link {
 
 /* First on the wire, both ways. Frames cross as they lie in memory, so all of it must agree. */
 struct hello {
-  char magic[8];
-  uint32_t order, version, job_size, frame_size;
+  char magic[8], version[24];
+  uint32_t order, frame_kinds, job_size, frame_size;
 };
-static const struct hello mine = {{'R', 'A', 'I', 'L', '-', 'K', 'I', 'T'}, 0x01020304, 1, sizeof(struct kit_job),
-                                  sizeof(struct kit_frame)};
+static const struct hello mine = {{'R', 'A', 'I', 'L', '-', 'K', 'I', 'T'}, RAIL_VERSION, 0x01020304, KIT_FRAME_KINDS,
+                                  sizeof(struct kit_job), sizeof(struct kit_frame)};
 
 /* TCP alone would wait for hours, and without an end where nothing is to be sent. */
 static void notice_silence(int fd) {
@@ -53,8 +54,11 @@ static struct kit_link *exchange_hello(int fd, char *why, size_t why_size) {
       rail_sock_recv_all(fd, &theirs, sizeof theirs, deadline, NULL) != RAIL_OK) {
     snprintf(why, why_size, "the other end does not answer as rail-kit does: %s", strerror(errno));
   } else if (memcmp(&theirs, &mine, sizeof mine) != 0) {
-    snprintf(why, why_size, "the other end is %s", memcmp(theirs.magic, mine.magic, 8) ? "not rail-kit"
-                                                    : "another build of rail-kit; both hosts need the same");
+    if (memcmp(theirs.magic, mine.magic, sizeof mine.magic) != 0)
+      snprintf(why, why_size, "the other end is not rail-kit");
+    else
+      snprintf(why, why_size, "the other end is rail-kit %.*s of another build, this one %s; both hosts need the same",
+               (int)strnlen(theirs.version, sizeof theirs.version), theirs.version, mine.version);
   } else {
     struct kit_link *link = calloc(1, sizeof *link);
     if (link) {
@@ -96,8 +100,7 @@ struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why,
     link = exchange_hello(fd, why, why_size);
     if (!link) fprintf(stderr, "rail-kit: %s: %s\n", rail_addr_text(&peer, text), why);
   }
-  if (!link && !*why)
-    snprintf(why, why_size, "nobody has come to %s within %u s", rail_addr_text(&addr, text), seconds);
+  if (!link) snprintf(why, why_size, "no rail-kit has come to %s within %u s", rail_addr_text(&addr, text), seconds);
   close(listen_fd);
   return link;
 }
@@ -174,18 +177,24 @@ int kit_link_receive(struct kit_link *link, struct kit_frame *f) {
   return got;
 }
 
-static const char *first_set(const char *const *names) {
-  for (; *names; names++)
-    if (getenv(*names)) return getenv(*names);
+/* The value, and the name that has it. */
+static const char *first_set(const char *const *names, const char **name) {
+  for (; *names; names++) {
+    if (!getenv(*names)) continue;
+    if (name) *name = *names;
+    return getenv(*names);
+  }
   return NULL;
 }
 
-int kit_link_launched(char *where, size_t where_size) {
+bool kit_link_launched(struct kit_launch *launch) {
   static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK", NULL};
   static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", NULL};
-  const char *rank = first_set(ranks), *size = first_set(sizes);
+  const char *rank = first_set(ranks, &launch->name), *size = first_set(sizes, NULL);
   const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
-  if (!rank || !size || atoi(size) != 2) return -1;
-  snprintf(where, where_size, "%s:%s", host ? host : "127.0.0.1", port ? port : "27001");
-  return atoi(rank);
+  if (!rank || !size) return false;
+  launch->rank = atoi(rank);
+  launch->size = atoi(size);
+  snprintf(launch->where, sizeof launch->where, "%s:%s", host ? host : "127.0.0.1", port ? port : "27001");
+  return true;
 }

@@ -19,8 +19,12 @@ struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why
 bool kit_link_lost(const struct kit_link *link); /* the other host is gone; NULL: no */
 void kit_link_close(struct kit_link *link);
 
-/* Rank and rendezvous from a launcher's environment (mpirun, srun, torchrun).
- * Returns the rank, -1 without a launcher. `where` becomes MASTER_ADDR:MASTER_PORT, else loopback. */
-int kit_link_launched(char *where, size_t where_size);
+/* What a launcher's environment says (mpirun, srun, torchrun). */
+struct kit_launch {
+  int rank, size;
+  const char *name; /* the variable that has the rank */
+  char where[300];  /* MASTER_ADDR:MASTER_PORT, else loopback */
+};
+bool kit_link_launched(struct kit_launch *launch); /* false: there is no launcher */
 
 #endif

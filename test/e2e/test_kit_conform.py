@@ -251,6 +251,12 @@ def under_a_launcher():
              for r in (0, 1)]
     out = [r.communicate(timeout=60)[0] for r in ranks]
     assert [r.returncode for r in ranks] == [0, 0] and json.loads(out[0])["summary"]["passed"] == 1 and not out[1], out
+    one_check = [REF, "--only", "order.newest_first"]
+    batch = {"SLURM_PROCID": 0, "SLURM_NTASKS": 2, "MASTER_PORT": port}  # of a script that runs once
+    assert kit(*one_check, "--alone", **batch).returncode == 0
+    expect(kit(*one_check, "--wait", "1", **batch), 3, "SLURM_PROCID=0", "--alone", "no rail-kit has come")
+    done = kit(*one_check, **{**batch, "SLURM_NTASKS": 3})
+    assert done.returncode == 0 and "SLURM_PROCID is set, but the ranks are 3" in done.stderr, done
 
 
 def the_other_host_is_somebody_else():
@@ -265,6 +271,14 @@ def the_other_host_is_somebody_else():
         c.close()
     assert p.returncode == 3 and "not rail-kit" in err, err
     where = f"127.0.0.1:{free_port()}"
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        p = subprocess.Popen([KIT, "conform", REF, "--connect", f"127.0.0.1:{s.getsockname()[1]}"], env=environment(),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with s.accept()[0] as c:
+            hello = c.recv(1024)  # a magic number, the version, sizes
+            c.sendall(hello[:8] + b"0.0.9".ljust(24, b"\0") + hello[32:])
+            _, err = p.communicate(timeout=30)
+    assert p.returncode == 3 and "rail-kit 0.0.9 of another build" in err, err
     with follower(REF, where=where):  # a foreign connection first, then the leader
         for _ in range(100):
             with contextlib.suppress(ConnectionRefusedError):

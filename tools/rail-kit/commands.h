@@ -46,7 +46,8 @@ int rk_set_verbs(const struct tool_value *v);
 
 struct rk_hosts {
   const char *listen, *connect;
-  uint64_t wait_ms; /* for the other host; 0: as long as it takes to listen, 30 s to connect */
+  uint64_t wait_ms; /* for the other host; 0: as long as it takes to listen, 30 s to connect, 60 s to a launcher's */
+  bool alone;
 };
 
 #define RK_HOSTS_OPTIONS(TYPE, FIELD)                                                                                  \
@@ -55,7 +56,9 @@ struct rk_hosts {
       {"connect", 0, "WHERE", "two hosts: lead, with the rail-kit that listens on HOST[:PORT]", TOOL_TEXT,             \
        offsetof(TYPE, FIELD.connect), .allowed = "host or host:port"},                                                 \
       {"wait", 0, "SECONDS", "for the other host, at most", TOOL_SECONDS, offsetof(TYPE, FIELD.wait_ms), .min = 1,     \
-       .max = 86400, .preset = "30; --listen: no limit"}
+       .max = 86400, .preset = "30; --listen: no limit"},                                                              \
+      {"alone", 0, NULL, "one host, whatever a launcher's environment says", TOOL_FLAG,                                \
+       .at = offsetof(TYPE, FIELD.alone)}
 
 /* One host: 0 with *link NULL. The leader: 0 with *link. The follower: has served until the leader was done; 1 with
  * *status for the program to end with. Without the options a launcher's environment (mpirun, srun) decides. -1:

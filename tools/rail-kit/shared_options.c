@@ -65,6 +65,8 @@ int rk_set_verbs(const struct tool_value *v) {
 
 /* ---- --listen and --connect ---- */
 
+enum { LAUNCHED_S = 60 }; /* for the other rank of a launcher */
+
 static int follow(struct kit_link *link, const char *plugin, int *status) {
   const char *why = kit_group_serve(link, plugin);
   *status = why ? TOOL_EXIT_FAILED : TOOL_EXIT_OK;
@@ -73,11 +75,25 @@ static int follow(struct kit_link *link, const char *plugin, int *status) {
   return 1;
 }
 
+/* A launcher of two ranks makes two hosts. Its environment may also be that of a batch script, which runs once. */
+static bool finds_launcher(struct kit_launch *launch) {
+  if (!kit_link_launched(launch) || launch->size == 1) return false;
+  if (launch->size != 2) {
+    fprintf(stderr, RK_NAME ": %s is set, but the ranks are %d, not 2: this one runs without the others\n",
+            launch->name, launch->size);
+    return false;
+  }
+  fprintf(stderr, RK_NAME ": %s=%d of 2 ranks makes this one of two hosts, for which it waits; --alone does not\n",
+          launch->name, launch->rank);
+  return true;
+}
+
 int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_link **link, int *status) {
   const char *listen = hosts->listen, *connect = hosts->connect;
   bool leads = connect != NULL;
   unsigned seconds = (unsigned)(hosts->wait_ms / 1000);
-  char launched[300], why[400] = "";
+  struct kit_launch launch;
+  char why[400] = "";
   *link = NULL;
   *status = TOOL_EXIT_FAILED;
   if (listen && connect) {
@@ -86,11 +102,11 @@ int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_l
     return -1;
   }
   if (!listen && !connect) {
-    int rank = kit_link_launched(launched, sizeof launched);
-    if (rank < 0) return 0;
-    leads = rank == 0; /* its output is what launchers show first, and the address that they give is its own */
-    if (leads) listen = launched;
-    else connect = launched;
+    if (hosts->alone || !finds_launcher(&launch)) return 0;
+    leads = launch.rank == 0; /* its output is what launchers show first, and the address that they give is its own */
+    if (leads) listen = launch.where;
+    else connect = launch.where;
+    if (!seconds) seconds = LAUNCHED_S;
   }
   *link = listen ? kit_link_listen(listen, seconds, why, sizeof why)
                  : kit_link_connect(connect, seconds, why, sizeof why);
