@@ -204,12 +204,12 @@ static void pci_path_is_in_sysfs(struct kit_process *self) {
     if (!p.pci_path) continue;
     const char *slash = strrchr(p.pci_path, '/');
     ENSURE(slash, "device %d: pciPath \"%s\" has no '/'; NCCL looks for the last one", d, p.pci_path);
-    size_t last = slash ? strlen(slash) - 1 : 0;
-    ENSURE(last < 32, "device %d: NCCL copies the last part of pciPath %s into 32 bytes, unchecked", d,
-           p.pci_path);
     ENSURE(realpath(p.pci_path, real) && strncmp(real, "/sys/", 5) == 0,
            "device %d: pciPath %s is not there, or not in /sys; NCCL reads the topology from it (NULL: none)", d,
            p.pci_path);
+    ENSURE(!kit_props_is_pci(p.pci_path) || strlen(slash + 1) < KIT_NCCL_BUS_ID_BYTES,
+           "device %d: NCCL copies the last part of pciPath %s into %d bytes, unchecked", d, p.pci_path,
+           KIT_NCCL_BUS_ID_BYTES);
   }
   kit_net_close(&n);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kit/inspect/inspect.h"
+#include "kit/kit_net.h"
 
 #define FIND(grade, id, why, source, ...) kit_find(&in->findings, version, grade, id, why, source, __VA_ARGS__)
 
@@ -111,7 +112,6 @@ static void verify_differences(struct kit_inspection *in) {
 #define XML_CC "NCCL src/graph/xml.cc"
 #define TRANSPORT_CC "NCCL src/transport/net.cc"
 #define NET_CC "NCCL src/plugin/net.cc"
-#define BUS_ID_BYTES 16 /* of NCCL's buffer for the last component of pciPath, NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE */
 
 #define SAY(text) "device %d: " text, p->dev
 
@@ -174,7 +174,7 @@ static void verify_pci(struct kit_inspection *in, int version, const struct kit_
   else if (!pci)
     FIND(KIT_NOTE, "props.pci_path_other", "NCCL attaches the device to the first CPU.", XML_CC,
          SAY("pciPath %s is of subsystem %s, not pci"), path, kind + 1);
-  else if (strlen(slash + 1) >= BUS_ID_BYTES)
+  else if (strlen(slash + 1) >= KIT_NCCL_BUS_ID_BYTES)
     FIND(KIT_ERROR, "props.pci_path_long", "NCCL copies it into 16 bytes without looking: it overwrites its stack.",
          XML_CC, SAY("the last part of pciPath, '%s', has more than 15 characters"), slash + 1);
   else if (!is_bdf(slash + 1))
