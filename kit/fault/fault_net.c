@@ -118,15 +118,25 @@ bool kit_fault_ports_read(const char *text, struct kit_fault_port ports[2]) {
          read_port(text + n + 1, strlen(text + n + 1), &ports[1]);
 }
 
-/* Is it there, and with which MTU? */
+/* Is it there, with which MTU, and as the restoring leaves it: up, with the queueing discipline that the kernel gives? Of
+ * those only one that was set has a number. */
 static bool look_at(struct kit_fault_port *port, char *why, size_t size) {
-  char said[400];
+  char said[400], number[16] = "0:";
   const char *mtu;
   if (command(said, sizeof said, "ip %s -o link show dev %s", AT(port)) != 0) {
     snprintf(why, size, "no interface %s: %.200s", port->name, said);
     return false;
   }
   if ((mtu = strstr(said, " mtu "))) port->mtu = atoi(mtu + 5);
+  if (!strstr(said, "<UP,") && !strstr(said, ",UP,") && !strstr(said, ",UP>")) {
+    snprintf(why, size, "the interface %s is down; --links would leave it up", port->name);
+    return false;
+  }
+  if (command(said, sizeof said, "tc %s qdisc show dev %s", AT(port)) == 0) sscanf(said, "qdisc %*s %15s", number);
+  if (strcmp(number, "0:") != 0) {
+    snprintf(why, size, "the interface %s has a qdisc, which --links would take away: %.150s", port->name, said);
+    return false;
+  }
   return true;
 }
 

@@ -202,6 +202,14 @@ def links_that_are_there():
             assert "mtu 3000" in ip("-n", space, "link", "show", f"rkf{i}").stdout
         status, report, _ = fault(SOCKET, "--only", "link.mtu", *named[:3], "rkfnone,rkfnone", *named[4:])
         assert "no interface rkfnone" in report["link.mtu"][0]["seen"], report
+        mine = ["tc", "-n", spaces[0], "qdisc", "replace", "dev", "rkf0", "root", "pfifo", "limit", "77"]
+        if run(mine).returncode == 0:
+            _, report, _ = fault(SOCKET, "--only", "link.mtu", *named)
+            assert "rkf0 has a qdisc" in report["link.mtu"][0]["seen"], report
+            assert "limit 77" in run(["tc", "-n", spaces[0], "qdisc", "show", "dev", "rkf0"]).stdout, "it is gone"
+        expect(ip("-n", spaces[0], "link", "add", "rkf2", "type", "veth", "peer", "rkf3"), 0)
+        _, report, _ = fault(SOCKET, "--only", "link.mtu", *named[:3], f"{spaces[0]}:rkf2,{spaces[0]}:rkf3", *named[4:])
+        assert "rkf2 is down" in report["link.mtu"][0]["seen"], report
     finally:
         for space in spaces:
             ip("netns", "del", space)
