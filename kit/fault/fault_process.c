@@ -111,7 +111,7 @@ static bool waits_for_other(const struct kit_fault_state *f) {
 static bool connect_one(struct kit_fault_state *f, int i, struct hello *theirs) {
   struct rail_net_device_handle *dh = NULL;
   bool sends = kit_fault_state_sends(f, i);
-  uint64_t before = rail_now_ns();
+  uint64_t before = kit_fault_begin(f);
   int rc = sends ? f->net.vt->connect(f->net.ctx, f->net.dev, theirs->handle[i], &f->comm[i], &dh)
                  : f->net.vt->accept(f->listen[i], &f->comm[i], &dh);
   kit_fault_note_duration(f, before, &f->record.call_ns);
@@ -221,7 +221,7 @@ static void record_close_error(struct kit_fault_state *f, int code, const char *
 static void close_all(struct kit_fault_state *f) {
   const struct rail_net_v12 *vt = f->net.vt;
   for (int i = 0; i < (int)f->plan.comms; i++) {
-    uint64_t since = rail_now_ns();
+    uint64_t since = kit_fault_begin(f);
     if (i < f->nflows && !f->dereg_done) record_close_error(f, (int)kit_flow_dereg(&f->flow[i]), "deregMr");
     if (!f->comm[i]) continue;
     if (kit_fault_state_sends(f, i)) record_close_error(f, vt->close_send(f->comm[i]), "closeSend");
@@ -229,7 +229,7 @@ static void close_all(struct kit_fault_state *f) {
     kit_fault_note_duration(f, since, &f->record.close_ns);
   }
   for (int i = 0; i < (int)f->plan.comms; i++) {
-    uint64_t since = rail_now_ns();
+    uint64_t since = kit_fault_begin(f);
     if (f->listen[i]) record_close_error(f, vt->close_listen(f->listen[i]), "closeListen");
     kit_fault_note_duration(f, since, &f->record.close_ns);
   }
@@ -237,7 +237,7 @@ static void close_all(struct kit_fault_state *f) {
 }
 
 static void end_plugin(struct kit_fault_state *f) {
-  uint64_t since = rail_now_ns();
+  uint64_t since = kit_fault_begin(f);
   if (f->net.vt->finalize) record_close_error(f, f->net.vt->finalize(f->net.ctx), "finalize");
   kit_fault_note_duration(f, since, &f->record.close_ns);
   kit_call_begin(KIT_CALL_UNLOAD);

@@ -32,7 +32,8 @@ struct kit_fault_state {
   bool dereg_done;
   char peer_result; /* about its connections: '?' nothing yet, 'y'es, 'n'o */
   uint64_t start_ns, event_ns; /* event_ns 0: not agreed yet */
-  int64_t waited_ns;           /* for a core, when that was last looked at */
+  uint64_t looked_ns;          /* when that was last looked at: */
+  int64_t waited_ns;           /* for a core */
 };
 
 /* Does the fault happen to this process, too? */
@@ -40,7 +41,9 @@ bool kit_fault_state_is_victim(const struct kit_fault_state *f);
 bool kit_fault_state_sends(const struct kit_fault_state *f, int connection);
 /* The first error is what the report is about. */
 void kit_fault_note_error(struct kit_fault_state *f, int code, const char *call);
-/* A call, or a turn of calls, began at before_ns and ends now; *longest is the longest so far. */
+/* The time now: a call, or a turn of calls, begins. */
+uint64_t kit_fault_begin(struct kit_fault_state *f);
+/* It began at before_ns and ends now; *longest is the longest so far. */
 void kit_fault_note_duration(struct kit_fault_state *f, uint64_t before_ns, int64_t *longest);
 /* Sends the fault injector an order. */
 void kit_fault_order(struct kit_fault_state *f, uint64_t at_ns, uint64_t last_ms);
