@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kit/kit_report.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -382,6 +383,23 @@ void kit_report_again(const struct kit_report *r, struct kit_result *result, con
   }
   at = strlen(text);
   if (connect) snprintf(text + at, size - at, " --connect %s", connect);
+}
+
+int kit_report_unusable(struct kit_report *r, int version, const char *why) {
+  /* A name without a slash is for the dynamic linker to find. */
+  bool missing = strchr(r->plugin, '/') && access(r->plugin, R_OK) != 0;
+  struct kit_result result = {.id = "0.1", .name = "plugin.usable", .level = KIT_MUST, .version = version,
+                              .end = missing ? KIT_END_ERROR : KIT_END_FAILED,
+                              .what = "the plugin loads, initialises and has a device here",
+                              .source = "src/plugin/plugin_open.cc:79, src/plugin/net.cc:169"};
+  if (missing) snprintf(result.text, sizeof result.text, "%s: %s", r->plugin, strerror(errno));
+  else snprintf(result.text, sizeof result.text, "%s", why);
+  snprintf(result.again, sizeof result.again, "rail-kit inspect ");
+  kit_append_quoted(result.again, sizeof result.again, r->plugin);
+  r->expected = 1;
+  kit_report_start(r);
+  kit_report_add(r, &result);
+  return kit_report_finish(r);
 }
 
 void kit_append_quoted(char *text, size_t size, const char *word) {

@@ -42,7 +42,7 @@ void kit_result_outcome(struct kit_result *r, const struct kit_outcome *outcome,
 bool kit_result_bad(const struct kit_result *r);
 
 struct kit_report {
-  const char *command; /* "conform", "fault" */
+  const char *command; /* "conform", "fault", "nccl" */
   const char *plugin, *name;
   uint64_t seed;
   int dev;
@@ -66,6 +66,10 @@ void kit_report_again(const struct kit_report *r, struct kit_result *result, con
 void kit_report_add(struct kit_report *r, struct kit_result *result);
 /* Sums, files. Returns the program's exit status. Frees everything. */
 int kit_report_finish(struct kit_report *r);
+
+/* Where nothing can be run: a report of one failed MUST that shows why, or with KIT_END_ERROR where the plugin's file is
+ * not there. `version`: the one asked for. Returns the program's exit status. */
+int kit_report_unusable(struct kit_report *r, int version, const char *why);
 
 /* A path, shell-quoted if need be, at the end of `text`. */
 void kit_append_quoted(char *text, size_t size, const char *word);

@@ -123,9 +123,8 @@ static int count_checks(const struct kit_filter *filter, int version) {
   return n;
 }
 
-static int run_versions(const struct kit_conform *how, const struct kit_filter *filter, uint32_t versions) {
-  struct kit_report report = {.command = "conform", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
-                              .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit};
+static int run_versions(const struct kit_conform *how, const struct kit_filter *filter, uint32_t versions,
+                        struct kit_report report) {
   const struct kit_check *c;
   if (report.seed == 0) report.seed = (rail_now_ns() & 0xffffffff) | 1;
   for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++)
@@ -143,35 +142,21 @@ static int run_versions(const struct kit_conform *how, const struct kit_filter *
   return kit_report_finish(&report);
 }
 
-/* Where nothing can be run the report has one failed check that shows why. */
-static int unusable(const struct kit_conform *how, const struct kit_probe *probe, const char *why) {
-  struct kit_report report = {.command = "conform", .plugin = how->plugin, .dev = how->dev, .expected = 1,
-                              .json = how->json, .junit = how->junit};
-  struct kit_result r = {.id = "0.1", .name = "plugin.usable", .level = KIT_MUST, .end = KIT_END_FAILED,
-                         .what = "the plugin loads, initialises and has a device here",
-                         .source = "src/plugin/plugin_open.cc:79, src/plugin/net.cc:169", .version = how->version};
-  if (!r.version) r.version = kit_probe_newest(probe);
-  snprintf(r.text, sizeof r.text, "%s", why);
-  snprintf(r.again, sizeof r.again, "rail-kit inspect ");
-  kit_append_quoted(r.again, sizeof r.again, how->plugin);
-  kit_report_start(&report);
-  kit_report_add(&report, &r);
-  return kit_report_finish(&report);
-}
-
 int kit_conform_run(const struct kit_conform *how) {
   struct kit_probe probe;
   struct kit_filter filter;
+  struct kit_report report = {.command = "conform", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
+                              .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit};
   char why[1024];
+  int result;
   if (!kit_filter_read(&filter, how->only, how->skip, how->skip_file, how->levels)) return 2;
-  int result = 1;
   if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
-    result = unusable(how, &probe, why);
+    result = kit_report_unusable(&report, how->version ? how->version : kit_probe_newest(&probe), why);
   } else if (!kit_probe_has(&probe, how->version, "conform", how->plugin)) {
     result = 2;
   } else {
     int version = how->version ? how->version : kit_probe_newest(&probe);
-    result = run_versions(how, &filter, how->all_versions ? probe.versions : KIT_V(version));
+    result = run_versions(how, &filter, how->all_versions ? probe.versions : KIT_V(version), report);
   }
   kit_filter_free(&filter);
   return result;

@@ -277,7 +277,7 @@ int kit_fault_run(const struct kit_fault *how) {
   static struct run run;
   struct kit_probe probe;
   char why[1024];
-  int result = 1;
+  int result;
   run = (struct run){.how = how, .version = how->version,
                      .report = {.command = "fault", .plugin = how->plugin, .seed = how->seed, .dev = how->dev,
                                 .fuse = how->fuse, .verbose = how->verbose, .json = how->json, .junit = how->junit}};
@@ -285,7 +285,7 @@ int kit_fault_run(const struct kit_fault *how) {
   memcpy(run.net.port, how->links, sizeof run.net.port);
   if (!kit_filter_read(&run.filter, how->only, how->skip, how->skip_file, how->levels)) return 2;
   if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
-    printf("%s: %s\n", how->plugin, why);
+    result = kit_report_unusable(&run.report, how->version ? how->version : kit_probe_newest(&probe), why);
   } else if (!kit_probe_has(&probe, how->version, "fault", how->plugin)) {
     result = 2;
   } else {

@@ -464,8 +464,8 @@ int kit_nccl_run(const struct kit_nccl *how) {
     fprintf(stderr, "rail-kit nccl: %s\n", why);
   } else if (find_ghost(run.ghost)) {
     bool loads = kit_probe(resolved.plugin, &here, &run.probe, why, sizeof why);
-    if (!loads) printf("%s: %s\n", resolved.plugin, why);
-    result = loads ? run_all(&run, &filter) : 1;
+    result = loads ? run_all(&run, &filter)
+                   : kit_report_unusable(&run.report, kit_probe_newest(&run.probe), why);
   }
   kit_filter_free(&filter);
   return result;

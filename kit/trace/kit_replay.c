@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/compiler.h"
 #include "kit/kit_json.h"
@@ -120,12 +121,24 @@ static int report(struct report *r, const struct kit_outcome *outcome, int nfile
   return differs ? DIFFERS : SAME;
 }
 
+static bool is_recording(const char *path) {
+  struct rail_trace *trace;
+  char why[300];
+  if (rail_trace_open(path, &trace, why, sizeof why)) return rail_trace_close(trace), true;
+  fprintf(stderr, "rail-kit: %s: %s\n", path, why);
+  return false;
+}
+
 int kit_replay_run(const struct kit_replay *how, FILE *out) {
   static struct report r;
   static struct kit_outcome outcome;
   struct kit_group_options group = {.on_message = on_message, .arg = &r};
   char path[PATH_MAX], key[16];
   r = (struct report){.how = how, .out = out};
+  if (strchr(how->plugin, '/') && access(how->plugin, R_OK) != 0) { /* one without a slash is the linker's to find */
+    fprintf(stderr, "rail-kit: %s: %m\n", how->plugin);
+    return NOT_RUN;
+  }
   snprintf(group.job.kind, sizeof group.job.kind, "replay");
   snprintf(group.job.plugin, sizeof group.job.plugin, "%s", how->plugin);
   group.job.seed = how->seed;
@@ -141,6 +154,7 @@ int kit_replay_run(const struct kit_replay *how, FILE *out) {
       fprintf(stderr, "rail-kit: %s: %m\n", how->files[group.nprocesses]);
       return NOT_RUN;
     }
+    if (!is_recording(path)) return NOT_RUN;
     snprintf(key, sizeof key, "file%d", group.nprocesses++);
     kit_job_add(&group.job, key, "%s", path);
   }

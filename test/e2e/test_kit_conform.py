@@ -107,8 +107,8 @@ def what_cannot_be_loaded():
     with tempfile.TemporaryDirectory() as d:
         junk = pathlib.Path(d, "libnccl-net-junk.so")
         junk.write_bytes(b"\x7fELF junk")
-        for plugin in (str(junk), "/nonexistent/libx.so", str(BUILD / "test/libnetfix_empty.so")):
-            result = report(plugin, status=1)["results"]
+        for plugin, status in (str(junk), 1), ("/nonexistent/libx.so", 3), (str(BUILD / "test/libnetfix_empty.so"), 1):
+            result = report(plugin, status=status)["results"]
             assert [r["name"] for r in result] == ["plugin.usable"] and plugin in result[0]["seen"], result
     nothing = report(str(BUILD / "test/libnetfix_nodev.so"), status=1)["results"]
     assert nothing[0]["name"] == "plugin.usable" and "device" in nothing[0]["seen"], nothing

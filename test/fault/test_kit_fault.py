@@ -252,8 +252,10 @@ def junit_and_words():
     expect(run([KIT, "fault", SOCKET, "--side-env", "2:A=b"]), 2, "--side-env")
     expect(run([KIT, "fault", SOCKET, "--netns", "a,b,c"]), 2, "--netns")
     expect(run([KIT, "fault"]), 2, "a plugin is missing")
-    done = run([KIT, "fault", KIT])
-    assert done.returncode == 1, done.stdout + done.stderr
+    for plugin, status in (KIT, 1), ("/nonexistent/libx.so", 3):
+        done = run([KIT, "fault", plugin, "--json", "-"])
+        (result,) = json.loads(done.stdout)["results"]
+        assert done.returncode == status and result["name"] == "plugin.usable", done.stdout + done.stderr
     assert all(s["level"] in ("MUST", "SHOULD", "OBSERVED") and s["what"] for s in listed())
 
 
