@@ -85,7 +85,8 @@ static double noise_of(const struct point *p) { return (p->greatest - p->least) 
 struct comparison {
   FILE *f;
   double fail_below;
-  unsigned int compared, better, worse, failed, missing;
+  unsigned int compared, better, worse, below, broken; /* broken: verdicts that were ok */
+  unsigned int fresh, gone;                            /* results of one file only */
 };
 
 static void print_change(struct comparison *c, const json_t *cell, const char *column, const char *what) {
@@ -107,7 +108,7 @@ static void compare_metric(struct comparison *c, const json_t *cell, const json_
   c->compared++;
   c->better += *mark && gain > 1;
   c->worse += *mark && gain < 1;
-  c->failed += *mark && gain < c->fail_below;
+  c->below += *mark && gain < c->fail_below;
   snprintf(what, sizeof what, "%-14s %12.5g -> %-12.5g %.3fx (noise %.1f %%)%s", info->title, a.median, b.median, ratio,
            noise * 100, mark);
   print_change(c, cell, text_of(new, "column"), what);
@@ -122,15 +123,29 @@ static void compare_result(struct comparison *c, const json_t *cell, const json_
     print_change(c, cell, text_of(new, "column"), what);
     c->better += is;
     c->worse += !is;
-    c->failed += !is && c->fail_below > 0;
+    c->broken += !is;
   }
   for (int m = 0; m < KIT_BENCH_METRICS; m++) compare_metric(c, cell, old, new, &kit_bench_metrics[m]);
 }
 
+/* Results of `before` that have no counterpart in `now`. */
+static unsigned int count_gone(const json_t *before, const json_t *now, bool alone) {
+  const json_t *cells = json_object_get(before, "cells");
+  unsigned int n = 0;
+  for (size_t i = 0; i < json_array_size(cells); i++) {
+    const json_t *cell = json_array_get(cells, i), *new_cell = find_cell(now, cell);
+    const json_t *results = json_object_get(cell, "results");
+    for (size_t k = 0; k < json_array_size(results); k++)
+      n += !find_result(new_cell, text_of(json_array_get(results, k), "column"), alone);
+  }
+  return n;
+}
+
 static void compare_cells(struct comparison *c, const json_t *before, const json_t *now) {
   const json_t *cells = json_object_get(now, "cells");
-  bool alone = json_array_size(json_object_get(before, "columns")) == 1 &&
-               json_array_size(json_object_get(now, "columns")) == 1;
+  const bool alone = json_array_size(json_object_get(before, "columns")) == 1 &&
+                     json_array_size(json_object_get(now, "columns")) == 1;
+  c->gone = count_gone(before, now, alone);
   for (size_t i = 0; i < json_array_size(cells); i++) {
     const json_t *cell = json_array_get(cells, i), *old_cell = find_cell(before, cell);
     const json_t *results = json_object_get(cell, "results");
@@ -138,7 +153,7 @@ static void compare_cells(struct comparison *c, const json_t *before, const json
       const json_t *new = json_array_get(results, k);
       const json_t *old = find_result(old_cell, text_of(new, "column"), alone);
       if (old) compare_result(c, cell, old, new);
-      else c->missing++;
+      else c->fresh++;
     }
   }
 }
@@ -164,11 +179,15 @@ int kit_bench_compare(const char *before_path, const char *now_path, double fail
             text_of(now, "date"), text_of(now, "version"));
     warn_of_differences(f, before, now);
     compare_cells(&c, before, now);
-    fprintf(f, "# %u figures compared: %u better, %u worse; %u cells have no counterpart\n", c.compared, c.better,
-            c.worse, c.missing);
-    if (c.failed) fprintf(f, "# %u below %g times what they were\n", c.failed, fail_below);
+    fprintf(f, "# %u figures compared: %u better, %u worse; results only before: %u, only now: %u\n", c.compared,
+            c.better, c.worse, c.gone, c.fresh);
+    if (c.below) fprintf(f, "# %u below %g times what they were\n", c.below, fail_below);
+    if (c.broken) fprintf(f, "# %u were ok and are not\n", c.broken);
+    if (!c.compared && !c.broken)
+      fprintf(stderr, "rail-kit bench: %s has no figure that %s has, too: other plugins, sizes or --buffers?\n", now_path,
+              before_path);
   }
-  int result = !now ? -1 : c.failed > 0;
+  int result = !now || (!c.compared && !c.broken) ? -1 : c.below > 0 || (c.broken && fail_below > 0);
   json_decref(before);
   json_decref(now);
   return result;

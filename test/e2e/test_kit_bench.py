@@ -334,7 +334,16 @@ def comparing(folder):
     bench("--compare", old, new, "--fail-below", 0.1)
     data["cells"][0]["results"][0]["verdict"] = "stuck"
     write(new, {})
-    assert "was ok, is stuck" in bench("--compare", old, new, "--fail-below", 0.1, status=1).stdout
+    stuck = bench("--compare", old, new, "--fail-below", 0.1, status=1).stdout
+    assert "was ok, is stuck" in stuck and "1 were ok and are not" in stuck and "below 0.1" not in stuck, stuck
+    kept, data["cells"] = data["cells"], data["cells"][:1]
+    write(new, {})
+    assert "only before: 1, only now: 0" in bench("--compare", old, new).stdout
+    for cell in kept:
+        cell["size"] = 128
+    data["cells"] = kept
+    write(new, {})
+    expect(run([KIT, "bench", "--compare", old, new, "--fail-below", 0.1]), 3, "no figure")
     again = bench(*SHORT, SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, "--compare", old)
     assert "figures compared" in again.stdout, again.stdout
     (folder / "bad.json").write_text("{")
