@@ -24,7 +24,7 @@
 #define KIT_SETTLE_MS 10000          /* what was closed may keep its threads and files so long */
 #define KIT_POISON ((void *)0x5a5a5a5a5a5a5a5aull)
 #define KIT_MAX_GROUP 8
-#define KIT_NCCL_BUS_ID_BYTES 16     /* of NCCL's buffer for the last part of pciPath, NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE */
+#define KIT_NCCL_BUS_ID_BYTES 16     /* of NCCL's buffer for the last part of pciPath (nvmlwrap.h) */
 
 struct kit_net {
   const struct rail_net_v12 *vt; /* the calls */

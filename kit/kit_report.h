@@ -67,8 +67,8 @@ void kit_report_add(struct kit_report *r, struct kit_result *result);
 /* Sums, files. Returns the program's exit status. Frees everything. */
 int kit_report_finish(struct kit_report *r);
 
-/* Where nothing can be run: a report of one failed MUST that shows why, or with KIT_END_ERROR where the plugin's file is
- * not there. `version`: the one asked for. Returns the program's exit status. */
+/* Where nothing can be run: a report of one failed MUST that shows why, or with KIT_END_ERROR where the plugin's file
+ * is not there. `version`: the one asked for. Returns the program's exit status. */
 int kit_report_unusable(struct kit_report *r, int version, const char *why);
 
 /* A path, shell-quoted if need be, at the end of `text`. */

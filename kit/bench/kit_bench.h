@@ -216,8 +216,8 @@ bool kit_bench_json(const struct kit_bench_results *results, const struct kit_be
 bool kit_bench_plot(const struct kit_bench_results *results, const struct kit_bench_about *about, const char *target);
 
 /* Prints how `now` differs from `before`, two files of kit_bench_json. 1: a figure is worse than fail_below times what
- * it was (0: that may be) and beyond the spread, or a verdict is no longer ok; 0: none is; -1, reported on stderr: a file
- * cannot be read, or they have no figure in common. */
+ * it was (0: that may be) and beyond the spread, or a verdict is no longer ok; 0: none is; -1, reported on stderr: a
+ * file cannot be read, or they have no figure in common. */
 int kit_bench_compare(const char *before, const char *now, double fail_below, FILE *f);
 /* Could it compare with that file? False: reported on stderr. For before a long run. */
 bool kit_bench_can_compare(const char *before);

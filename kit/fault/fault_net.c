@@ -118,8 +118,8 @@ bool kit_fault_ports_read(const char *text, struct kit_fault_port ports[2]) {
          read_port(text + n + 1, strlen(text + n + 1), &ports[1]);
 }
 
-/* Is it there, with which MTU, and as the restoring leaves it: up, with the queueing discipline that the kernel gives? Of
- * those only one that was set has a number. */
+/* Is it there, with which MTU, and as the restoring leaves it: up, with the queueing discipline that the kernel gives?
+ * Of those only one that was set has a number. */
 static bool look_at(struct kit_fault_port *port, char *why, size_t size) {
   char said[400], number[16] = "0:";
   const char *mtu;
