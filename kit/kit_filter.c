@@ -67,7 +67,11 @@ static bool read_file(struct kit_filter *filter, const char *path) {
   FILE *f = fopen(path, "re");
   char line[1024];
   bool ok = f;
-  for (int number = 1; ok && fgets(line, sizeof line, f); number++) ok = read_line(filter, line, path, number);
+  for (int number = 1; ok && fgets(line, sizeof line, f); number++) {
+    ok = strlen(line) < sizeof line - 1 || line[sizeof line - 2] == '\n';
+    if (!ok) fprintf(stderr, "rail-kit: %s:%d: a line has at most %zu characters\n", path, number, sizeof line - 2);
+    ok = ok && read_line(filter, line, path, number);
+  }
   if (!f) fprintf(stderr, "rail-kit: --skip-file %s: %s\n", path, strerror(errno));
   else fclose(f);
   return ok;
@@ -75,7 +79,7 @@ static bool read_file(struct kit_filter *filter, const char *path) {
 
 bool kit_filter_read(struct kit_filter *filter, const char *only, const char *skip, const char *skip_file,
                      const char *levels) {
-  *filter = (struct kit_filter){.only = only, .skip = skip};
+  *filter = (struct kit_filter){.only = only, .skip = skip, .level_list = levels};
   if (read_levels(filter, levels) && (!skip_file || read_file(filter, skip_file))) return true;
   kit_filter_free(filter);
   return false;
@@ -89,6 +93,43 @@ void kit_filter_free(struct kit_filter *filter) {
   free(filter->reasons);
   filter->reasons = NULL;
   filter->nreasons = 0;
+}
+
+static bool names_something(const char *pattern, kit_filter_entry *entry) {
+  const char *id, *name;
+  for (int i = 0; (id = entry(i, &name)); i++)
+    if (matches(pattern, id, name)) return true;
+  return false;
+}
+
+static bool check_list(const char *list, const char *option, const char *command, kit_filter_entry *entry) {
+  char word[256];
+  bool ok = true;
+  while (list && *list) {
+    size_t len = strcspn(list, ",");
+    snprintf(word, sizeof word, "%.*s", (int)len, list);
+    if (*word && !names_something(word, entry)) {
+      fprintf(stderr, "rail-kit %s: %s: nothing is called %s; --list shows all\n", command, option, word);
+      ok = false;
+    }
+    list += len + (list[len] == ',');
+  }
+  return ok;
+}
+
+bool kit_filter_check(const struct kit_filter *filter, const char *command, kit_filter_entry *entry) {
+  (void)check_list(filter->skip, "--skip", command, entry);
+  for (int i = 0; i < filter->nreasons; i++)
+    if (!names_something(filter->reasons[i].pattern, entry))
+      fprintf(stderr, "rail-kit %s: --skip-file: nothing is called %s\n", command, filter->reasons[i].pattern);
+  return check_list(filter->only, "--only", command, entry);
+}
+
+void kit_filter_print_empty(const struct kit_filter *filter, const char *command) {
+  fprintf(stderr, "rail-kit %s: nothing is left by%s%s%s%s%s%s for this version; --list shows all\n", command,
+          filter->only ? " --only " : "", filter->only ? filter->only : "", filter->skip ? " --skip " : "",
+          filter->skip ? filter->skip : "", filter->level_list ? " --level " : "",
+          filter->level_list ? filter->level_list : "");
 }
 
 bool kit_filter_accepts(const struct kit_filter *filter, const char *id, const char *name, enum kit_level level) {

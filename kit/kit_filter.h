@@ -8,7 +8,7 @@
 #include "kit/kit_report.h"
 
 struct kit_filter {
-  const char *only, *skip;
+  const char *only, *skip, *level_list;
   unsigned levels; /* bits of enum kit_level */
   struct kit_reason { char *pattern, *reason; } *reasons;
   int nreasons;
@@ -19,6 +19,12 @@ struct kit_filter {
 bool kit_filter_read(struct kit_filter *filter, const char *only, const char *skip, const char *skip_file,
                      const char *levels);
 void kit_filter_free(struct kit_filter *filter);
+/* What there is: the id and name of entry i; NULL beyond the last. */
+typedef const char *kit_filter_entry(int i, const char **name);
+/* Does every pattern name something? One of --only that does not: false; of the others: a warning; both on stderr. */
+bool kit_filter_check(const struct kit_filter *filter, const char *command, kit_filter_entry *entry);
+/* Nothing is left: which options say so. */
+void kit_filter_print_empty(const struct kit_filter *filter, const char *command);
 bool kit_filter_accepts(const struct kit_filter *filter, const char *id, const char *name, enum kit_level level);
 /* The reason to leave it out; NULL: there is none. */
 const char *kit_filter_skip_reason(const struct kit_filter *filter, const char *id, const char *name);

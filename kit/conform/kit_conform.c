@@ -123,6 +123,12 @@ static int count_checks(const struct kit_filter *filter, int version) {
   return n;
 }
 
+static const char *entry(int i, const char **name) {
+  const struct kit_check *c = check_at(i);
+  if (c) *name = c->name;
+  return c ? c->id : NULL;
+}
+
 static int run_versions(const struct kit_conform *how, const struct kit_filter *filter, uint32_t versions,
                         struct kit_report report) {
   const struct kit_check *c;
@@ -130,7 +136,7 @@ static int run_versions(const struct kit_conform *how, const struct kit_filter *
   for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++)
     if (versions & KIT_V(v)) report.expected += count_checks(filter, v) * how->repeat;
   if (report.expected == 0) {
-    fprintf(stderr, "rail-kit conform: no check is called %s; --list shows all\n", how->only ? how->only : "so");
+    kit_filter_print_empty(filter, "conform");
     return 2;
   }
   kit_report_start(&report);
@@ -150,7 +156,9 @@ int kit_conform_run(const struct kit_conform *how) {
   char why[1024];
   int result;
   if (!kit_filter_read(&filter, how->only, how->skip, how->skip_file, how->levels)) return 2;
-  if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
+  if (!kit_filter_check(&filter, "conform", entry)) {
+    result = 2;
+  } else if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
     result = kit_report_unusable(&report, how->version ? how->version : kit_probe_newest(&probe), why);
   } else if (!kit_probe_has(&probe, how->version, "conform", how->plugin)) {
     result = 2;

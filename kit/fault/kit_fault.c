@@ -257,8 +257,7 @@ static int run_all(struct run *run) {
   struct sigaction plain = {.sa_handler = on_interrupt};
   int n = count(run);
   if (n == 0) {
-    const char *only = run->how->only;
-    fprintf(stderr, "rail-kit fault: no scenario is called %s; --list shows all\n", only ? only : "so");
+    kit_filter_print_empty(&run->filter, "fault");
     return 2;
   }
   sigaction(SIGINT, &plain, NULL);
@@ -273,6 +272,11 @@ static int run_all(struct run *run) {
   return kit_report_finish(&run->report);
 }
 
+static const char *entry(int i, const char **name) {
+  *name = kit_scenarios[i].name;
+  return kit_scenarios[i].id;
+}
+
 int kit_fault_run(const struct kit_fault *how) {
   static struct run run;
   struct kit_probe probe;
@@ -284,7 +288,9 @@ int kit_fault_run(const struct kit_fault *how) {
   run.net.given = how->links_text != NULL;
   memcpy(run.net.port, how->links, sizeof run.net.port);
   if (!kit_filter_read(&run.filter, how->only, how->skip, how->skip_file, how->levels)) return 2;
-  if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
+  if (!kit_filter_check(&run.filter, "fault", entry)) {
+    result = 2;
+  } else if (!kit_probe(how->plugin, &how->placement, &probe, why, sizeof why)) {
     result = kit_report_unusable(&run.report, how->version ? how->version : kit_probe_newest(&probe), why);
   } else if (!kit_probe_has(&probe, how->version, "fault", how->plugin)) {
     result = 2;

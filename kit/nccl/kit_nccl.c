@@ -426,11 +426,16 @@ int kit_nccl_list(const struct kit_nccl *how) {
   return 0;
 }
 
+static const char *entry(int i, const char **name) {
+  if (i == NCASES) return NULL;
+  *name = cases[i].name;
+  return cases[i].id;
+}
+
 static int run_all(struct run *run, const struct kit_filter *filter) {
-  make_cases();
   for (int i = 0; i < NCASES; i++) run->report.expected += wanted(filter, &cases[i]);
   if (run->report.expected == 0) {
-    fprintf(stderr, "rail-kit nccl: nothing is called %s; --list shows all\n", run->how->only ? run->how->only : "so");
+    kit_filter_print_empty(filter, "nccl");
     return 2;
   }
   if (run->how->ranks_per_host > 1) run->topology = make_topology(run->how, &run->probe);
@@ -460,7 +465,10 @@ int kit_nccl_run(const struct kit_nccl *how) {
                      .report = {.command = "nccl", .plugin = resolved.plugin, .verbose = !how->quiet,
                                 .json = how->json, .junit = how->junit, .seed = 1}};
   if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
-  if (!kit_nccl_file(resolved.library, why, sizeof why)) {
+  make_cases();
+  if (!kit_filter_check(&filter, "nccl", entry)) {
+    result = 2;
+  } else if (!kit_nccl_file(resolved.library, why, sizeof why)) {
     fprintf(stderr, "rail-kit nccl: %s\n", why);
   } else if (find_ghost(run.ghost)) {
     bool loads = kit_probe(resolved.plugin, &here, &run.probe, why, sizeof why);

@@ -148,6 +148,11 @@ def reasons():
         f.write("close.soon\n")
         f.flush()
         expect(kit(REF, "--skip-file", f.name), 2, f"{f.name}:5", "close.soon", "reason")
+        f.truncate(0)
+        f.seek(0)
+        f.write("close.null " + "x" * 3000 + "\nno.such  never\n")
+        f.flush()
+        expect(kit(REF, "--skip-file", f.name), 2, f"{f.name}:1", "at most 1022 characters")
     expect(kit(REF, "--skip-file", "/nonexistent"), 2, "/nonexistent")
 
 
@@ -177,7 +182,10 @@ def bad_arguments():
     expect(kit(REF, SOCKET), 2, SOCKET)
     expect(kit(REF, "--abi", "5"), 2, "--abi", "5", "6", "12")
     expect(kit(REF, "--abi", "12", "--all-versions"), 2, "--all-versions", "--abi")
-    expect(kit(REF, "--only", "no_such_check"), 2, "no_such_check")
+    expect(kit(REF, "--only", "no_such_check"), 2, "--only", "no_such_check")
+    expect(kit(REF, "--only", "close.null,no_such_check"), 2, "--only", "nothing is called no_such_check")
+    expect(kit(REF, "--only", "close.null", "--skip", "no.such"), 0, "--skip: nothing is called no.such")
+    expect(kit(REF, "--only", "close.null", "--skip", "close"), 2, "nothing is left by --only close.null --skip close")
     expect(kit(REF, "--level", "musty"), 2, "musty", "must", "should", "observed")
     expect(kit(REF, "--repeat", "0"), 2, "--repeat", "0")
     expect(kit(REF, "--listen", "1", "--connect", "x:1"), 2, "--listen", "--connect")

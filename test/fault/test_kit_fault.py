@@ -246,7 +246,7 @@ def junit_and_words():
         cases = xml.etree.ElementTree.parse(path).getroot().findall("testcase")
         assert [c.get("name") for c in cases] == ["kill.idle", "fail.verbs"]
         assert cases[1].find("skipped") is not None
-    expect(run([KIT, "fault", SOCKET, "--only", "nonsense"]), 2, "no scenario is called nonsense")
+    expect(run([KIT, "fault", SOCKET, "--only", "nonsense"]), 2, "--only", "nothing is called nonsense")
     expect(run([KIT, "fault", SOCKET, "--patience", "0"]), 2, "--patience")
     expect(run([KIT, "fault", SOCKET, "--links", "eth0"]), 2, "'eth0' is not allowed")
     expect(run([KIT, "fault", SOCKET, "--side-env", "2:A=b"]), 2, "--side-env")
