@@ -184,8 +184,8 @@ int kit_bench_compare(const char *before_path, const char *now_path, double fail
     if (c.below) fprintf(f, "# %u below %g times what they were\n", c.below, fail_below);
     if (c.broken) fprintf(f, "# %u were ok and are not\n", c.broken);
     if (!c.compared && !c.broken)
-      fprintf(stderr, "rail-kit bench: %s has no figure that %s has, too: other plugins, sizes or --buffers?\n", now_path,
-              before_path);
+      fprintf(stderr, "rail-kit bench: %s has no figure that %s has, too: other plugins, sizes or --buffers?\n",
+              now_path, before_path);
   }
   int result = !now || (!c.compared && !c.broken) ? -1 : c.below > 0 || (c.broken && fail_below > 0);
   json_decref(before);
