@@ -6,24 +6,35 @@
 
 docs/pytorch.md of the project says what it does and how fast that is.
 """
+from .library import RailyardError
+
 __version__ = "0.1.0"
 __all__ = ["ProcessGroupRailyard", "RailyardError", "register"]
 
 
 def register():
-    """Makes the backend known. Importing the package does it. Where it is installed torch 2.5 and later call this while
-    they are imported themselves (entry point torch.backends), maybe by the lines below: so it comes before them."""
+    """Makes the backend known, and loads nothing. Importing the package does it, and where it is installed every
+    `import torch` of torch 2.5 and later (entry point torch.backends), which an error here would end."""
     import inspect
 
-    from torch.distributed import Backend
-
-    from .group import ProcessGroupRailyard as create
-    if "RAILYARD" in getattr(Backend, "_plugins", {}):
+    from torch import distributed
+    if not distributed.is_available() or "RAILYARD" in getattr(distributed.Backend, "_plugins", {}):
         return
-    devices = {"devices": ["cpu"]} if "devices" in inspect.signature(Backend.register_backend).parameters else {}
-    Backend.register_backend("railyard", create, **devices)
+    known = inspect.signature(distributed.Backend.register_backend).parameters
+    more = {"devices": ["cpu"]} if "devices" in known else {}
+    distributed.Backend.register_backend("railyard", _create_group, **more)
+
+
+def _create_group(store, rank, size, timeout):
+    from .group import ProcessGroupRailyard as create
+    return create(store, rank, size, timeout)
+
+
+def __getattr__(name):
+    if name == "ProcessGroupRailyard":
+        from .group import ProcessGroupRailyard
+        return ProcessGroupRailyard
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 register()
-from .group import ProcessGroupRailyard  # noqa: E402
-from .library import RailyardError  # noqa: E402

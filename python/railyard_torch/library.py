@@ -41,13 +41,13 @@ class Config(ctypes.Structure):
 
 
 def _load():
-    """RAIL_LIBRARY, if it is set, else what the system's loader finds."""
+    """The calls of the library by their names. RAIL_LIBRARY, if it is set, else what the system's loader finds."""
     name = os.environ.get("RAIL_LIBRARY") or "librailyard.so.0"
     try:
         library = ctypes.CDLL(name)
     except OSError as e:
-        raise ImportError(f"railyard_torch cannot load librailyard: {e}; install it (make install, or the package "
-                          "librailyard0), or set RAIL_LIBRARY to its path") from None
+        raise RailyardError(f"railyard: cannot load librailyard: {e}; install it (make install, or the package "
+                            "librailyard0), or set RAIL_LIBRARY to its path") from None
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     calls = {
         "ncclGetUniqueId": [pointer],
@@ -69,17 +69,29 @@ def _load():
         "ncclRecv": [pointer, size, number, number, pointer, pointer],
         "railCommWait": [pointer],
         "railCommQuery": [pointer, pointer],
+        "ncclGetLastError": [pointer],
+        "ncclGetErrorString": [number],
     }
     for call, arguments in calls.items():
-        function = getattr(library, call)
-        function.argtypes, function.restype = arguments, number
-    for call, argument in (("ncclGetLastError", pointer), ("ncclGetErrorString", number)):
-        function = getattr(library, call)
-        function.argtypes, function.restype = [argument], ctypes.c_char_p
-    return library
+        function = calls[call] = getattr(library, call)
+        function.argtypes = arguments
+        function.restype = ctypes.c_char_p if call in ("ncclGetLastError", "ncclGetErrorString") else number
+    return calls
 
 
-lib = _load()
+class Library:
+    """librailyard, loaded when it is first needed: where it cannot be, importing torch must still work."""
+
+    def load(self):
+        if "ncclGetUniqueId" not in vars(self):
+            vars(self).update(_load())
+
+    def __getattr__(self, name):
+        self.load()
+        return object.__getattribute__(self, name)
+
+
+lib = Library()
 
 
 def error_text(result, comm=None, ranks=None):
@@ -93,22 +105,19 @@ def error_text(result, comm=None, ranks=None):
 
 
 def new_comm(store, key, me, ranks, seconds, what):
-    """A communicator of `ranks`, of which this is ranks[me]. They find each other by an id that the first one puts into
-    the store. Collective. Ends after `seconds` when they do not all come, and names who has not."""
+    """A communicator of `ranks`, of which this is ranks[me]. They find each other by an id that the first one makes
+    when all have come, and puts into the store. Collective. Ends after `seconds` when they do not all come, and names
+    who has not."""
     deadline = time.monotonic() + seconds
+    # A group that is made anew may have the store of the one before, with its keys: each rank counts its turns.
+    key = f"{key}/{len(ranks)}"
+    turn = store.add(f"{key}/turns/{me}", 1)
+    lib.load()
     unique_id = UniqueId()
-    store.add(f"{key}/come/{me}", 1)
-    if me == 0:
-        result = lib.ncclGetUniqueId(ctypes.byref(unique_id))
-        if result != SUCCESS:
-            raise RailyardError(f"{what}: no rendezvous: {error_text(result)}")
-        store.set(key, ctypes.string_at(ctypes.byref(unique_id), ID_BYTES).hex())
-        store.add(f"{key}/set", 1)
-    elif wait_for_key(store, f"{key}/set", deadline):
-        ctypes.memmove(ctypes.byref(unique_id), bytes.fromhex(store.get(key).decode()), ID_BYTES)
-    else:
-        absent = missing(store, key, ranks) or f"rank {ranks[0]} has made no rendezvous"
-        raise RailyardError(f"{what}: {absent} within {seconds:.0f} s")
+    if not share_id(store, f"{key}/{turn}", me, len(ranks), deadline, unique_id, what):
+        absent = [rank for i, rank in enumerate(ranks) if store.add(f"{key}/turns/{i}", 0) < turn]
+        raise RailyardError(f"{what}: {not_come(absent) or f'rank {ranks[0]} has made no rendezvous'} within "
+                            f"{seconds:.0f} s")
     comm, state = ctypes.c_void_p(), ctypes.c_int()
     result = lib.ncclCommInitRankConfig(ctypes.byref(comm), len(ranks), unique_id, me,
                                         ctypes.byref(Config(blocking=0)))
@@ -122,19 +131,35 @@ def new_comm(store, key, me, ranks, seconds, what):
     said = error_text(result, comm, ranks)
     if comm:
         lib.ncclCommAbort(comm)
-    absent = missing(store, key, ranks)
     if result == IN_PROGRESS:
-        said = f"{absent or 'all ranks came, but were not connected to each other'} within {seconds:.0f} s"
-    elif absent:
-        said += f"; {absent}"
+        said = f"all ranks came, but were not connected to each other within {seconds:.0f} s"
     raise RailyardError(f"{what}: {said}")
 
 
-def wait_for_key(store, key, deadline):
+def share_id(store, key, me, n, deadline, unique_id, what):
+    """False: not all came in time. The id is made when all are there: the library's own time to connect
+    (RAIL_BOOTSTRAP_TIMEOUT) does not count the wait for a late rank."""
+    store.add(f"{key}/come", 1)
+    if me != 0:
+        if not wait_for_count(store, f"{key}/set", 1, deadline):
+            return False
+        ctypes.memmove(ctypes.byref(unique_id), bytes.fromhex(store.get(key).decode()), ID_BYTES)
+        return True
+    if not wait_for_count(store, f"{key}/come", n, deadline):
+        return False
+    result = lib.ncclGetUniqueId(ctypes.byref(unique_id))
+    if result != SUCCESS:
+        raise RailyardError(f"{what}: no rendezvous: {error_text(result)}")
+    store.set(key, ctypes.string_at(ctypes.byref(unique_id), ID_BYTES).hex())
+    store.add(f"{key}/set", 1)
+    return True
+
+
+def wait_for_count(store, key, count, deadline):
     """Polls, because a blocking store.wait() would hold the client and stall other threads' requests. False: too
     late."""
     nap = 0.0001
-    while store.add(key, 0) == 0:
+    while store.add(key, 0) < count:
         if time.monotonic() > deadline:
             return False
         time.sleep(nap)
@@ -142,9 +167,8 @@ def wait_for_key(store, key, deadline):
     return True
 
 
-def missing(store, key, ranks):
-    """Who has not come, in words; "" if all have."""
-    absent = [rank for i, rank in enumerate(ranks) if store.add(f"{key}/come/{i}", 0) == 0]
+def not_come(absent):
+    """In words; "" if all have."""
     if len(absent) == 1:
         return f"rank {absent[0]} has not come"
     more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""

@@ -76,14 +76,24 @@ def installed_by_pip():
         assert done.returncode == 0, done.stderr
         version, file = done.stdout.split()
         assert version == (ROOT / "VERSION").read_text().strip() and file.startswith(scratch), done.stdout
+        # What torch 2.5 and later do while they are imported must not need the library.
+        env = environment(RAIL_LIBRARY="/nonexistent/librailyard.so.0", PYTHONPATH=f"{scratch}/to")
+        load = ("import torch, importlib.metadata as m\n"
+                "found = [e for e in m.entry_points().select(group='torch.backends') if e.name == 'railyard']\n"
+                "found[0].load()()\nassert hasattr(torch.distributed.Backend, 'RAILYARD')")
+        done = subprocess.run([PYTHON, "-c", load], env=env, cwd=scratch, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 def without_the_library():
+    """Only a group needs it."""
     needs_torch()
-    done = subprocess.run([PYTHON, "-c", "import railyard_torch"], capture_output=True, text=True,
+    init = ("import torch.distributed as d, railyard_torch\n"
+            "d.init_process_group('railyard', rank=0, world_size=1, store=d.HashStore())")
+    done = subprocess.run([PYTHON, "-c", init], capture_output=True, text=True,
                           env=environment(RAIL_LIBRARY="/nonexistent/librailyard.so.0", PYTHONPATH=ROOT / "python"))
-    assert done.returncode == 1 and "/nonexistent/librailyard.so.0" in done.stderr and "RAIL_LIBRARY" in done.stderr, \
-        done.stderr
+    assert done.returncode == 1 and "RailyardError: railyard: cannot load" in done.stderr and \
+        "/nonexistent/librailyard.so.0" in done.stderr and "RAIL_LIBRARY" in done.stderr, done.stderr
 
 
 main([("one rank", case("reductions,movements,not_contiguous", 1)),
