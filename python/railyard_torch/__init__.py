@@ -22,7 +22,23 @@ def register():
         return
     known = inspect.signature(distributed.Backend.register_backend).parameters
     more = {"devices": ["cpu"]} if "devices" in known else {}
-    distributed.Backend.register_backend("railyard", _create_group, **more)
+    if python_backends():
+        distributed.Backend.register_backend("railyard", _create, extended_api=True, **more)
+    else:
+        distributed.Backend.register_backend("railyard", _create_group, **more)
+
+
+def python_backends():
+    """Can a class of Python be one of several backends of a group ("cpu:railyard,cuda:nccl")? A torch that allows it
+    also tells which group it makes one for."""
+    from torch._C import _distributed_c10d as c10d
+    return "__init__" in vars(getattr(c10d, "Backend", object)) and \
+        hasattr(c10d._DistributedBackendOptions, "process_group")
+
+
+def _create(options, _):
+    from .group import create
+    return create(options)
 
 
 def _create_group(store, rank, size, timeout):

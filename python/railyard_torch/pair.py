@@ -52,16 +52,20 @@ class Pair:
         """The watcher's, for a work that nobody waits for but by its future."""
         with self.lock:
             work = self.current
-            if work is not None and work.future is not None and not work.done and now > work.began + self.seconds:
-                self._give_up(work, self.seconds)
+            if work is not None and work.future is not None and not work.done and now > work.began + work.seconds:
+                self._give_up(work, work.seconds)
 
     def _give_up(self, work, seconds):
-        """Under the lock. Revoking ends what the thread is at; every later work of the pair gets the same error."""
-        revoke = self.error is None and self.comm is not None
-        self._fail(late_error(self.name, work.name, seconds, f"rank {self.ranks[1 if self.sends else 0]}"))
+        """Under the lock."""
+        self.abort(late_error(self.name, work.name, seconds, f"rank {self.ranks[1 if self.sends else 0]}"))
         work.complete(self.error)
-        if revoke:
-            lib.ncclCommRevoke(self.comm, 0)
+
+    def abort(self, error):
+        """Revoking ends what the thread is at; every later work of the pair gets the same error."""
+        with self.lock:
+            if self.error is None and self.comm is not None:
+                lib.ncclCommRevoke(self.comm, 0)
+            self._fail(error)
 
     def _fail(self, error):
         with self.lock:

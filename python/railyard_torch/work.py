@@ -16,14 +16,14 @@ TICK = 0.1     # s between two looks at the deadlines
 class Work(_Work):
     """One operation. `run` is what completes it: the group, or the pair of a send or receive. `outputs` is what
     result() and the future give. `keep` are the other tensors that the library reads or writes until the operation is
-    complete. `finish` places the results, where they arrive in another shape than the caller's. Its lock is that of
-    `run`."""
+    complete. `finish` places the results, where they arrive in another shape than the caller's. `seconds`: its limit,
+    if it is not that of `run`. Its lock is that of `run`."""
 
-    def __init__(self, run, name, outputs, keep=(), finish=None):
+    def __init__(self, run, name, outputs, keep=(), finish=None, seconds=None):
         super().__init__()
         self.run, self.name, self.outputs, self.keep, self.finish = run, name, list(outputs), keep, finish
         self.done, self.error, self.future = False, None, None
-        self.began = time.monotonic()
+        self.began, self.seconds = time.monotonic(), seconds or run.seconds
 
     def complete(self, error):
         """Called when the library is done with the tensors, or by a Pair that gave up: its thread holds its own
@@ -47,7 +47,7 @@ class Work(_Work):
 
     def wait(self, timeout=None):
         seconds = timeout.total_seconds() if timeout else 0
-        self.run.wait(self, seconds or self.run.seconds)
+        self.run.wait(self, seconds or self.seconds)
         if self.error is not None:
             raise self.error
         return True

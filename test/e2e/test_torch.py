@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 600
+# TEST-LIMIT: 900
 # TEST-SAN: none
 """The backend "railyard" of torch.distributed (python/): every collective against its definition, over shared memory
 and over the socket plugin, with 1 to 3 ranks; futures, several groups, messages, a training beside Gloo; ranks that
@@ -13,22 +13,14 @@ import tempfile
 
 sys.dont_write_bytecode = True
 from coll import BUILD, ROOT, Skip, environment, main
+from torch_python import PYTHON, needs_torch
 
-PYTHON = os.environ.get("RAIL_TEST_PYTHON", "/usr/bin/python3")
 RANKS = pathlib.Path(__file__).with_name("torch_ranks.py")
 
 
-def needs_torch():
-    test = "import torch.distributed as d; assert d.is_available()"
-    found = subprocess.run([PYTHON, "-c", test], capture_output=True)
-    if found.returncode:
-        raise Skip(f"{PYTHON} has no torch.distributed (Debian: python3-torch)")
-
-
-def ranks(names, n, limit=500, died=(), **variables):
-    """Runs the ranks, which go through these cases together. Their output; all must end well, but for those that are
-    meant to die."""
-    needs_torch()
+def ranks(names, n, limit=500, ends=None, **variables):
+    """Runs the ranks, which go through these cases together. Their output; all must end well, or with the status in
+    `ends`."""
     with tempfile.TemporaryDirectory() as scratch:
         env = environment(RAIL_LIBRARY=BUILD / "lib" / "librailyard.so.0", OMP_NUM_THREADS=1,
                           RAIL_BOOTSTRAP_TIMEOUT="240s", **variables)
@@ -42,13 +34,15 @@ def ranks(names, n, limit=500, died=(), **variables):
                     process.kill()
                     process.communicate()
     wrong = [f"rank {rank} ended with {started[rank].returncode}:\n{out}{err}" for rank, (out, err) in enumerate(ended)
-             if started[rank].returncode != (9 if rank in died else 0)]
+             if started[rank].returncode != (ends or {}).get(rank, 0)]
     assert not wrong, "".join(wrong)
     return [out for out, _ in ended]
 
 
-def case(names, n, **more):
+def case(names, n, needs="", **more):
+    """`needs`: what this Python must be able to run for it."""
     def run():
+        needs_torch(needs)
         for rank, out in enumerate(ranks(names, n, **more)):
             for line in out.splitlines():
                 print(f"# rank {rank}: {line}")
@@ -96,23 +90,27 @@ def without_the_library():
         "/nonexistent/librailyard.so.0" in done.stderr and "RAIL_LIBRARY" in done.stderr, done.stderr
 
 
-main([("one rank", case("reductions,movements,not_contiguous", 1)),
-      ("collectives over shared memory", case("reductions,movements,not_contiguous,asynchronous", 3)),
+main([("one rank", case("reductions,movements,not_contiguous,empty_tensors", 1)),
+      ("collectives over shared memory", case("reductions,movements,not_contiguous,empty_tensors,asynchronous", 3)),
       ("collectives over the socket plugin", case("reductions,movements,asynchronous,bad_arguments", 2,
                                                   NCCL_SHM_DISABLE=1)),
       ("several groups, messages in a ring", case("groups,messages", 3)),
-      ("what works give", case("results", 3)),
+      ("what works give, forms of calls, inference mode", case("results,forms_of_calls,inference_mode", 3)),
       ("destroyed while it works; a thread that fails", case("destroyed_while_working,thread_that_fails", 2)),
       ("destroyed too late", case("destroyed_too_late", 2)),
       ("a forked process that ends", case("forked_process_that_ends", 2)),
       ("messages, the same training as over Gloo", case("messages,training", 2)),
-      ("names and modes of torch 2, sharded training", case("names_of_torch_2,sharded_training", 2)),
+      ("sharded training", case("sharded_training", 2, needs="from torch.distributed.fsdp import fully_shard")),
+      ("beside another backend", case("beside_another_backend", 2,
+                                      needs="from railyard_torch.group import BackendRailyard")),
+      ("a group made again; aborted; a new limit", case("made_again,aborted,new_limit", 2)),
+      ("ends by an exception", case("ends_by_an_exception", 2, limit=200, ends={0: 1})),
       ("a rank that does not call", case("rank_that_does_not_call", 3)),
       ("a first call that nobody joins", case("first_call_that_nobody_joins", 2)),
       ("a message that never comes", case("message_that_never_comes", 2, limit=150)),
       ("a future that never comes", case("future_that_never_comes", 2)),
-      ("a message from a rank that dies", case("message_from_a_rank_that_dies", 3, died=(2,))),
-      ("a rank that dies", case("rank_that_dies", 3, died=(2,))),
+      ("a message from a rank that dies", case("message_from_a_rank_that_dies", 3, ends={2: 9})),
+      ("a rank that dies", case("rank_that_dies", 3, ends={2: 9})),
       ("a rank that never comes", case("rank_that_never_comes", 3)),
       ("installed by pip", installed_by_pip),
       ("without the library", without_the_library)])

@@ -1,7 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cases of torch_ranks.py are made of: values, their reduction, trainings, which return losses."""
+"""What the cases of torch_ranks.py and torch_failures.py are made of: this rank, values, their reduction, trainings,
+which return losses."""
+import datetime
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+rank, n, store_path = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+case = None  # its name, set where it is run
+
+
+def init(seconds=240, backend="railyard"):
+    dist.init_process_group(backend, rank=rank, world_size=n, timeout=datetime.timedelta(seconds=seconds),
+                            store=dist.FileStore(store_path + case, n))
+
+
+def meet(ranks, where="meet"):
+    """Without the backend."""
+    store, deadline = dist.FileStore(f"{store_path}{case}.{where}", n), time.monotonic() + 80
+    store.add("there", 1)
+    while store.add("there", 0) < ranks:
+        assert time.monotonic() < deadline, "the others have not come"
+        time.sleep(0.02)
+
+
+def same(got, want):
+    assert got.dtype == want.dtype and torch.equal(got, want), f"rank {rank}: {got[:8]}, not {want[:8]}"
+
+
+def raises(kind, texts, call, *args, **kw):
+    try:
+        call(*args, **kw)
+    except kind as e:
+        missing = [text for text in texts if text not in str(e)]
+        assert not missing, f"\"{e}\" has none of {missing}"
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def everybody(count, dtype=torch.float32):
+    return [values(r, count, dtype) for r in range(n)]
 
 
 def values(of, count, dtype=torch.float32):
@@ -42,12 +85,8 @@ def replicated(group, rank):
 
 
 def sharded(rank, n):
-    """None: torch has no fully_shard."""
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except (ImportError, ValueError):  # of 1.13, which also wants a Python before 3.11
-        return None
-    mesh, model = torch.distributed.device_mesh.init_device_mesh("cpu", (n,)), network()
+    from torch.distributed.fsdp import fully_shard
+    mesh, model = dist.device_mesh.init_device_mesh("cpu", (n,)), network()
     for layer in (*model, model):
         fully_shard(layer, mesh=mesh)
     return train(model, rank, 5)

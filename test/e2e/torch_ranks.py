@@ -3,67 +3,24 @@
 a traceback."""
 import datetime
 import multiprocessing
-import os
-import pathlib
 import sys
-import threading
 import time
 import weakref
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
-import torch
-import torch.distributed as dist
+import torch_parts
+from torch_parts import combined, dist, everybody, init, meet, n, raises, rank, replicated, same, sharded, torch, values
 
-import railyard_torch
-from railyard_torch import RailyardError, library, pair
-from torch_parts import combined, replicated, sharded, values
+import torch_failures
+from railyard_torch import RailyardError
 
-cases, rank, n, store_path = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-case = None
 TYPES = [torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COUNTS = [1, 3000, 200001]
 
 
-def init(seconds=240, backend="railyard"):
-    dist.init_process_group(backend, rank=rank, world_size=n, timeout=datetime.timedelta(seconds=seconds),
-                            store=dist.FileStore(store_path + case, n))
-
-
-def meet(ranks):
-    """Without the backend."""
-    store, deadline = dist.FileStore(store_path + case + ".meet", n), time.monotonic() + 80
-    store.add("there", 1)
-    while store.add("there", 0) < ranks:
-        assert time.monotonic() < deadline, "the others have not come"
-        time.sleep(0.02)
-
-
-def same(got, want):
-    assert got.dtype == want.dtype and torch.equal(got, want), f"rank {rank}: {got[:8]}, not {want[:8]}"
-
-
-def everybody(count, dtype=torch.float32):
-    return [values(r, count, dtype) for r in range(n)]
-
-
 def reductions():
     init()
-    for dtype in TYPES:
-        for op in ("SUM", "PRODUCT", "MIN", "MAX") + (() if dtype.is_floating_point else ("BAND", "BOR", "BXOR")):
-            for count in COUNTS if op == "SUM" else COUNTS[1:2]:
-                want = combined(everybody(count, dtype), op)
-                t = values(rank, count, dtype)
-                dist.all_reduce(t, getattr(dist.ReduceOp, op))
-                same(t, want)
-                t = values(rank, count, dtype)
-                dist.reduce(t, n - 1, getattr(dist.ReduceOp, op))
-                if rank == n - 1:
-                    same(t, want)
-        if dtype.is_floating_point:
-            t = torch.full((5,), float(rank), dtype=dtype)
-            dist.all_reduce(t, dist.ReduceOp.AVG)
-            same(t, torch.full((5,), (n - 1) / 2, dtype=dtype))
+    reductions_of(TYPES)
     t = torch.tensor([rank == 0, True, False])
     dist.all_reduce(t)  # as NCCL has it: or
     same(t, torch.tensor([True, True, False]))
@@ -84,6 +41,24 @@ def reductions():
     twice = 2 * [values(rank, 3)] if rank == 0 else [values(rank, 3), values(rank, 3)]
     dist.all_reduce_coalesced(twice)  # rank 0 gives one tensor twice, which is reduced once
     same(twice[1], combined(everybody(3), "SUM"))
+
+
+def reductions_of(types):
+    for dtype in types:
+        for op in ("SUM", "PRODUCT", "MIN", "MAX") + (() if dtype.is_floating_point else ("BAND", "BOR", "BXOR")):
+            for count in COUNTS if op == "SUM" else COUNTS[1:2]:
+                want = combined(everybody(count, dtype), op)
+                t = values(rank, count, dtype)
+                dist.all_reduce(t, getattr(dist.ReduceOp, op))
+                same(t, want)
+                t = values(rank, count, dtype)
+                dist.reduce(t, n - 1, getattr(dist.ReduceOp, op))
+                if rank == n - 1:
+                    same(t, want)
+        if dtype.is_floating_point:
+            t = torch.full((5,), float(rank), dtype=dtype)
+            dist.all_reduce(t, dist.ReduceOp.AVG)
+            same(t, torch.full((5,), (n - 1) / 2, dtype=dtype))
 
 
 def movements():
@@ -154,18 +129,77 @@ def not_contiguous():
     same(t, n * all_of[rank])
 
 
-def names_of_torch_2():
-    """And tensors that only inference mode may write, whichever thread completes the call."""
+def empty_tensors():
     init()
-    if hasattr(dist, "gather_single"):
-        for root in {0, n - 1}:
-            out = torch.zeros(3 * n) if rank == root else None
-            dist.gather_single(values(rank, 3), out, group_dst=root)
-            if rank == root:
-                same(out, torch.cat(everybody(3)))
+    none, nones = torch.empty(0), [torch.empty(0) for _ in range(n)]
     group = dist.distributed_c10d._get_default_group()
-    group.set_timeout(datetime.timedelta(seconds=200))
-    assert group.seconds == 200
+    for work in (group._allgather_base(none, none), group._reduce_scatter_base(none, none),
+                 group.gather_single(none, none), group.allgather(nones, none), group.reduce_scatter(none, nones),
+                 group.scatter(none, nones if rank == 0 else [], 0), group.alltoall(nones, nones),
+                 group.allreduce(none), group.broadcast(none, 0)):
+        work.wait()
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    same(t, torch.full((1,), float(n)))
+
+
+def forms_of_calls():
+    """A tensor in place of a list of one, no options or their values, as torch's ProcessGroup takes them; and the names
+    and coalesced calls that not every torch comes by."""
+    init()
+    group, all_of, summed = dist.distributed_c10d._get_default_group(), everybody(6), combined(everybody(6), "SUM")
+    largest, root, limit = combined(all_of, "MAX"), n - 1, datetime.timedelta(seconds=200)
+    for call, want in ((lambda t: group.allreduce(t), summed), (lambda t: group.allreduce([t]), summed),
+                       (lambda t: group.allreduce([t], dist.ReduceOp.MAX), largest),
+                       (lambda t: group.allreduce(t, op=dist.ReduceOp.MAX, timeout=limit), largest),
+                       (lambda t: group.allreduce_coalesced([t]), summed),
+                       (lambda t: group.broadcast([t]), all_of[0]), (lambda t: group.broadcast(t, root), all_of[root]),
+                       (lambda t: group.broadcast(t, root=root), all_of[root])):
+        t = values(rank, 6)
+        call(t).wait()
+        same(t, want)
+    t, out = values(rank, 6), [torch.zeros(6) for _ in range(n)]
+    group.reduce(t, root, dist.ReduceOp.MAX).wait()
+    same(t, largest if rank == root else values(rank, 6))
+    for call in (lambda: group.allgather(out, values(rank, 6)), lambda: group.allgather([out], [values(rank, 6)]),
+                 lambda: group.allgather_coalesced([[x] for x in out], [values(rank, 6)])):
+        for x in out:
+            x.zero_()
+        call().wait()
+        same(torch.cat(out), torch.cat(all_of))
+    whole = torch.zeros(6 * n)
+    group.gather(out if rank == root else [], t, root).wait()
+    group.gather_single(whole, values(rank, 6)).wait()
+    same(whole, torch.cat(all_of) if rank == 0 else torch.zeros(6 * n))
+    group.scatter(t, everybody(6) if rank == root else [], root).wait()
+    same(t, all_of[rank])
+    group.reduce_scatter(t, [values(rank, 6)] * n).wait()
+    same(t, summed)
+    for call in (group.allgather_into_tensor_coalesced, group.all_gather_single_coalesced):
+        wholes = [torch.zeros(6 * n), torch.zeros(6 * n)]
+        call(wholes, [values(rank, 6), 2 * values(rank, 6)]).wait()
+        same(wholes[0], torch.cat(all_of))
+        same(wholes[1], 2 * torch.cat(all_of))
+    for call in (group.reduce_scatter_tensor_coalesced, group.reduce_scatter_single_coalesced):
+        parts = [torch.zeros(2), torch.zeros(3)]
+        call(parts, [values(rank, 2 * n), values(rank, 3 * n)]).wait()
+        same(parts[0], combined(everybody(2 * n), "SUM").chunk(n)[rank])
+        same(parts[1], combined(everybody(3 * n), "SUM").chunk(n)[rank])
+    for call in (group._allgather_base, group.all_gather_single):
+        call(whole, values(rank, 6)).wait()
+        same(whole, torch.cat(all_of))
+    for call in (group._reduce_scatter_base, group.reduce_scatter_single):
+        call(t, whole).wait()
+        same(t, n * all_of[rank])
+    for call in (group.alltoall_base, group.all_to_all_single):
+        call(whole, torch.cat(n * [values(rank, 6)]), [], []).wait()
+        same(whole, torch.cat(all_of))
+    group.barrier(limit).wait()
+
+
+def inference_mode():
+    """Whichever thread completes the call."""
+    init()
     with torch.inference_mode():
         out = [torch.zeros(3) for _ in range(n)]
         work = dist.all_gather(out, values(rank, 3), async_op=True)
@@ -255,41 +289,26 @@ def destroyed_while_working():
     raises(RailyardError, ["send", "destroyed"], dist.send, got, peer, group=group)
 
 
-def destroyed_too_late():
-    """What is not complete in time has ended in the library before its tensors are given back."""
-    init()
-    group = dist.new_group()
-    dist.barrier(group=group)  # a machine may stand still for seconds while it connects
-    group.seconds = 3
-    if rank == 0:
-        t, out, wait, kept = values(rank, 300), [torch.zeros(300) for _ in range(n)], library.lib.railCommWait, []
-        held = weakref.ref(t)
-        work = dist.all_gather(out, t, group=group, async_op=True)
-        del t
-        library.lib.railCommWait = lambda comm: kept.append(held() is not None) or wait(comm)
-        group.shutdown()
-        library.lib.railCommWait = wait
-        assert work.is_completed() and "allgather is not complete after 3.0 s" in str(work.exception())
-        assert kept == [True] and held() is None, kept
-    meet(n)
-    os._exit(0)
-
-
-def thread_that_fails():
-    """Whatever goes wrong in the thread of a pair reaches those who wait."""
-    init()
-    new_comm, begun = pair.new_comm, threading.Event()
-
-    def broken(*_):
-        assert begun.wait(20)
-        raise KeyError("the planted one")
-    pair.new_comm = broken
-    works = [dist.irecv(torch.ones(1), rank ^ 1) for _ in range(2)]
-    begun.set()
-    for work in works:
-        raises(RailyardError, ["recv", "KeyError", "the planted one"], work.wait, datetime.timedelta(seconds=20))
-    pair.new_comm = new_comm
+def beside_another_backend():
+    """Torch's own group, whose CPU tensors are railyard's, and another backend has those of CUDA, as NCCL would."""
+    init(backend="cpu:railyard,cuda:gloo")
+    group = dist.distributed_c10d._get_default_group()
+    names = {device: group._get_backend(torch.device(device)).name() for device in ("cpu", "cuda")}
+    assert names == {"cpu": "railyard", "cuda": "gloo"}, names
+    reductions_of(TYPES[:1])
+    t = values(rank, 6)
+    same(dist.all_reduce(t, async_op=True).get_future().then(lambda f: f.value()[0] * 2).wait(),
+         2 * combined(everybody(6), "SUM"))
+    whole = torch.zeros(6 * n)
+    dist.all_gather_into_tensor(whole, values(rank, 6))
+    same(whole, torch.cat(everybody(6)))
     dist.barrier()
+    losses = [replicated(dist.new_group(backend=name), rank) for name in ("gloo", "cpu:railyard,cuda:gloo")]
+    assert losses[0] == losses[1], losses
+    raises(ValueError, ["allreduce", "int16", "allowed"], dist.all_reduce, torch.ones(3, dtype=torch.int16))
+    group.set_timeout(datetime.timedelta(seconds=200))
+    assert group._get_backend(torch.device("cpu")).seconds == 200
+    dist.distributed_c10d._abort_process_group()
 
 
 def groups():
@@ -352,24 +371,13 @@ def training():
 
 
 def sharded_training():
-    global case
     losses = {}
     for name in ("gloo", "railyard"):
-        case = f"sharded_{name}"  # the default group's, which others of its mesh come from
+        torch_parts.case = f"sharded_{name}"  # the default group's, which others of its mesh come from
         init(backend=name)
         losses[name] = sharded(rank, n)
         dist.destroy_process_group()
     assert losses["gloo"] == losses["railyard"], losses
-
-
-def raises(kind, texts, call, *args, **kw):
-    try:
-        call(*args, **kw)
-    except kind as e:
-        missing = [text for text in texts if text not in str(e)]
-        assert not missing, f"\"{e}\" has none of {missing}"
-        return
-    raise AssertionError(f"no {kind.__name__}")
 
 
 def bad_arguments():
@@ -386,6 +394,11 @@ def bad_arguments():
         raises(ValueError, [f"rank {n}", f"0 to {n - 1}"], call, t, n)
     raises(ValueError, ["scatter", f"rank {n}"], dist.scatter, t, None, n)
     raises(ValueError, ["gather", f"rank {n}"], dist.gather, t, None, n)
+    group = dist.distributed_c10d._get_default_group()
+    texts = ["1 outputs, 2 inputs"]
+    for call in (group.allgather_into_tensor_coalesced, group.reduce_scatter_tensor_coalesced):
+        raises(ValueError, texts, call, [torch.ones(n)], [torch.ones(1), torch.ones(1)])
+    raises(ValueError, texts, group.allgather_coalesced, n * [[torch.ones(1)]], [torch.ones(1), torch.ones(1)])
     dist.all_reduce(t)  # none of them did harm
     same(t, torch.full((4, 4), float(n)))
 
@@ -408,93 +421,8 @@ def forked_process_that_ends():
         meet(2)
 
 
-def rank_that_does_not_call():
-    init()
-    dist.barrier()
-    if rank == 0:
-        meet(n)
-        os._exit(0)
-    began = time.monotonic()
-    work = dist.all_reduce(torch.ones(1), async_op=True)
-    raises(RailyardError, [f"rank {rank} of {n}", "allreduce", "3.0 s"], work.wait, datetime.timedelta(seconds=3))
-    took = time.monotonic() - began
-    raises(RailyardError, ["allreduce"], dist.all_reduce, torch.ones(1))  # for good
-    print(f"after {took:.1f} s", flush=True)
-    meet(n)
-    os._exit(0)
-
-
-def first_call_that_nobody_joins():
-    """It connects before it is enqueued."""
-    init()
-    if rank == 0:
-        dist.distributed_c10d._get_default_group().seconds = 3
-        raises(RailyardError, [f"rank 0 of {n}", "allreduce", "3.0 s"], dist.all_reduce, torch.ones(1))
-    meet(n)
-    os._exit(0)
-
-
-def message_that_never_comes():
-    init()
-    if rank == 1:
-        work = dist.irecv(torch.ones(1), 0, tag=5)
-        texts = ["rank 0 to rank 1 with tag 5", "recv", "2.0 s"]
-        raises(RailyardError, texts, work.wait, datetime.timedelta(seconds=2))
-    dist.barrier()
-
-
-def rank_that_dies():
-    init()
-    t = torch.ones(1000)
-    dist.all_reduce(t)
-    if rank == n - 1:
-        os._exit(9)
-    began = time.monotonic()
-    try:
-        while time.monotonic() < began + 60:
-            dist.all_reduce(t)
-    except RailyardError as e:
-        assert f"rank {n - 1}" in str(e), str(e)
-        print(f"after {time.monotonic() - began:.1f} s: {e}", flush=True)
-        os._exit(0)
-    raise AssertionError("nothing was noticed")
-
-
-def message_from_a_rank_that_dies():
-    """The pair's communicator has ranks of its own; the error names the group's."""
-    init()
-    t = torch.ones(1000)
-    if rank == n - 1:
-        dist.send(t, n - 2)
-        os._exit(9)
-    if rank == n - 2:
-        dist.recv(t, n - 1)
-        raises(RailyardError, [f"messages from rank {n - 1} to rank {n - 2}", f": rank {n - 1} "], dist.recv, t, n - 1)
-    os._exit(0)
-
-
-def future_that_never_comes():
-    init(3)
-    if rank == 0:
-        dist.send(torch.ones(1), 1)
-    if rank == 1:
-        dist.recv(torch.ones(1), 0)
-        raises(RuntimeError, ["rank 0 has not called it", "recv", "3.0 s"],
-               dist.irecv(torch.ones(1), 0).get_future().wait)
-    meet(n)
-    os._exit(0)
-
-
-def rank_that_never_comes():
-    if rank == n - 1:
-        meet(n)
-        return
-    raises(RailyardError, [f"rank {rank} of {n}: ", f"rank {n - 1} has not come"], init, 2)
-    meet(n)
-    os._exit(0)
-
-
-for case in cases:
-    globals()[case]()
+for case in sys.argv[1].split(","):
+    torch_parts.case = case
+    (globals().get(case) or getattr(torch_failures, case))()
     if dist.is_initialized():
         dist.destroy_process_group()
