@@ -3,7 +3,9 @@
 import json
 import os
 import pathlib
+import random
 import signal
+import socket
 import subprocess
 import sys
 import traceback
@@ -29,6 +31,20 @@ def environment(**changes):
     if "RAIL_TEST_MARK" in os.environ:
         env["RAIL_TEST_MARK"] = os.environ["RAIL_TEST_MARK"]
     return env | LOCAL | {k: str(v) for k, v in changes.items()}
+
+
+def free_port():
+    """Free, as the one after it, and below the ports that the kernel gives to connections, as torchrun's own 29500 is:
+    one of those may be taken, or in TIME_WAIT for a minute, before the job has it."""
+    while True:
+        port = random.randrange(20000, 29999)
+        with socket.socket() as one, socket.socket() as two:
+            try:
+                one.bind(("127.0.0.1", port))
+                two.bind(("127.0.0.1", port + 1))
+                return port
+            except OSError:
+                continue
 
 
 def run(command, limit=100, **changes):

@@ -5,7 +5,6 @@
 """rail-coll with the variables that torchrun gives its workers, and Slurm's; neither is needed for it."""
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -14,21 +13,7 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
-from coll import COLL, environment, main
-
-
-def free_port():
-    """Free, as the one after it, and below the ports that the kernel gives to connections, as torchrun's own 29500 is:
-    one of those may be taken, or in TIME_WAIT for a minute, before the job has it."""
-    while True:
-        port = random.randrange(20000, 29999)
-        with socket.socket() as one, socket.socket() as two:
-            try:
-                one.bind(("127.0.0.1", port))
-                two.bind(("127.0.0.1", port + 1))
-                return port
-            except OSError:
-                continue
+from coll import COLL, environment, free_port, main
 
 
 def torchrun(rank, n, port, **more):
