@@ -24,6 +24,8 @@
 #include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_stats.h"
 
+#define EAGER_BYTES_ALL_READ (1 << 20) /* without AHEAD */
+
 struct sk_connect {
   struct rail_net_ctx *ctx;
   uint64_t number;
@@ -44,17 +46,18 @@ void sk_connect_drop(void *attempt) {
 /* ---- attempts ------------------------------------------------------ */
 
 /* What may be on its way to a receiver that has posted no buffer. With AHEAD that is more, because the receiver need
- * not read it (may_leave_unread in sk_recv.c). */
+ * not read it (may_leave_unread in sk_recv.c). Else it is copied once more, from memory that should be in the cache. */
 static void choose_limits(struct sk_connect *a) {
   unsigned int rails = RAIL_MAX(a->device->nrails, a->listener.naddrs);
   int64_t ahead = RAIL_MIN(sk_params.ahead, sk_params.eager_bytes / 4 - (int64_t)sk_credit_of(0));
+  int64_t all_read = RAIL_MIN(sk_params.eager_bytes, EAGER_BYTES_ALL_READ);
   bool goes_ahead = a->nstreams == 1 && sk_params.eager > 0 && ahead > SK_MAX_EAGER;
   a->limits = (struct sk_limits){.features = (rails > 1 && a->nstreams > 1 ? SK_FEATURE_FAILOVER : 0) |
                                              (sk_params.tls ? SK_FEATURE_TLS : 0) |
                                              (goes_ahead ? SK_FEATURE_AHEAD : 0),
                                  .eager_size = (uint32_t)(goes_ahead ? ahead : sk_params.eager),
                                  .eager_count = (uint32_t)sk_params.eager_count,
-                                 .eager_bytes = (uint32_t)sk_params.eager_bytes};
+                                 .eager_bytes = (uint32_t)(goes_ahead ? sk_params.eager_bytes : all_read)};
 }
 
 /* Streams go from the rails here to the rails there, in turn. */

@@ -58,18 +58,19 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_EAGER", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = SK_MAX_EAGER,
    .offset = AT(eager),
    .doc = "Largest message that is sent before the receiver has posted its buffer."},
-  {.name = "RAIL_SOCKET_AHEAD", .type = RAIL_PARAM_BYTES, .def = "256K", .lo = 0, .hi = SK_MAX_AHEAD,
+  {.name = "RAIL_SOCKET_AHEAD", .type = RAIL_PARAM_BYTES, .def = "2M", .lo = 0, .hi = SK_MAX_AHEAD,
    .offset = AT(ahead),
    .doc = "The same for connections of one stream, where a message of 16 KiB and more waits in the receiver's kernel "
           "for its buffer. At most a quarter of RAIL_SOCKET_EAGER_BYTES counts, less 128. 64K or less, or "
           "RAIL_SOCKET_EAGER=0: off, and as RAIL_SOCKET_EAGER says. The sending side's value counts."},
-  {.name = "RAIL_SOCKET_EAGER_COUNT", .type = RAIL_PARAM_INT, .def = "1024", .lo = 0, .hi = SK_MAX_EAGER_COUNT,
+  {.name = "RAIL_SOCKET_EAGER_COUNT", .type = RAIL_PARAM_INT, .def = "4096", .lo = 0, .hi = SK_MAX_EAGER_COUNT,
    .offset = AT(eager_count),
    .doc = "How many such messages may be under way on one connection."},
-  {.name = "RAIL_SOCKET_EAGER_BYTES", .type = RAIL_PARAM_BYTES, .def = "1M", .lo = 0, .hi = SK_MAX_EAGER_BYTES,
+  {.name = "RAIL_SOCKET_EAGER_BYTES", .type = RAIL_PARAM_BYTES, .def = "16M", .lo = 0, .hi = SK_MAX_EAGER_BYTES,
    .offset = AT(eager_bytes),
-   .doc = "And how many bytes of them, which the receiver sets aside; at least 4 x (RAIL_SOCKET_EAGER + 128). More "
-          "than RAIL_SOCKET_WINDOW does not fit into the receiver's kernel at first."},
+   .doc = "And how many bytes of them; at least 4 x (RAIL_SOCKET_EAGER + 128), and at most 1M over several streams or "
+          "with RAIL_SOCKET_AHEAD off. The receiver reserves address space for them; memory is used for those that it "
+          "has to keep."},
   {.name = "RAIL_SOCKET_ZEROCOPY", .type = RAIL_PARAM_STRING, .def = "auto", .offset = AT(zerocopy_text),
    .doc = "Payloads of at least so many bytes (16K or more; K, M) are not copied into the kernel (MSG_ZEROCOPY). 0: "
           "all are copied. auto: 256K where the interface has hardware of its own. Never with several devices."},

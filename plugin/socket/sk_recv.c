@@ -227,13 +227,16 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
 }
 
 /* A large message whose buffer is not posted yet stays in the kernel, where it costs nothing. It is received straight
- * into its buffer when that is posted, and when the socket is full its sender waits. What lies behind it waits as well,
- * so this is for connections of one stream, with AHEAD, and only as long as nobody can need that: no buffer is posted,
- * which might be for a message behind it; none is half filled; and the watch thread, which sets read_all, has not come
- * by to look for PING, ERROR and the end of the stream. Otherwise the message goes into the ring. */
+ * into its buffer when that is posted, and when the socket is full its sender waits. So does a small one when the ring
+ * holds SK_KEPT_BYTES: what is in the ring should still be in the cache when it is copied out. What lies behind it
+ * waits as well, so this is for connections of one stream, with AHEAD, and only as long as nobody can need that: no
+ * buffer is posted, which might be for a message behind it; none is half filled; and the watch thread, which sets
+ * read_all, has not come by to look for PING, ERROR and the end of the stream. Otherwise the message goes into the
+ * ring. */
 static inline bool may_leave_unread(const struct sk_recv_comm *rc, const struct sk_frame *frame) {
+  const struct sk_unexpected *u = &rc->unexpected;
   return !rc->posted.count && rc->can_leave_unread && !rc->read_all && !rc->partial &&
-         frame->size >= SK_BULK_BYTES && !(frame->flags & SK_FRAME_GRANTED);
+         (frame->size >= SK_BULK_BYTES || u->tail - u->head >= SK_KEPT_BYTES) && !(frame->flags & SK_FRAME_GRANTED);
 }
 
 /* With FAILOVER every stream announces every message, in order: one that is behind only repeats what is known, and may

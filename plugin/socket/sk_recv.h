@@ -7,6 +7,7 @@
 #include "plugin/socket/sk_match.h"
 
 #define SK_SEQ_BUCKETS SK_MAX_BUFFERS
+#define SK_KEPT_BYTES (256 * 1024u) /* of small messages without receive: more are not read while nobody needs it */
 #define SK_UNREAD_CALLS 64 /* then all streams are read, also those over which nothing is expected */
 
 /* Where the bytes of one announced message go: a posted buffer, or a place in the ring of unexpected ones. */

@@ -7,18 +7,20 @@
 #include "test/unit/sk_data.h"
 
 #define SIZE (20 * 1024u) /* a message that may wait: above SK_BULK_BYTES */
+#define SMALL (4 * 1024u) /* of the ring, with what is kept beside it */
 #define AHEAD (64 * 1024u)
 #define FILL 0xee
 
 static uint8_t bytes[2][AHEAD];
 
-static void begin_with(struct data *d, unsigned int nstreams, uint32_t features) {
+static void begin_with(struct data *d, unsigned int nstreams, uint32_t features, uint32_t eager_bytes) {
   data_begin(d, SK_RECEIVER, nstreams, features);
   d->args.eager_size = AHEAD;
-  d->args.eager_bytes = SK_MIN_EAGER_BYTES(AHEAD);
+  d->args.eager_count = 256;
+  d->args.eager_bytes = eager_bytes;
   data_open(d);
 }
-static void begin(struct data *d) { begin_with(d, 1, SK_FEATURE_AHEAD); }
+static void begin(struct data *d) { begin_with(d, 1, SK_FEATURE_AHEAD, SK_MIN_EAGER_BYTES(AHEAD)); }
 
 static void *irecv(const struct data *d, int buffer, size_t size, int tag) {
   void *data = bytes[buffer], *request;
@@ -93,6 +95,26 @@ TEST(a_small_message_is_taken_in) {
   data_settle(&d);
   CHECK_INT(kept(&d), 1);
   check_received(irecv(&d, 0, AHEAD, 4), 0, 0, SK_BULK_BYTES - 1);
+  data_close(&d);
+}
+
+/* Many small ones stay in the socket when enough of them were read, until there is room again. */
+TEST(many_small_messages_are_left) {
+  enum { KEPT = SK_KEPT_BYTES / SMALL, ALL = KEPT + 20 };
+  struct data d;
+  begin_with(&d, 1, SK_FEATURE_AHEAD, 2 * SK_KEPT_BYTES);
+  ENSURE_INT(sk_credit_of(SMALL - 128), SMALL);
+  for (uint32_t seq = 0; seq < ALL; seq++) {
+    say_message(&d, seq, SMALL - 128, 4);
+    data_settle(&d);
+    CHECK_INT(kept(&d), RAIL_MIN(seq + 1, KEPT));
+  }
+  CHECK(data_receiver(&d)->left_unread);
+  for (uint32_t seq = 0; seq < ALL; seq++) {
+    check_received(irecv(&d, 0, AHEAD, 4), 0, seq, SMALL - 128);
+    data_settle(&d);
+    CHECK_MSG(kept(&d) <= KEPT, "%u messages lie in the ring", kept(&d));
+  }
   data_close(&d);
 }
 
@@ -284,7 +306,7 @@ TEST(only_one_stream_with_the_feature_leaves_anything_unread) {
     {1, 0}, {2, 0}, {2, SK_FEATURE_FAILOVER}, {2, SK_FEATURE_AHEAD}};
   for (size_t i = 0; i < RAIL_COUNT_OF(cases); i++) {
     struct data d;
-    begin_with(&d, cases[i].nstreams, cases[i].features);
+    begin_with(&d, cases[i].nstreams, cases[i].features, SK_MIN_EAGER_BYTES(AHEAD));
     say_message(&d, 0, SIZE, 4);
     data_settle(&d);
     CHECK_INT(kept(&d), 1);
@@ -315,7 +337,8 @@ TEST(a_message_beyond_the_limits) {
 }
 
 TEST_MAIN(TEST_CASE(a_message_waits_for_its_buffer), TEST_CASE(a_socket_is_not_emptied),
-          TEST_CASE(a_small_message_is_taken_in), TEST_CASE(a_receive_that_another_owner_must_start),
+          TEST_CASE(a_small_message_is_taken_in), TEST_CASE(many_small_messages_are_left),
+          TEST_CASE(a_receive_that_another_owner_must_start),
           TEST_CASE(a_buffer_that_is_too_small), TEST_CASE(a_message_that_is_never_received),
           TEST_CASE(a_message_with_another_tag_is_behind), TEST_CASE(the_rest_of_a_message_is_behind),
           TEST_CASE(a_ping_is_behind), TEST_CASE(each_tick_looks_for_a_ping), TEST_CASE(an_error_is_behind),

@@ -21,11 +21,11 @@ static void check_common(unsigned int nstreams, uint32_t features) {
   ENSURE_INT(hs_received.features, hs_sent.features);
   ENSURE(memcmp(hs_sent.comm_id, hs_received.comm_id, RAIL_COMM_ID_SIZE) == 0, "two comm ids");
   ENSURE(hs_sent.reconnect && !hs_received.accepted == !features, "reconnecting does not follow from the features");
-  ENSURE_INT(hs_received.eager_size, ahead ? 256 * 1024 - 128 : sk_params.eager);
+  ENSURE_INT(hs_received.eager_size, ahead ? sk_params.ahead : sk_params.eager);
   ENSURE_INT(hs_sent.eager_size, hs_received.eager_size);
   ENSURE_INT(hs_received.eager_count, sk_params.eager_count);
-  ENSURE_INT(hs_received.eager_bytes, sk_params.eager_bytes);
-  ENSURE_INT(hs_sent.eager_bytes, sk_params.eager_bytes);
+  ENSURE_INT(hs_received.eager_bytes, ahead ? sk_params.eager_bytes : 1 << 20);
+  ENSURE_INT(hs_sent.eager_bytes, hs_received.eager_bytes);
   ENSURE_INT(hs_sent.side, SK_SENDER);
   ENSURE_INT(hs_received.side, SK_RECEIVER);
   for (unsigned int i = 0; i < nstreams; i++) {
