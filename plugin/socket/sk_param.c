@@ -58,7 +58,7 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_EAGER", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = SK_MAX_EAGER,
    .offset = AT(eager),
    .doc = "Largest message that is sent before the receiver has posted its buffer."},
-  {.name = "RAIL_SOCKET_AHEAD", .type = RAIL_PARAM_BYTES, .def = "2M", .lo = 0, .hi = SK_MAX_AHEAD,
+  {.name = "RAIL_SOCKET_AHEAD", .type = RAIL_PARAM_BYTES, .def = "256K", .lo = 0, .hi = SK_MAX_AHEAD,
    .offset = AT(ahead),
    .doc = "The same for connections of one stream, where a message of 16 KiB and more waits in the receiver's kernel "
           "for its buffer. At most a quarter of RAIL_SOCKET_EAGER_BYTES counts, less 128. 64K or less, or "
