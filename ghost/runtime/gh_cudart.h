@@ -101,18 +101,22 @@ GH_API int cudaLaunchKernelExC(const struct gh_launch_config_rt *config, const v
 GH_API int cudaGetDriverEntryPoint(const char *symbol, void **function, unsigned long long flags, int *status);
 GH_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                             unsigned long long flags, int *status);
-GH_API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
-                                    const void **nodes, const void **edges, size_t *n);
 GH_API int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
                                        const void **nodes, size_t *n);
-/* Edges have no data here. */
+/* Edges have no data here. CUDA 13 has the calls that take some by the names which 12 had for those that take none. */
 #if GH_RT_VERSION >= 13000
-GH_API int cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, const void *edges, size_t n, unsigned flags);
-GH_API int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges, size_t n);
+#define GH_RT_EDGES(name, version) name
 #else
+#define GH_RT_EDGES(name, version) name##version
 GH_API int cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t n, unsigned flags);
 GH_API int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t n);
 #endif
+GH_API int GH_RT_EDGES(cudaStreamGetCaptureInfo, _v3)(void *stream, int *status, unsigned long long *id, void **graph,
+                                                      const void **nodes, const void **edges, size_t *n);
+GH_API int GH_RT_EDGES(cudaStreamUpdateCaptureDependencies, _v2)(void *stream, void **nodes, const void *edges,
+                                                                 size_t n, unsigned flags);
+GH_API int GH_RT_EDGES(cudaGraphAddDependencies, _v2)(void *graph, void *const *from, void *const *to,
+                                                      const void *edges, size_t n);
 GH_API int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event);
 GH_API int cudaStreamBeginCapture(void *stream, int mode);
 GH_API int cudaStreamEndCapture(void *stream, void **graph);

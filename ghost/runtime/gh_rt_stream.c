@@ -43,8 +43,8 @@ static int capture_info(void *stream, int *status, unsigned long long *id, void 
   return gh_rt_leave(r);
 }
 
-GH_API int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph,
-                                       const void **nodes, const void **edges, size_t *n) {
+GH_API int GH_RT_EDGES(cudaStreamGetCaptureInfo, _v3)(void *stream, int *status, unsigned long long *id, void **graph,
+                                                      const void **nodes, const void **edges, size_t *n) {
   if (edges) *edges = NULL;
   return capture_info(stream, status, id, graph, nodes, n);
 }
@@ -62,17 +62,17 @@ GH_API int cudaGraphRetainUserObject(void *graph, void *object, unsigned count, 
   GH_RT_CALL(cuGraphRetainUserObject(graph, object, count, flags));
 }
 
-#if GH_RT_VERSION >= 13000
-GH_API int cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, const void *edges, size_t n,
-                                               unsigned flags) {
+GH_API int GH_RT_EDGES(cudaStreamUpdateCaptureDependencies, _v2)(void *stream, void **nodes, const void *edges,
+                                                                 size_t n, unsigned flags) {
   if (edges) return gh_rt_leave(GH_RT_NOT_SUPPORTED);
   GH_RT_CALL(cuStreamUpdateCaptureDependencies(stream, nodes, n, flags));
 }
-GH_API int cudaGraphAddDependencies(void *graph, void *const *from, void *const *to, const void *edges, size_t n) {
+GH_API int GH_RT_EDGES(cudaGraphAddDependencies, _v2)(void *graph, void *const *from, void *const *to,
+                                                      const void *edges, size_t n) {
   if (edges) return gh_rt_leave(GH_RT_NOT_SUPPORTED);
   GH_RT_CALL(cuGraphAddDependencies(graph, from, to, n));
 }
-#else
+#if GH_RT_VERSION < 13000
 GH_API int cudaStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t n, unsigned flags) {
   GH_RT_CALL(cuStreamUpdateCaptureDependencies(stream, nodes, n, flags));
 }
