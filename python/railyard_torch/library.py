@@ -104,17 +104,21 @@ def error_text(result, comm=None, ranks=None):
     return re.sub(r"\brank (\d+)\b", lambda m: f"rank {ranks[int(m[1])]}" if int(m[1]) < len(ranks) else m[0], said)
 
 
-def new_comm(store, key, me, ranks, seconds, what):
+def new_comm(store, key, me, ranks, seconds, what, stopped=lambda: False):
     """A communicator of `ranks`, of which this is ranks[me]. They find each other by an id that the first one makes
     when all have come, and puts into the store. Collective. Ends after `seconds` when they do not all come, and names
-    who has not."""
+    who has not; or, if `stopped` says so, soon."""
     deadline = time.monotonic() + seconds
     # A group that is made anew may have the store of the one before, with its keys: each rank counts its turns.
     key = f"{key}/{len(ranks)}"
     turn = store.add(f"{key}/turns/{me}", 1)
     lib.load()
     unique_id = UniqueId()
-    if not share_id(store, f"{key}/{turn}", me, len(ranks), deadline, unique_id, what):
+
+    def late():
+        return stopped() or time.monotonic() > deadline
+
+    if not share_id(store, f"{key}/{turn}", me, len(ranks), late, unique_id, what):
         absent = [rank for i, rank in enumerate(ranks) if store.add(f"{key}/turns/{i}", 0) < turn]
         raise RailyardError(f"{what}: {not_come(absent) or f'rank {ranks[0]} has made no rendezvous'} within "
                             f"{seconds:.0f} s")
@@ -122,7 +126,7 @@ def new_comm(store, key, me, ranks, seconds, what):
     result = lib.ncclCommInitRankConfig(ctypes.byref(comm), len(ranks), unique_id, me,
                                         ctypes.byref(Config(blocking=0)))
     nap = 0.0001
-    while result == IN_PROGRESS and time.monotonic() < deadline:
+    while result == IN_PROGRESS and not late():
         time.sleep(nap)
         nap = min(nap * 1.5, 0.01)
         result = lib.ncclCommGetAsyncError(comm, ctypes.byref(state)) or state.value
@@ -136,16 +140,16 @@ def new_comm(store, key, me, ranks, seconds, what):
     raise RailyardError(f"{what}: {said}")
 
 
-def share_id(store, key, me, n, deadline, unique_id, what):
+def share_id(store, key, me, n, late, unique_id, what):
     """False: not all came in time. The id is made when all are there: the library's own time to connect
     (RAIL_BOOTSTRAP_TIMEOUT) does not count the wait for a late rank."""
     store.add(f"{key}/come", 1)
     if me != 0:
-        if not wait_for_count(store, f"{key}/set", 1, deadline):
+        if not wait_for_count(store, f"{key}/set", 1, late):
             return False
         ctypes.memmove(ctypes.byref(unique_id), bytes.fromhex(store.get(key).decode()), ID_BYTES)
         return True
-    if not wait_for_count(store, f"{key}/come", n, deadline):
+    if not wait_for_count(store, f"{key}/come", n, late):
         return False
     result = lib.ncclGetUniqueId(ctypes.byref(unique_id))
     if result != SUCCESS:
@@ -155,12 +159,12 @@ def share_id(store, key, me, n, deadline, unique_id, what):
     return True
 
 
-def wait_for_count(store, key, count, deadline):
+def wait_for_count(store, key, count, late):
     """Polls, because a blocking store.wait() would hold the client and stall other threads' requests. False: too
     late."""
     nap = 0.0001
     while store.add(key, 0) < count:
-        if time.monotonic() > deadline:
+        if late():
             return False
         time.sleep(nap)
         nap = min(nap * 1.5, 0.02)

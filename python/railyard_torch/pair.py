@@ -73,7 +73,8 @@ class Pair:
 
     def _move(self, name, tensor):
         if self.comm is None:
-            comm = new_comm(self.store, self.key, 0 if self.sends else 1, self.ranks, self.seconds, self.name)
+            comm = new_comm(self.store, self.key, 0 if self.sends else 1, self.ranks, self.seconds, self.name,
+                            stopped=lambda: self.error is not None)
             with self.lock:
                 self.comm = comm
                 if self.error is not None:  # wait() gave up meanwhile
@@ -111,8 +112,8 @@ class Pair:
             (lib.ncclCommDestroy if self.error is None else lib.ncclCommAbort)(comm)
 
     def end(self, deadline):
-        """Lets what was begun end, until the deadline, or until an error; then revokes it. A thread that is still
-        connecting is not joined; new_comm ends within the group's timeout."""
+        """Lets what was begun end, until the deadline, or until an error; then revokes it, and waits for the thread: if
+        that is in torch's code when the interpreter ends, so does the process, by abort()."""
         with self.lock:
             if self.thread is None or self.thread is threading.current_thread():
                 return
@@ -121,8 +122,6 @@ class Pair:
                 self.queue.put(None)
         self.thread.join(max(0, deadline - time.monotonic()) if self.error is None else 0)
         with self.lock:
-            connecting = self.comm is None
             if self.thread.is_alive() and self.current is not None and not self.current.done:
                 self._give_up(self.current, time.monotonic() - self.current.began)
-        if not connecting:
-            self.thread.join(GRACE)
+        self.thread.join(GRACE)

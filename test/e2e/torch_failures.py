@@ -41,7 +41,7 @@ def thread_that_fails():
     init()
     new_comm, begun = pair.new_comm, threading.Event()
 
-    def broken(*_):
+    def broken(*_, **_options):
         assert begun.wait(20)
         raise KeyError("the planted one")
     pair.new_comm = broken
