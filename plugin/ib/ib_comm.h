@@ -120,7 +120,7 @@ struct ib_comm {
   struct rail_first_error error;
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
-  uint32_t sample_above;            /* with more of them it is set, though every poll finds some */
+  uint32_t sample_above;            /* after more completions than this it is set; else when a poll finds none */
   bool idle;                        /* the last poll found nothing, after some of those */
   bool events;                      /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
   bool idle_work;                   /* such a test has something to do: that, or to look at the wait for a turn */

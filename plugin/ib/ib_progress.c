@@ -259,7 +259,7 @@ static rail_result_t check_turn(struct ib_comm *comm) {
   return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
 }
 
-/* Has a test that found nothing nothing else to do? */
+/* A test that found no completion has no other work: no fault to handle, no event to wait for, no turn to check. */
 static inline bool is_quiet(const struct ib_comm *comm) {
   return rail_likely(!atomic_load_explicit(&comm->faults, memory_order_acquire)) && !comm->idle_work;
 }

@@ -62,7 +62,7 @@ TEST(a_first_small_call) {
 }
 
 /* Rank 1 makes the call late: rank 0's communicator waits for it in a thread when the parent is destroyed. */
-static void orphan(const struct rank *rank, void *arg) {
+static void destroy_parent(const struct rank *rank, void *arg) {
   (void)arg;
   ncclConfig_t config = without_blocking();
   ncclComm_t parent = open_comm(rank), child = NULL;
@@ -78,7 +78,7 @@ static void orphan(const struct rank *rank, void *arg) {
   close_comm(child);
   if (rank->rank == 1) OK(ncclCommDestroy(parent));
 }
-TEST(a_parent_destroyed_while_a_child_is_made) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), orphan, NULL); }
+TEST(a_parent_destroyed_while_a_child_is_made) { job_run("", 2, kit_patience_ms(TIMEOUT_MS), destroy_parent, NULL); }
 
 TEST_MAIN(TEST_CASE(a_first_receive), TEST_CASE(a_first_receive_over_a_plugin), TEST_CASE(a_first_small_call),
           TEST_CASE(a_parent_destroyed_while_a_child_is_made))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Ghost's kernels with the structs and habits of NCCL releases other than test_ghost's. */
+ * Ghost's kernels with the structs, and the rules for channels and rings, of other NCCL releases than test_ghost's. */
 #include "test/unit/ghost_world.h"
 
 /* Four channels share a transfer, of which these are the first two: the second has part 1 of 4, or, where bits are
