@@ -13,7 +13,7 @@ import lab
 from lab import hosts, main
 from ib_rig import FULL, pair, place, rig
 
-CYCLES = 250 if FULL else 20
+CYCLES = 250 if FULL else 60
 COMMS = 4
 WARM = 3  # caches of allocators and kernel fill up at first
 GROWTH = 400 if FULL else 300  # KiB of RSS between then and the end; a connection has far more than 1 KiB
@@ -59,7 +59,8 @@ def check_cycles(process, cycles):
     for what, most in (("fds", 4 * COMMS), ("threads", 0)):  # closed ones linger for a moment
         values = [e[what] for e in seen[WARM:]]
         assert max(values) - min(values) <= most, f"{process}: {what} from cycle to cycle: {values}"
-    # Some connections may still be there when a cycle looks; what is lost is what the least of many looks has more.
+    # Some connections may still be there when a cycle looks, up to 600 KiB of them, in about half of the looks: what is
+    # lost is what the least of many looks has more.
     sizes = [e["rss_kb"] for e in seen[WARM:]]
     third = len(sizes) // 3
     grown = min(sizes[-third:]) - min(sizes[:third])
@@ -77,7 +78,7 @@ def one_process():
     soon = place(host) | {"RAIL_IB_LINGER": "100ms"}
     loop = rig.Process("loop", host.netns or None, soon, cycles=CYCLES, comms=COMMS, seconds=0.02, max=2000,
                        mix="small", idle="sleep")
-    most = watched(loop, host.nics[0].rdma, 600 if FULL else 60)
+    most = watched(loop, host.nics[0].rdma, 600 if FULL else 120)
     loop.finish(30)
     rig.check_clean(loop)
     check_cycles(loop, CYCLES)
