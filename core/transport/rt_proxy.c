@@ -16,7 +16,7 @@
 #define NAP_NS 20000
 /* How long the thread looks for operations before it sleeps: the next call mostly comes sooner. */
 #define AWAKE_NS 50000
-#define REASON_GRACE_MS 200 /* see network_failed: a message through the ring takes milliseconds */
+#define REASON_NAPS 200     /* of 1 ms, see network_failed: a message through the ring takes milliseconds */
 
 /* ---- active connectors and their operations: for the thread that runs a pass ---- */
 
@@ -75,10 +75,10 @@ static bool retire(struct rt_proxy *p, struct rt_connector *prev, struct rt_conn
 }
 
 /* When a rank dies, its neighbours see a connection close before the bootstrap has reported which rank it was, and
- * why: wait briefly for the bootstrap's error. */
+ * why: wait briefly for the bootstrap's error. Naps are counted, not timed: where the machine stands still, or is
+ * crowded, the bootstrap's thread gets as many turns. */
 static void network_failed(struct ncclComm *comm, const struct rt_connector *c, rail_result_t result) {
-  uint64_t until = rail_deadline_in_ms(REASON_GRACE_MS);
-  while (result == RAIL_REMOTE_ERROR && !rt_comm_failed(comm) && !rail_deadline_passed(until))
+  for (int naps = 0; result == RAIL_REMOTE_ERROR && !rt_comm_failed(comm) && naps < REASON_NAPS; naps++)
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
   rt_comm_fail(comm, result, "the network reported an error on the connection %s rank %d", c->is_send ? "to" : "from",
                c->peer);
