@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the vtables of several versions share; see abi.h. */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
@@ -104,6 +105,16 @@ int rail_abi_make_vdevice_v9(int *dev, struct rail_net_vprops_v9 *props) {
     return bad_argument("makeVDevice", "a device count of", wide.ndevs);
   for (int i = 0; i < wide.ndevs; i++) wide.devs[i] = props->devs[i];
   return rail_abi_result(OPS.make_vdevice(dev, &wide), "makeVDevice");
+}
+
+int rail_abi_make_vdevice_and_stay(int *dev, struct rail_net_vprops_v9 *props) {
+  Dl_info self;
+  int result = rail_abi_make_vdevice_v9(dev, props);
+  if (result == RAIL_OK && dladdr(&process, &self)) {
+    void *library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+    if (library) dlclose(library); /* the flag stays */
+  }
+  return result;
 }
 
 /* ---- connections ------------------------------------------------------ */

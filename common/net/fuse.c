@@ -35,10 +35,11 @@ static rail_result_t add_members(const struct rail_fuse_rules *rules, const stru
   return RAIL_OK;
 }
 
+/* Of the devices that makeVDevice has made, or that were fused before. */
 static int find_same(const struct rail_fuse_rules *rules, int have, const int *members, int n) {
   struct rail_fuse_device device;
   for (int dev = 0; dev < have; dev++)
-    if (rules->lookup(dev, &device) && device.nmembers == n &&
+    if (rules->lookup(dev, &device) && device.nmembers == n && dev != members[0] &&
         memcmp(device.members, members, (size_t)n * sizeof *members) == 0)
       return dev;
   return -1;
@@ -48,20 +49,26 @@ rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struc
                                 int have, int *members, int *count, int *same) {
   *count = 0;
   *same = -1;
-  if (props->ndevs < 2 || props->ndevs > (int)RAIL_COUNT_OF(props->devs)) {
-    RAIL_WARN("%s: makeVDevice: %d devices; allowed: 2 to %d", rules->plugin, props->ndevs, rules->max_members);
+  if (props->ndevs < 1 || props->ndevs > (int)RAIL_COUNT_OF(props->devs)) {
+    RAIL_WARN("%s: makeVDevice: %d devices; allowed: 1 to %d", rules->plugin, props->ndevs, rules->max_members);
     return RAIL_BAD_ARGUMENT;
   }
   for (int i = 0; i < props->ndevs; i++) {
     struct rail_fuse_device device;
     if (!rules->lookup(props->devs[i], &device)) return RAIL_BAD_ARGUMENT;
     RAIL_TRY(add_members(rules, &device, members, count));
-    if (device.pci_path || rules->no_pci) continue;
+    if (device.pci_path || rules->no_pci || props->ndevs == 1) continue;
     RAIL_WARN("%s: makeVDevice: device %d (%s) has no PCI path, and NCCL's init fails with a device that is fused from "
               "such; RAIL_NET_FUSE_NO_PCI=1 allows it for programs other than NCCL", rules->plugin, props->devs[i],
               device.name);
-    return RAIL_BAD_USAGE;
+    return RAIL_BAD_ARGUMENT;
   }
   *same = find_same(rules, have, members, *count);
-  return RAIL_OK;
+  if (*same >= 0 || have < rules->max_devices) return RAIL_OK;
+  if (props->ndevs == 1) {
+    *same = props->devs[0];
+    return RAIL_OK;
+  }
+  RAIL_WARN("%s: makeVDevice: there are %d devices already, and no room for more", rules->plugin, have);
+  return RAIL_BAD_ARGUMENT;
 }

@@ -27,14 +27,21 @@ struct rail_fuse_rules {
   const char *plugin; /* its name, with which each line begins */
   rail_fuse_lookup lookup;
   int max_members; /* of one device */
+  int max_devices; /* of the plugin, fused ones included */
   bool no_pci;     /* devices without a PCI path may be fused (RAIL_NET_FUSE_NO_PCI) */
 };
 
-/* The members of the device that is asked for, ascending, 2 to `max_members` of them: `members` has room for these.
- * *same: the one of the `have` devices that has just these, or -1. After an error one line was logged.
- * RAIL_BAD_ARGUMENT: no such devices, or a number of them that cannot be. RAIL_BAD_USAGE: one has no PCI path. NCCL up
- * to 2.30.7 takes this answer and goes on with the single devices. If it got the fused device, it would put it where
- * its topology search does not look, and ncclCommInitRank would fail (ncclInternalError). */
+/* The members of the device that is asked for, ascending, 1 to `max_members` of them: `members` has room for these.
+ * *same: the one of the `have` devices that has just these, or -1: a device that the caller makes now.
+ *
+ * One member: NCCL 2.24 to 2.26 ask so for each device that they do not merge, and use those that were made alone, if
+ * any were. It gets a device of its own; itself where there is no room for more. 2.26 would ask again and again after
+ * an error.
+ *
+ * RAIL_BAD_ARGUMENT, after one line: no such devices, a number of them that cannot be, no room, or a device without a
+ * PCI path. NCCL takes that answer for the latter and goes on with the single devices; after ncclInvalidUsage 2.24 and
+ * 2.25 would not. If NCCL up to 2.30.7 got a device that is fused from such, it would put it where its topology search
+ * does not look, and ncclCommInitRank would fail (ncclInternalError). */
 rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struct rail_net_vprops_v12 *props,
                                 int have, int *members, int *count, int *same);
 

@@ -35,10 +35,11 @@ RAIL_COLD rail_result_t rail_net_refuse_request(const char *plugin, const void *
   return RAIL_BAD_ARGUMENT;
 }
 
+/* NCCL 2.24 to 2.26 also ask for each device alone (fuse.h): where nothing is fused, that is the device itself. */
 rail_result_t rail_net_no_make_vdevice(int *dev, const struct rail_net_vprops_v12 *props) {
-  (void)dev;
-  (void)props;
-  return RAIL_BAD_USAGE;
+  if (!dev || !props || props->ndevs != 1) return RAIL_BAD_ARGUMENT;
+  *dev = props->devs[0];
+  return RAIL_OK;
 }
 
 /* NCCL falls back to reg_mr. */

@@ -56,7 +56,7 @@ struct rail_net_ops {
   /* Fills every field. Strings live as long as the process. */
   rail_result_t (*get_properties)(int dev, struct rail_net_props_v12 *props);
 
-  /* Fuses devices; *dev is the new index. Optional: unsupported says RAIL_BAD_USAGE. */
+  /* Fuses devices; *dev is the new index. See fuse.h for what NCCL's releases need. */
   rail_result_t (*make_vdevice)(int *dev, const struct rail_net_vprops_v12 *props);
 
   /* Fills all RAIL_NET_HANDLE_SIZE bytes of handle. Thousands may be open. */

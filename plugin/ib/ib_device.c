@@ -414,20 +414,17 @@ static bool is_one_link(const struct ib_device *d) {
 }
 
 rail_result_t ib_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
-  const struct rail_fuse_rules rules = {"RailIB", look_up, IB_MAX_RAILS, ib_params.fuse_no_pci};
+  const struct rail_fuse_rules rules = {.plugin = "RailIB", .lookup = look_up, .max_members = IB_MAX_RAILS,
+                                        .max_devices = IB_MAX_DEVICES, .no_pci = ib_params.fuse_no_pci};
   int n, same, members[IB_MAX_RAILS], have = ib_device_count();
-  if (!ib_params.merge_nics) {
+  if (!ib_params.merge_nics && props->ndevs > 1) {
     RAIL_WARN("RailIB: makeVDevice: NCCL_IB_MERGE_NICS=0 forbids it");
-    return RAIL_BAD_USAGE;
+    return RAIL_BAD_ARGUMENT;
   }
   RAIL_TRY(rail_fuse_members(&rules, props, have, members, &n, &same));
   if (same >= 0) {
     *dev = same;
     return RAIL_OK;
-  }
-  if (have == IB_MAX_DEVICES) {
-    RAIL_WARN("RailIB: makeVDevice: there are %d devices already, and no room for more", IB_MAX_DEVICES);
-    return RAIL_BAD_USAGE;
   }
   struct ib_device *d = &devices[have];
   memset(d, 0, sizeof *d);

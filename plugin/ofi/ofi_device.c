@@ -376,16 +376,13 @@ static bool fit_together(const struct ofi_device *d) {
 }
 
 rail_result_t ofi_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
-  const struct rail_fuse_rules rules = {"RailOFI", look_up, OFI_MAX_PATHS, ofi_params.fuse_no_pci};
+  const struct rail_fuse_rules rules = {.plugin = "RailOFI", .lookup = look_up, .max_members = OFI_MAX_PATHS,
+                                        .max_devices = OFI_MAX_DEVICES, .no_pci = ofi_params.fuse_no_pci};
   int n, same, members[OFI_MAX_PATHS], have = ofi_device_count();
   RAIL_TRY(rail_fuse_members(&rules, props, have, members, &n, &same));
   if (same >= 0) {
     *dev = same;
     return RAIL_OK;
-  }
-  if (have == OFI_MAX_DEVICES) {
-    RAIL_WARN("RailOFI: makeVDevice: there are %d devices already, and no room for more", OFI_MAX_DEVICES);
-    return RAIL_BAD_USAGE;
   }
   struct ofi_device *d = &devices[have];
   memset(d, 0, sizeof *d);

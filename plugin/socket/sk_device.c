@@ -39,6 +39,7 @@ static void list_device(struct sk_device *d) {
 
 /* Of the rails' own, in a way that keeps different sets apart; not 0. */
 static uint64_t combined_guid(const struct sk_device *d) {
+  if (d->nrails == 1) return d->rails[0]->guid;
   uint64_t hash = 0xcbf29ce484222325ull;
   for (unsigned int i = 0; i < d->nrails; i++) hash = (hash ^ d->rails[i]->guid) * 0x9e3779b97f4a7c15ull;
   return hash ? hash : 1;
@@ -71,8 +72,9 @@ static bool look_up(int dev, struct rail_fuse_device *device) {
 
 rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) {
   const struct sk_device *rails[SK_MAX_RAILS];
-  const struct rail_fuse_rules rules = {"RailSocket", look_up, SK_MAX_RAILS, sk_params.fuse_no_pci};
   int n, same, members[SK_MAX_RAILS], have = sk_device_count();
+  const struct rail_fuse_rules rules = {.plugin = "RailSocket", .lookup = look_up, .max_members = SK_MAX_RAILS,
+                                        .max_devices = have + MAX_FUSED - nfused, .no_pci = sk_params.fuse_no_pci};
   unsigned int nrails = 0;
   RAIL_TRY(rail_fuse_members(&rules, props, have, members, &n, &same));
   if (same >= 0) {
@@ -90,11 +92,7 @@ rail_result_t sk_device_fuse(int *dev, const struct rail_net_vprops_v12 *props) 
       rails[nrails++] = d->rails[k];
     }
   }
-  struct sk_device *d = nrails ? new_fused(rails, nrails) : NULL;
-  if (!d) {
-    RAIL_WARN("RailSocket: makeVDevice: there are %d fused devices already, and no room for more", MAX_FUSED);
-    return RAIL_BAD_USAGE;
-  }
+  struct sk_device *d = new_fused(rails, nrails);
   memcpy(d->members, members, (size_t)n * sizeof members[0]);
   d->nmembers = n;
   *dev = have;

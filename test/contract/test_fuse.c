@@ -161,7 +161,7 @@ static void child_refusals(struct pipes *io, void *arg) {
   kit_net_open(&n);
   ENSURE_INT(fuse(&n, &fused, 2, (int[]){0, 1}), 0);
   static const struct { int ndevs, devs[8]; } bad[] = {
-    {0, {0}}, {1, {0}}, {-3, {0}}, {2, {0, 0}}, {2, {5, 1}}, {2, {0, 6}}, {2, {0, -1}}, {5, {0, 1, 2, 3, 4}},
+    {0, {0}}, {1, {9}}, {-3, {0}}, {2, {0, 0}}, {2, {5, 1}}, {2, {0, 6}}, {2, {0, -1}}, {5, {0, 1, 2, 3, 4}},
     {4, {5, 2, 3, 4}}, {9, {0}}, {1 << 30, {0}}};
   for (size_t i = 0; i < RAIL_COUNT_OF(bad); i++) {
     int before = kit_net_warnings();
@@ -175,7 +175,7 @@ static void child_refusals(struct pipes *io, void *arg) {
 
 TEST(sets_that_cannot_be) { in_network(child_refusals, NULL); }
 
-/* NCCL asks for this by default; a refusal is what it can go on after. */
+/* NCCL asks for this by default; a refusal is what it can go on after, but for ncclInvalidUsage. */
 static void child_no_pci(struct pipes *io, void *arg) {
   struct kit_net n;
   int version = *(int *)arg, dev = -1;
@@ -185,8 +185,8 @@ static void child_no_pci(struct pipes *io, void *arg) {
   setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
   kit_net_open_version(&n, version);
   int before = kit_net_warnings();
-  ENSURE_INT(fuse(&n, &dev, 2, (int[]){0, 1}), RAIL_BAD_USAGE);
-  ENSURE_INT(fuse(&n, &dev, 4, (int[]){4, 1, 2, 3}), RAIL_BAD_USAGE);
+  ENSURE_INT(fuse(&n, &dev, 2, (int[]){0, 1}), RAIL_BAD_ARGUMENT);
+  ENSURE_INT(fuse(&n, &dev, 4, (int[]){4, 1, 2, 3}), RAIL_BAD_ARGUMENT);
   ENSURE_INT(kit_net_warnings() - before, 2);
   ENSURE_INT(dev, -1);
   ENSURE_INT(device_count(&n), FACES);
@@ -195,6 +195,39 @@ static void child_no_pci(struct pipes *io, void *arg) {
 
 TEST(interfaces_without_a_pci_path) {
   for (int version = 9; version <= 12; version++) in_network(child_no_pci, &version);
+}
+
+/* NCCL 2.24 to 2.26 ask for a device of its own for each that they do not merge. */
+static void child_alone(struct pipes *io, void *arg) {
+  struct kit_net n;
+  int version = *(int *)arg, dev = -1, again = -1;
+  (void)io;
+  ENSURE(make_faces(), "no interfaces");
+  unsetenv("RAIL_NET_FUSE_NO_PCI");
+  setenv("NCCL_SOCKET_IFNAME", ALL_FACES, 1);
+  kit_net_open_version(&n, version);
+  for (int face = 0; face < FACES; face++) {
+    ENSURE_INT(fuse(&n, &dev, 1, (int[]){face}), 0);
+    ENSURE_INT(dev, FACES + face);
+    ENSURE_INT(device_count(&n), FACES + face + 1);
+    struct rail_net_props_v12 p = props_of(&n, dev), q = props_of(&n, face);
+    same_text(p.name, q.name);
+    ENSURE(p.vprops.ndevs == 1 && p.vprops.devs[0] == face, "other members");
+    ENSURE(p.guid == q.guid && p.speed == q.speed && p.port == q.port, "the device is another one");
+    ENSURE_INT(fuse(&n, &again, 1, (int[]){face}), 0);
+    ENSURE_INT(again, dev);
+  }
+  ENSURE_INT(fuse(&n, &dev, 1, (int[]){FACES}), 0);
+  ENSURE_INT(dev, FACES);
+  kit_net_close(&n);
+  /* NCCL up to 2.27 unloads the plugin, and counts on what it has made. */
+  kit_net_open_version(&n, version);
+  ENSURE_INT(n.ndev, version <= 10 ? 2 * FACES : FACES);
+  kit_net_close(&n);
+}
+
+TEST(one_device_alone) {
+  for (int version = 9; version <= 12; version++) in_network(child_alone, &version);
 }
 
 /* ---- many threads --------------------------------------------------------- */
@@ -403,6 +436,7 @@ static void near_side(struct pipes *io, void *arg) {
 TEST(each_stream_keeps_to_its_rail) { in_network(near_side, NULL); }
 
 TEST_MAIN(TEST_CASE(fusing), TEST_CASE(sets_that_cannot_be), TEST_CASE(interfaces_without_a_pci_path),
+          TEST_CASE(one_device_alone),
           TEST_CASE(fused_by_many_threads),
           TEST_CASE(messages_over_three_rails), TEST_CASE(fused_from_the_start), TEST_CASE(fused_twice),
           TEST_CASE(each_stream_keeps_to_its_rail))

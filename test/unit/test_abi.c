@@ -419,8 +419,11 @@ TEST(in_progress_never_escapes) {
 TEST(absent_operations) {
   void *out = STALE;
   int dev = 0;
-  struct rail_net_vprops_v12 props = {.ndevs = 1};
-  CHECK_INT(rail_net_no_make_vdevice(&dev, &props), RAIL_BAD_USAGE);
+  struct rail_net_vprops_v12 props = {.ndevs = 1, .devs = {3}};
+  CHECK_OK(rail_net_no_make_vdevice(&dev, &props));
+  CHECK_INT(dev, 3);
+  props = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {0, 1}};
+  CHECK_INT(rail_net_no_make_vdevice(&dev, &props), RAIL_BAD_ARGUMENT);
   CHECK_INT(rail_net_no_reg_mr_dmabuf(NULL, NULL, 1, RAIL_PTR_CUDA, 0, 3, &out), RAIL_BAD_USAGE);
   CHECK(out == NULL);
   out = STALE;

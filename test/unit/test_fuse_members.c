@@ -16,7 +16,8 @@ static bool lookup(int dev, struct rail_fuse_device *device) {
   return true;
 }
 
-static const struct rail_fuse_rules rules = {.plugin = "RailTest", .lookup = lookup, .max_members = MOST};
+static const struct rail_fuse_rules rules = {.plugin = "RailTest", .lookup = lookup, .max_members = MOST,
+                                             .max_devices = SINGLE + 2};
 
 static void refused(int ndevs, const int *devs, rail_result_t result, const char *words) {
   struct rail_net_vprops_v12 props = {.ndevs = ndevs};
@@ -32,16 +33,16 @@ static void refused(int ndevs, const int *devs, rail_result_t result, const char
 }
 
 TEST(sets_that_are_refused) {
-  refused(0, NULL, RAIL_BAD_ARGUMENT, "0 devices; allowed: 2 to 4");
+  refused(0, NULL, RAIL_BAD_ARGUMENT, "0 devices; allowed: 1 to 4");
   refused(-3, NULL, RAIL_BAD_ARGUMENT, "-3 devices");
-  refused(1, (int[]){0}, RAIL_BAD_ARGUMENT, "1 devices; allowed: 2 to 4");
+  refused(1, (int[]){9}, RAIL_BAD_ARGUMENT, NULL);
   refused(1 << 30, (int[32]){0}, RAIL_BAD_ARGUMENT, "1073741824 devices");
   refused(2, (int[]){0, 9}, RAIL_BAD_ARGUMENT, NULL); /* which the lookup has told */
   refused(2, (int[]){3, 3}, RAIL_BAD_ARGUMENT, "device 3 is named twice");
   refused(2, (int[]){5, 8}, RAIL_BAD_ARGUMENT, "device 5 is named twice"); /* by the fused one */
   refused(5, (int[]){0, 1, 2, 3, 4}, RAIL_BAD_ARGUMENT, "more than 4 devices");
   refused(4, (int[]){0, 2, 3, 8}, RAIL_BAD_ARGUMENT, "more than 4 devices");
-  refused(2, (int[]){0, 7}, RAIL_BAD_USAGE, "device 7 (single) has no PCI path");
+  refused(2, (int[]){0, 7}, RAIL_BAD_ARGUMENT, "device 7 (single) has no PCI path");
 }
 
 TEST(members_ascend) {
@@ -68,5 +69,30 @@ TEST(a_device_with_the_same_members_is_found) {
   CHECK_INT(same, -1);
 }
 
-TEST_MAIN(TEST_CASE(sets_that_are_refused), TEST_CASE(members_ascend),
-          TEST_CASE(a_device_with_the_same_members_is_found))
+TEST(one_device_gets_one_of_its_own) {
+  struct rail_net_vprops_v12 props = {.ndevs = 1, .devs = {7}};
+  int members[MOST], count, same;
+  CHECK_OK(rail_fuse_members(&rules, &props, SINGLE + 1, members, &count, &same));
+  CHECK(same == -1 && count == 1 && members[0] == 7);
+  props.devs[0] = SINGLE;
+  CHECK_OK(rail_fuse_members(&rules, &props, SINGLE + 1, members, &count, &same));
+  CHECK_INT(same, SINGLE); /* it is one of its own */
+}
+
+TEST(no_room_for_more) {
+  struct rail_net_vprops_v12 props = {.ndevs = 1, .devs = {7}};
+  struct rail_fuse_rules full = rules;
+  int members[MOST], count, same;
+  full.max_devices = SINGLE + 1;
+  CHECK_OK(rail_fuse_members(&full, &props, SINGLE + 1, members, &count, &same));
+  CHECK_INT(same, 7);
+  props = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {1, 2}};
+  rail_log_set_sink(log_capture);
+  log_forget();
+  CHECK_INT(rail_fuse_members(&full, &props, SINGLE + 1, members, &count, &same), RAIL_BAD_ARGUMENT);
+  CHECK_MSG(log_said("there are 9 devices already"), "but: %s", log_lines);
+  rail_log_set_sink(NULL);
+}
+
+TEST_MAIN(TEST_CASE(one_device_gets_one_of_its_own), TEST_CASE(no_room_for_more), TEST_CASE(sets_that_are_refused),
+          TEST_CASE(members_ascend), TEST_CASE(a_device_with_the_same_members_is_found))

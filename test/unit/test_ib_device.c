@@ -257,7 +257,7 @@ TEST(fused_devices) {
   CHECK_INT(again, dev);
   prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {dev, soft}};
   log_forget();
-  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_USAGE && log_warned("(soft) has no PCI path"));
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_ARGUMENT && log_warned("(soft) has no PCI path"));
   CHECK(again == dev && ib_device_count() == have + 1);
   ib_params.fuse_no_pci = 1;
   CHECK_OK(ib_device_fuse(&dev, &prefs));
@@ -277,8 +277,14 @@ TEST(fused_devices) {
   CHECK_INT(ib_device_fuse(&again, &prefs), RAIL_BAD_ARGUMENT);
   ib_params.merge_nics = 0;
   prefs = (struct rail_net_vprops_v12){.ndevs = 2, .devs = {a, b}};
-  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_USAGE && log_warned("NCCL_IB_MERGE_NICS"));
+  CHECK(ib_device_fuse(&again, &prefs) == RAIL_BAD_ARGUMENT && log_warned("NCCL_IB_MERGE_NICS"));
   CHECK_INT(again, have);
+  prefs = (struct rail_net_vprops_v12){.ndevs = 1, .devs = {soft}}; /* NCCL 2.24 to 2.26 ask for these, too */
+  have = ib_device_count();
+  CHECK_OK(ib_device_fuse(&dev, &prefs));
+  p = props(dev);
+  CHECK(dev == have && p.vprops.ndevs == 1 && p.vprops.devs[0] == soft);
+  CHECK_STR(p.name, "soft");
 }
 
 TEST(a_port_as_it_is_now) {

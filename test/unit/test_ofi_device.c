@@ -112,7 +112,8 @@ TEST(up_to_four_are_fused) {
 
 TEST(only_what_fits_together_is_fused) {
   load("prov=cxi nic=a nic=b");
-  fuse(2, 0, 1, 0, 0, 0, RAIL_BAD_USAGE);
+  fuse(2, 0, 1, 0, 0, 0, RAIL_BAD_ARGUMENT);
+  CHECK_INT(fuse(1, 1, 0, 0, 0, 0, RAIL_OK), ofi_device_count() - 1); /* NCCL 2.24 to 2.26 ask for these, too */
   CHECK(log_said("has no PCI path"));
   setenv("RAIL_NET_FUSE_NO_PCI", "1", 1);
   load("prov=cxi nic=a nic=b no=rma");
