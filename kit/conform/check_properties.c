@@ -360,12 +360,16 @@ static void wrong_device_is_refused(struct kit_process *self) {
   kit_net_close(&n);
 }
 
+static void open_fusing(struct kit_net *n) {
+  struct rail_net_slots s;
+  open_all(n);
+  rail_net_slots_fill(&s, n->version, rail_net_vtable(n->any));
+  if (!s.make_vdevice_v9 && !s.make_vdevice_v12) kit_skip("the plugin has no makeVDevice");
+}
+
 static void fused_devices(struct kit_process *self) {
   struct kit_net n;
-  struct rail_net_slots s;
-  open_all(&n);
-  rail_net_slots_fill(&s, n.version, rail_net_vtable(n.any));
-  if (!s.make_vdevice_v9 && !s.make_vdevice_v12) kit_skip("the plugin has no makeVDevice");
+  open_fusing(&n);
   if (n.ndev < 2) kit_skip("there is only one device here");
   if (properties_of(&n, n.dev).vprops.ndevs > 1) kit_skip("device %d is a fused one already", n.dev);
   struct rail_net_vprops_v12 two = {.ndevs = 2, .devs = {0, 1}};
@@ -376,18 +380,13 @@ static void fused_devices(struct kit_process *self) {
     return;
   }
   ENSURE(fused == n.ndev, "makeVDevice gave the number %d; NCCL expects the next, %d", fused, n.ndev);
-  rc = n.vt->devices(&ndev);
-  ENSURE(rc == 0 && ndev == n.ndev + 1, "after makeVDevice devices says %d (result %d), expected %d", ndev, rc,
-         n.ndev + 1);
+  ENSURE(n.vt->devices(&ndev) == 0 && ndev == n.ndev + 1, "devices says %d after makeVDevice, %d before", ndev, n.ndev);
   struct rail_net_props_v12 p = properties_of(&n, fused);
   in_range(&n, fused, &p);
   ENSURE(p.vprops.ndevs == 2 && p.vprops.devs[0] == 0 && p.vprops.devs[1] == 1,
-         "vProps of the device made of 0 and 1 lists %d devices, %d and %d", p.vprops.ndevs, p.vprops.devs[0],
-         p.vprops.devs[1]);
-  for (int d = 0; d < n.ndev; d++) {
-    struct rail_net_props_v12 q = properties_of(&n, d);
-    ENSURE(strcmp(p.name, q.name) != 0, "the fused device and device %d are both called %s", d, q.name);
-  }
+         "vProps of devices 0 and 1 fused lists %d: %d and %d", p.vprops.ndevs, p.vprops.devs[0], p.vprops.devs[1]);
+  for (int d = 0; d < n.ndev; d++)
+    ENSURE(strcmp(p.name, properties_of(&n, d).name) != 0, "device %d and the fused one are both called %s", d, p.name);
   kit_net_close(&n);
 }
 
@@ -396,11 +395,8 @@ static void fused_devices(struct kit_process *self) {
  * tree (NCCL_NET_MERGE_LEVEL=PHB), NCCL wants the PCI address of the first, which has none. */
 static void fused_without_pci(struct kit_process *self) {
   struct kit_net n;
-  struct rail_net_slots s;
   struct rail_net_vprops_v12 two = {.ndevs = 0};
-  open_all(&n);
-  rail_net_slots_fill(&s, n.version, rail_net_vtable(n.any));
-  if (!s.make_vdevice_v9 && !s.make_vdevice_v12) kit_skip("the plugin has no makeVDevice");
+  open_fusing(&n);
   for (int d = 0; d < n.ndev && two.ndevs < 2; d++) {
     struct rail_net_props_v12 p = properties_of(&n, d);
     if (p.vprops.ndevs == 1 && !kit_props_is_pci(p.pci_path)) two.devs[two.ndevs++] = d;
@@ -411,7 +407,28 @@ static void fused_without_pci(struct kit_process *self) {
   int fused = -1, rc = n.vt->make_vdevice(&fused, &two);
   ENSURE(rc != 0, "makeVDevice fuses devices %d and %d, and %d has no PCI path: NCCL's topology then has no network "
          "device, and ncclCommInitRank fails (ncclInternalError)", two.devs[0], two.devs[1], two.devs[0]);
+  ENSURE(n.version > 9 || rc != RAIL_BAD_USAGE, "makeVDevice refuses devices %d and %d with ncclInvalidUsage, after "
+         "which ncclCommInitRank of NCCL 2.24 and 2.25 fails; any other error lets it go on", two.devs[0], two.devs[1]);
   kit_note(self, "makeVDevice of devices %d and %d is refused with %d", two.devs[0], two.devs[1], rc);
+  kit_net_close(&n);
+}
+
+/* NCCL 2.24 to 2.26 ask for every device that they do not merge, and 2.26 asks again after a refusal. */
+static void a_device_made_of_one(struct kit_process *self) {
+  struct kit_net n;
+  (void)self;
+  open_fusing(&n);
+  for (int d = 0; d < n.ndev; d++) {
+    if (properties_of(&n, d).vprops.ndevs > 1) continue; /* NCCL makes its own list, of devices that are not fused */
+    struct rail_net_vprops_v12 one = {.ndevs = 1, .devs = {d}};
+    int dev = -1, ndev = -1, rc = n.vt->make_vdevice(&dev, &one);
+    ENSURE(rc == 0, "makeVDevice of device %d alone is refused with %d: ncclCommInitRank of NCCL 2.26 then never ends "
+           "where there are several devices, and that of 2.24 and 2.25 fails if it is ncclInvalidUsage", d, rc);
+    ENSURE(n.vt->devices(&ndev) == 0 && dev >= 0 && dev < ndev, "makeVDevice of device %d alone gave the number %d, "
+           "and devices says %d", d, dev, ndev);
+    struct rail_net_props_v12 p = properties_of(&n, dev);
+    ENSURE(p.vprops.ndevs == 1 && p.vprops.devs[0] == d, "vProps of device %d, made of %d, are of others", dev, d);
+  }
   kit_net_close(&n);
 }
 
@@ -473,7 +490,10 @@ const struct kit_check kit_checks_properties[] = {
   {"2.14", "properties.fused_without_pci", KIT_MUST, KIT_ONE, 0, KIT_SINCE(9), false,
    "makeVDevice refuses devices without a PCI path, which NCCL asks for by default: all of them hang below one CPU.",
    "src/graph/topo.cc:1108-1116, 1403-1440, 1515-1577, src/graph/xml.cc:1113-1150", fused_without_pci},
-  {"2.15", "properties.what_it_says", KIT_OBSERVED, KIT_ONE, 0, 0, false,
+  {"2.15", "properties.a_device_made_of_one", KIT_MUST, KIT_ONE, 0, KIT_V(9) | KIT_V(10), false,
+   "makeVDevice of one device succeeds: NCCL 2.24 to 2.26 ask so for each device that they do not merge.",
+   "src/graph/topo.cc of 2.26.6: 963-981, 1063-1113", a_device_made_of_one},
+  {"2.16", "properties.what_it_says", KIT_OBSERVED, KIT_ONE, 0, 0, false,
    "The devices and what NCCL will make of them.",
    "src/graph/topo.cc:1620-1655", what_it_says},
   {0},

@@ -43,6 +43,7 @@ CAUGHT_BY = {
     "guid_random": "properties.processes_agree",
     "devices_grow": "lifecycle.devices_stay",
     "fuse_no_pci": "properties.fused_without_pci properties.fused_without_pci@9",
+    "fuse_one_refused": "properties.a_device_made_of_one@10",
     "v8_props_shifted": "properties.values_are_in_range@8",
     # listen, accept
     "handle_hole": "listen.handle_is_written_whole",

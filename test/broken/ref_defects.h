@@ -35,6 +35,7 @@
   X(guid_random, "the guid differs from process to process", "net.cc:303: devices are named across processes")       \
   X(devices_grow, "devices answers one more when asked again", "plugin/net.cc:180")                                  \
   X(fuse_no_pci, "makeVDevice fuses devices without a PCI path", "topo.cc:1515: NCCL 2.30.7 then has no network")    \
+  X(fuse_one_refused, "makeVDevice refuses one device", "topo.cc of 2.26: asked for each that is not merged")          \
   X(v8_props_shifted, "v8's properties are filled in v7's layout", "net_v8.h: regIsGlobal came in between")          \
   /* listen, accept */                                                                                               \
   X(handle_hole, "listen trusts that the handle was full of zeros", "transport.h:67: nobody zeroes it")              \

@@ -168,14 +168,18 @@ static int append_fused(const struct rail_net_vprops_v12 *members) {
 
 int ref_make_vdevice(int *dev, struct rail_net_vprops_v12 *members) {
   bool two = members->ndevs == 2 && members->devs[0] != members->devs[1];
-  int result = RAIL_BAD_USAGE;
+  int result = RAIL_BAD_ARGUMENT;
+  if (members->ndevs == 1 && ref_device(members->devs[0]) && !BROKEN(fuse_one_refused)) {
+    *dev = members->devs[0];
+    return RAIL_OK;
+  }
   pthread_mutex_lock(&lock);
   for (int i = 0; two && i < 2; i++) {
     const struct ref_device *d = ref_device(members->devs[i]);
     if (!d || d->members.ndevs != 1 || (!d->pci_path[0] && !BROKEN(fuse_no_pci))) two = false;
   }
   if (two && count < REF_DEVICES) *dev = append_fused(members), result = RAIL_OK;
-  else ref_warn("makeVDevice: 2 devices with a PCI path, that are not fused, can be fused, and no others");
+  else ref_warn("makeVDevice: 2 devices with a PCI path, that are not fused, or 1, and no others");
   pthread_mutex_unlock(&lock);
   return result;
 }
