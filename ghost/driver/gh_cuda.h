@@ -53,6 +53,11 @@ struct gh_access {
   struct gh_location location;
   int access;
 };
+/* CUDA_HOST_NODE_PARAMS */
+struct gh_host_node {
+  void (*call)(void *arg);
+  void *argument;
+};
 struct gh_uuid { unsigned char bytes[16]; };
 
 /* CUlaunchConfig and its attributes. */
@@ -162,6 +167,8 @@ GH_API int cuUserObjectCreate(void **object, void *arg, void (*destroy)(void *ar
 GH_API int cuUserObjectRelease(void *object, unsigned count);
 GH_API int cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags);
 GH_API int cuGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event);
+GH_API int cuGraphAddEventWaitNode(void **node, void *graph, void *const *after, size_t n, void *event);
+GH_API int cuGraphAddHostNode(void **node, void *graph, void *const *after, size_t n, const struct gh_host_node *host);
 GH_API int cuGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t n);
 GH_API int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags);
 GH_API int cuGraphLaunch(void *exec, void *stream);

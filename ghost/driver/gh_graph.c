@@ -88,11 +88,12 @@ GH_API int cuStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t 
   return gh_queue_leave(OK);
 }
 
-/* A launch of the graph records the event when it comes here. What the node waits for was captured before, as all that
- * is told of it later (cuGraphAddDependencies) must have been: items of a launch run in the order of the capture. */
-GH_API int cuGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event) {
+/* What the node waits for was captured before, as all that is told of it later (cuGraphAddDependencies) must have been:
+ * items of a launch run in the order of the capture. */
+static int add_item(const char *call, void **node, const void *graph, void *const *after, size_t n,
+                    const struct item *item) {
   struct before before = {{0}};
-  int r = gh_enter_context("cuGraphAddEventRecordNode");
+  int r = gh_enter_context(call);
   if (r) return r;
   pthread_mutex_lock(&gh_queue_lock);
   struct capture *c = capture_of(graph);
@@ -103,8 +104,23 @@ GH_API int cuGraphAddEventRecordNode(void **node, void *graph, void *const *afte
   }
   if (!c) return gh_queue_leave(INVALID_VALUE);
   if (!(*node = add_node(c, &before))) return gh_queue_leave(OUT_OF_MEMORY);
-  gh_items_add(&c->end, &(struct item){.kind = RECORD, .event = event});
+  gh_items_add(&c->end, item);
   return gh_queue_leave(OK);
+}
+
+/* A launch of the graph records the event, or waits for it, when it comes here. */
+GH_API int cuGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event) {
+  return add_item("cuGraphAddEventRecordNode", node, graph, after, n, &(struct item){.kind = RECORD, .event = event});
+}
+
+GH_API int cuGraphAddEventWaitNode(void **node, void *graph, void *const *after, size_t n, void *event) {
+  return add_item("cuGraphAddEventWaitNode", node, graph, after, n, &(struct item){.kind = WAIT, .event = event});
+}
+
+GH_API int cuGraphAddHostNode(void **node, void *graph, void *const *after, size_t n,
+                              const struct gh_host_node *host) {
+  return add_item("cuGraphAddHostNode", node, graph, after, n,
+                  &(struct item){.kind = HOST, .call = host->call, .argument = host->argument});
 }
 
 GH_API int cuGraphAddDependencies(void *graph, void *const *from, void *const *to, size_t n) {

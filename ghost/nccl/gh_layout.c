@@ -4,9 +4,10 @@
 
 #include <stdio.h>
 
-/* struct ncclKernelComm; 2.26 has what kernels have consumed before the rest. */
+/* struct ncclKernelComm; until 2.26 it has what kernels have consumed before the rest. */
 #define COMM(abort) \
   .comm_abort = (abort), .comm_channels = (abort) + 8, .comm_started = (abort) + 24, .comm_completed = (abort) + 32
+#define COMM_WITHOUT_PROFILER .comm_consumed = 40, .comm_abort = 56, .comm_channels = 64
 /* struct ncclDevChannel; since 2.29 its ring has the inverse of its ranks, too. */
 #define CHANNEL(index) .channel_index = (index), .channel_up = (index) + 12, .channel_down = (index) + 16
 /* struct ncclDevWorkColl; 2.30 aligns its parts. */
@@ -18,17 +19,21 @@
 #define ROWS(collectives) .rows_before_all_reduce = 1 + (collectives) * GH_PROTOS
 
 static const struct gh_layout layouts[] = {
-    {.oldest = 22602, .newest = 22606, .parts_reversed = true, .comm_consumed = 40, COMM(56),
+    {.oldest = 22403, .newest = 22403, .max_channels = 32, .parts_reversed = true, COMM_WITHOUT_PROFILER,
+     .profiler = GH_PROFILER_NONE, .channels = 80, .channel_size = 368, CHANNEL(24), COLL_96, ROWS(4 + 1)},
+    {.oldest = 22501, .newest = 22501, .max_channels = 64, .parts_reversed = true, COMM_WITHOUT_PROFILER,
+     .profiler = GH_PROFILER_NONE, .channels = 80, .channel_size = 352, CHANNEL(24), COLL_96, ROWS(4 + 1)},
+    {.oldest = 22602, .newest = 22606, .max_channels = 64, .parts_reversed = true, .comm_consumed = 40, COMM(56),
      .profiler = GH_PROFILER_COUNTS, .channels = 96, .channel_size = 368, .channel_counter = 352, CHANNEL(24), COLL_96,
      ROWS(4 + 1)},
-    {.oldest = 22703, .newest = 22707, .parts_reversed = true, COMM(48),
+    {.oldest = 22703, .newest = 22707, .max_channels = 64, .parts_reversed = true, COMM(48),
      .profiler = GH_PROFILER_EVENTS, .channels = 96, .channel_size = 368, .channel_counter = 352, CHANNEL(24), COLL_96,
      ROWS(4 + 1)},
-    {.oldest = 22803, .newest = 22809, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
+    {.oldest = 22803, .newest = 22809, .max_channels = 64, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
      .channel_size = 368, .channel_counter = 352, CHANNEL(24), COLL_96, ROWS(4 + 1)},
-    {.oldest = 22902, .newest = 22907, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
+    {.oldest = 22902, .newest = 22907, .max_channels = 64, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
      .channel_size = 368, .channel_counter = 360, CHANNEL(32), COLL_96, ROWS(4 + 1 + 1)},
-    {.oldest = 23003, .newest = 23007, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
+    {.oldest = 23003, .newest = 23007, .max_channels = 64, COMM(48), .profiler = GH_PROFILER_EVENTS, .channels = 96,
      .channel_size = 368, .channel_counter = 360, CHANNEL(32), COLL_128, ROWS(4 + 1 + 1)},
 };
 

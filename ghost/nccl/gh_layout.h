@@ -14,7 +14,7 @@
 /* What is the same in all releases of the table. */
 enum {
   GH_STEPS = 8,         /* of a connection's buffer */
-  GH_MAX_CHANNELS = 64,
+  GH_MAX_CHANNELS = 64, /* of any release */
   GH_CONNS = 2,         /* between two ranks on a channel: 0 for collectives, 1 for send and receive */
   GH_TREE_ARITY = 3,
 
@@ -47,12 +47,14 @@ enum {
 
 /* How a kernel says that its works have begun and ended. */
 enum gh_profiler {
+  GH_PROFILER_NONE,   /* it does not */
   GH_PROFILER_COUNTS, /* one count a channel */
   GH_PROFILER_EVENTS, /* struct ncclDevProfiler, one a channel: GH_EVENTS times a counter and a time */
 };
 
 struct gh_layout {
   int oldest, newest; /* releases, as ncclGetVersion says them: 22803, 22809 */
+  int max_channels;
   enum gh_profiler profiler;
   bool parts_reversed; /* sends and receives: a part's number is that of its channel, bits reversed */
   /* struct ncclKernelComm; consumed 0: kernels do not say what they have read of the ring of works */

@@ -26,7 +26,7 @@ int gh_kernel_parameters(const char *name, const size_t **sizes) {
 
 static bool check_comm(const struct gh_layout *l, const struct gh_launch *launch) {
   char *args = launch->arguments, *comm = GH_FIELD(char *, args, GH_ARGS_COMM);
-  size_t size = l->channels + GH_MAX_CHANNELS * l->channel_size;
+  size_t size = l->channels + (size_t)l->max_channels * l->channel_size;
   if (!gh_reachable(comm, size, NULL)) return false;
   int rank = GH_FIELD(int, comm, GH_COMM_RANK), n = GH_FIELD(int, comm, GH_COMM_NRANKS);
   bool good = n > 0 && rank >= 0 && rank < n && GH_FIELD(char *, comm, l->comm_channels) == comm + l->channels;
@@ -99,7 +99,8 @@ static bool read_batch(struct gh_block *b, size_t limit, int index, struct batch
   return true;
 }
 
-/* Where NCCL's profiler reads that a work began or ended, and since 2.27 when; `number`: of the channel's works. */
+/* Where NCCL's profiler, since 2.26, reads that a work began or ended, and since 2.27 when; `number`: of the channel's
+ * works. */
 static void profile_work(const struct gh_block *b, size_t table, uint64_t number) {
   struct event { uint64_t number, time; };
   struct timespec now;
@@ -122,6 +123,7 @@ static bool is_profiled(const char *work, enum work_type type) {
 }
 
 static void profile_batch(const struct gh_block *b, const struct batch *batch, size_t table) {
+  if (b->layout->profiler == GH_PROFILER_NONE) return;
   uint64_t before = GH_FIELD(uint64_t, b->channel, b->layout->channel_counter);
   for (int i = 0; i < batch->n; i++)
     if (is_profiled(batch->works[i], batch->type)) profile_work(b, table, before + 1 + (uint64_t)i);
@@ -160,7 +162,7 @@ static bool run_block(void *arg) {
     profile_batch(b, batch, l->comm_started);
     good = run_batch(b, batch);
     profile_batch(b, batch, l->comm_completed);
-    GH_FIELD(uint64_t, b->channel, l->channel_counter) += (uint64_t)batch->n;
+    if (l->profiler != GH_PROFILER_NONE) GH_FIELD(uint64_t, b->channel, l->channel_counter) += (uint64_t)batch->n;
   }
   if (batch) free(batch->storage);
   free(batch);
@@ -174,7 +176,7 @@ int gh_kernel_run(const struct gh_launch *launch) {
   struct block_run runs[GH_MAX_CHANNELS];
   void *list[GH_MAX_CHANNELS];
   int n = 0, error = OK;
-  for (int id = 0; id < GH_MAX_CHANNELS; id++) {
+  for (int id = 0; id < l->max_channels; id++) {
     if (!(channels >> id & 1)) continue;
     runs[n] = (struct block_run){.limit = launch->size, .index = n};
     runs[n].block = (struct gh_block){.layout = l,

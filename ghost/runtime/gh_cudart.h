@@ -118,6 +118,10 @@ GH_API int GH_RT_EDGES(cudaStreamUpdateCaptureDependencies, _v2)(void *stream, v
 GH_API int GH_RT_EDGES(cudaGraphAddDependencies, _v2)(void *graph, void *const *from, void *const *to,
                                                       const void *edges, size_t n);
 GH_API int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event);
+GH_API int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *after, size_t n, void *event);
+GH_API int cudaGraphAddHostNode(void **node, void *graph, void *const *after, size_t n,
+                                const struct gh_host_node *host);
+GH_API int cudaGraphAddKernelNode(void);
 GH_API int cudaStreamBeginCapture(void *stream, int mode);
 GH_API int cudaStreamEndCapture(void *stream, void **graph);
 GH_API int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags);

@@ -84,6 +84,14 @@ GH_API int cudaGraphAddDependencies(void *graph, void *const *from, void *const 
 GH_API int cudaGraphAddEventRecordNode(void **node, void *graph, void *const *after, size_t n, void *event) {
   GH_RT_CALL(cuGraphAddEventRecordNode(node, graph, after, n, event));
 }
+GH_API int cudaGraphAddEventWaitNode(void **node, void *graph, void *const *after, size_t n, void *event) {
+  GH_RT_CALL(cuGraphAddEventWaitNode(node, graph, after, n, event));
+}
+GH_API int cudaGraphAddHostNode(void **node, void *graph, void *const *after, size_t n,
+                                const struct gh_host_node *host) {
+  GH_RT_CALL(cuGraphAddHostNode(node, graph, after, n, host));
+}
+GH_API int cudaGraphAddKernelNode(void) { return gh_rt_leave(GH_RT_NOT_SUPPORTED); }
 GH_API int cudaStreamBeginCapture(void *stream, int mode) { GH_RT_CALL(cuStreamBeginCapture_v2(stream, mode)); }
 GH_API int cudaStreamEndCapture(void *stream, void **graph) { GH_RT_CALL(cuStreamEndCapture(stream, graph)); }
 GH_API int cudaGraphInstantiate(void **exec, void *graph, unsigned long long flags) {

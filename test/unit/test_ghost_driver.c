@@ -293,7 +293,68 @@ TEST(a_launch_waits_for_events_outside_of_its_graph) {
   CUDA(cuda_free(memory));
 }
 
-TEST_MAIN(TEST_CASE(what_nics_wrote_is_counted), TEST_CASE(a_dma_buf_leads_to_its_memory),
+static void set_flag(void *arg) { atomic_store((atomic_int *)arg, 1); }
+
+/* As NCCL 2.24 captures: nodes that no stream was asked for, the first of which waits for an event. */
+TEST(nodes_of_no_stream) {
+  enum { THREAD = 1, BUSY = 600, ACTIVE = 1 };
+  open_libraries();
+  int (*begin)(void *, int) = symbol("cudaStreamBeginCapture");
+  int (*end)(void *, void **) = symbol("cudaStreamEndCapture");
+  int (*info)(void *, int *, unsigned long long *, void **, void *const **, const void **, size_t *) =
+      symbol("cudaStreamGetCaptureInfo");
+  int (*follow)(void *, void **, const void *, size_t, unsigned) = symbol("cudaStreamUpdateCaptureDependencies");
+  int (*add_wait)(void **, void *, void *const *, size_t, void *) = symbol("cudaGraphAddEventWaitNode");
+  int (*add_record)(void **, void *, void *const *, size_t, void *) = symbol("cudaGraphAddEventRecordNode");
+  int (*add_host)(void **, void *, void *const *, size_t, const void *) = symbol("cudaGraphAddHostNode");
+  int (*add_kernel)(void) = symbol("cudaGraphAddKernelNode");
+  int (*instantiate)(void **, void *, unsigned long long) = symbol("cudaGraphInstantiate");
+  int (*launch)(void *, void *) = symbol("cudaGraphLaunch"), (*end_exec)(void *) = symbol("cudaGraphExecDestroy");
+  int (*end_graph)(void *) = symbol("cudaGraphDestroy"), (*query)(void *) = symbol("cudaStreamQuery");
+  int (*make_event)(void **) = symbol("cudaEventCreate"), (*end_event)(void *) = symbol("cudaEventDestroy");
+  int (*record)(void *, void *) = symbol("cudaEventRecord"), (*over)(void *) = symbol("cudaEventQuery");
+  int (*call_host)(void *, void (*)(void *), void *) = symbol("cudaLaunchHostFunc");
+  static atomic_int called;
+  const struct { void (*call)(void *); void *arg; } host = {set_flag, &called};
+  void *stream, *live, *before, *after, *graph, *exec, *capture, *node, *const *nodes;
+  size_t n;
+  int status;
+  CUDA(make_stream(&stream, 1));
+  CUDA(make_stream(&live, 1));
+  CUDA(make_event(&before));
+  CUDA(make_event(&after));
+  CUDA(begin(stream, THREAD));
+  CUDA(info(stream, &status, NULL, &capture, &nodes, NULL, &n));
+  CHECK_INT(status, ACTIVE);
+  CUDA(add_wait(&node, capture, NULL, 0, before));
+  CHECK(add_host(&node, capture, &capture, 1, &host) != 0); /* that is no node */
+  CUDA(add_host(&node, capture, &node, 1, &host));
+  CUDA(add_record(&node, capture, &node, 1, after));
+  CHECK(add_kernel() != 0);
+  CUDA(follow(stream, &node, NULL, 1, 0));
+  CUDA(end(stream, &graph));
+  CUDA(instantiate(&exec, graph, 0));
+  CUDA(end_graph(graph));
+  for (int i = 0; i < 2; i++) {
+    atomic_store(&called, 0);
+    atomic_store(&gate, 0);
+    CUDA(call_host(live, wait_for_gate, NULL));
+    CUDA(record(before, live));
+    CUDA(launch(exec, stream));
+    CHECK(query(stream) == BUSY && atomic_load(&called) == 0);
+    atomic_store(&gate, 1);
+    CUDA(sync_stream(stream));
+    CHECK(atomic_load(&called) == 1 && over(after) == 0);
+  }
+  CUDA(end_exec(exec));
+  CUDA(end_event(before));
+  CUDA(end_event(after));
+  CUDA(end_stream(stream));
+  CUDA(end_stream(live));
+}
+
+TEST_MAIN(TEST_CASE(nodes_of_no_stream), TEST_CASE(what_nics_wrote_is_counted),
+          TEST_CASE(a_dma_buf_leads_to_its_memory),
           TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
           TEST_CASE(memory_has_ends_and_owners), TEST_CASE(memory_of_another_process),
           TEST_CASE(the_runtime_says_what_the_driver_does),
