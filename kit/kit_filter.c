@@ -8,6 +8,24 @@
 #include <string.h>
 #include <strings.h>
 
+#define WORD 256 /* of a list */
+
+bool kit_list_next(const char **list, char *word, size_t size) {
+  const char *at = *list;
+  if (!at) return false;
+  size_t n = strcspn(at, ",");
+  snprintf(word, size, "%.*s", (int)n, at);
+  *list = at[n] ? at + n + 1 : NULL;
+  return true;
+}
+
+bool kit_list_has(const char *list, const char *wanted) {
+  char word[WORD];
+  while (kit_list_next(&list, word, sizeof word))
+    if (strcmp(word, wanted) == 0) return true;
+  return false;
+}
+
 static bool matches(const char *pattern, const char *id, const char *name) {
   size_t len = strlen(pattern);
   if (strcmp(pattern, id) == 0 || fnmatch(pattern, name, 0) == 0) return true;
@@ -15,30 +33,29 @@ static bool matches(const char *pattern, const char *id, const char *name) {
 }
 
 static bool in_list(const char *list, const char *id, const char *name) {
-  char word[256];
-  while (list && *list) {
-    size_t len = strcspn(list, ",");
-    snprintf(word, sizeof word, "%.*s", (int)len, list);
+  char word[WORD];
+  while (kit_list_next(&list, word, sizeof word))
     if (*word && matches(word, id, name)) return true;
-    list += len + (list[len] == ',');
-  }
   return false;
+}
+
+static int level_of(const char *word) {
+  int level = KIT_MUST;
+  while (level <= KIT_OBSERVED && strcasecmp(word, kit_level_text((enum kit_level)level)) != 0) level++;
+  return level;
 }
 
 static bool read_levels(struct kit_filter *filter, const char *list) {
   filter->levels = list ? 0 : ~0u;
-  while (list && *list) {
-    size_t len = strcspn(list, ",");
-    int level = KIT_MUST;
-    while (level <= KIT_OBSERVED && !(strlen(kit_level_text((enum kit_level)level)) == len &&
-                                      strncasecmp(list, kit_level_text((enum kit_level)level), len) == 0))
-      level++;
+  char word[WORD];
+  while (kit_list_next(&list, word, sizeof word)) {
+    int level = level_of(word);
+    if (!*word) continue;
     if (level > KIT_OBSERVED) {
-      fprintf(stderr, "rail-kit: --level '%.*s' is none of must, should, observed\n", (int)len, list);
+      fprintf(stderr, "rail-kit: --level '%s' is none of must, should, observed\n", word);
       return false;
     }
     filter->levels |= 1u << level;
-    list += len + (list[len] == ',');
   }
   return true;
 }
@@ -103,17 +120,13 @@ static bool names_something(const char *pattern, kit_filter_entry *entry) {
 }
 
 static bool check_list(const char *list, const char *option, const char *command, kit_filter_entry *entry) {
-  char word[256];
+  char word[WORD];
   bool ok = true;
-  while (list && *list) {
-    size_t len = strcspn(list, ",");
-    snprintf(word, sizeof word, "%.*s", (int)len, list);
+  while (kit_list_next(&list, word, sizeof word))
     if (*word && !names_something(word, entry)) {
       fprintf(stderr, "rail-kit %s: %s: nothing is called %s; --list shows all\n", command, option, word);
       ok = false;
     }
-    list += len + (list[len] == ',');
-  }
   return ok;
 }
 

@@ -7,6 +7,11 @@
 
 #include "kit/kit_report.h"
 
+/* The words of a list with commas, one after the other; *list moves on: false when there are no more. A word may be
+ * empty; one that is longer than `size` is cut. */
+bool kit_list_next(const char **list, char *word, size_t size);
+bool kit_list_has(const char *list, const char *word);
+
 struct kit_filter {
   const char *only, *skip, *level_list;
   unsigned levels; /* bits of enum kit_level */

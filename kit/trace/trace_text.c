@@ -5,22 +5,14 @@
 #include <time.h>
 
 #include "common/base/result.h"
+#include "kit/kit_filter.h"
 #include "kit/trace/kit_trace.h"
 #include "plugin/railtrace/trace_rules.h"
-
-static bool in_list(const char *list, const char *word) {
-  size_t len = strlen(word);
-  for (const char *p = list; *p; p += strcspn(p, ",")) {
-    p += strspn(p, ",");
-    if (strncmp(p, word, len) == 0 && (p[len] == 0 || p[len] == ',')) return true;
-  }
-  return false;
-}
 
 bool kit_trace_takes(const struct kit_trace *how, const struct rail_trace_event *e) {
   double at = (double)e->ns / 1e9;
   bool made_here = e->kind == RAIL_TRACE_LISTEN || e->kind == RAIL_TRACE_CONNECT || e->kind == RAIL_TRACE_ACCEPT;
-  if (how->calls && !in_list(how->calls, rail_trace_kind_name(e->kind))) return false;
+  if (how->calls && !kit_list_has(how->calls, rail_trace_kind_name(e->kind))) return false;
   if (how->comm && e->comm != how->comm && !(made_here && e->made == how->comm)) return false;
   if (how->thread && e->thread != (uint32_t)how->thread) return false;
   return at >= how->from && (how->until <= 0 || at <= how->until);
