@@ -345,50 +345,67 @@ static void format_repeat_command(struct kit_result *r, const struct kit_nccl *h
            how->oob ? " --oob" : "", how->gdr ? " --gdr on" : "");
 }
 
-static void run_case(struct run *run, const struct nccl_case *t) {
+struct case_run {
+  struct kit_result result;
+  struct kit_group_options group;
+  struct env env[KIT_NCCL_MAX_RANKS];
+  int logs[KIT_NCCL_MAX_RANKS]; /* of the processes */
+  char sizes[512];
+};
+
+static void make_job(struct kit_job *job, const struct kit_nccl *how, const struct nccl_case *t, const char *sizes) {
+  snprintf(job->kind, sizeof job->kind, "nccl");
+  snprintf(job->name, sizeof job->name, "%s", t->name);
+  snprintf(job->plugin, sizeof job->plugin, "%s", how->plugin);
+  job->limit_ms = limit_of(how, t);
+  kit_job_add(job, "library", "%s", how->library);
+  if (t->scenario) kit_job_add(job, "scenario", "%s", t->scenario->name);
+  kit_job_add(job, "gpus", "%d", gpus_of(how));
+  kit_job_add(job, "ranks_per_host", "%d", how->ranks_per_host);
+  kit_job_add(job, "gpus_per_process", "%d", how->gpus_per_process);
+  kit_job_add(job, "repeat", "%d", how->repeat);
+  kit_job_add(job, "coll", "%d", (int)t->coll);
+  kit_job_add(job, "algo", "%s", t->algo ? t->algo : algos[RING]);
+  kit_job_add(job, "proto", "%s", !t->proto || t->proto[0] == 'S' ? "SIMPLE" : t->proto);
+  kit_job_add(job, "sizes", "%s", sizes);
+  if (how->types) kit_job_add(job, "types", "%s", how->types);
+  if (how->redops) kit_job_add(job, "redops", "%s", how->redops);
+}
+
+static void make_run(struct case_run *c, const struct run *run, const struct nccl_case *t) {
   const struct kit_nccl *how = run->how;
-  struct kit_result r = {.id = t->id, .name = t->name, .what = t->what, .source = SOURCE, .level = KIT_MUST,
-                         .version = kit_probe_newest(&run->probe), .seed = run->report.seed};
-  int processes = processes_of(how);
-  struct kit_group_options group = {.nprocesses = processes, .on_message = on_message, .arg = &r};
-  struct kit_outcome outcome;
-  struct env env[KIT_NCCL_MAX_RANKS] = {{{NULL}, 0}};
-  int logs[KIT_NCCL_MAX_RANKS] = {0};
-  char sizes[512] = "";
-  snprintf(group.job.kind, sizeof group.job.kind, "nccl");
-  snprintf(group.job.name, sizeof group.job.name, "%s", t->name);
-  snprintf(group.job.plugin, sizeof group.job.plugin, "%s", how->plugin);
-  group.job.limit_ms = limit_of(how, t);
+  c->result = (struct kit_result){.id = t->id, .name = t->name, .what = t->what, .source = SOURCE, .level = KIT_MUST,
+                                  .version = kit_probe_newest(&run->probe), .seed = run->report.seed};
+  c->group = (struct kit_group_options){.nprocesses = processes_of(how), .on_message = on_message, .arg = &c->result};
   for (unsigned i = 0; i < how->nsizes; i++)
-    snprintf(sizes + strlen(sizes), sizeof sizes - strlen(sizes), "%s%llu", i ? "," : "",
+    snprintf(c->sizes + strlen(c->sizes), sizeof c->sizes - strlen(c->sizes), "%s%llu", i ? "," : "",
              (unsigned long long)how->sizes[i]);
-  kit_job_add(&group.job, "library", "%s", how->library);
-  if (t->scenario) kit_job_add(&group.job, "scenario", "%s", t->scenario->name);
-  kit_job_add(&group.job, "gpus", "%d", gpus_of(how));
-  kit_job_add(&group.job, "ranks_per_host", "%d", how->ranks_per_host);
-  kit_job_add(&group.job, "gpus_per_process", "%d", how->gpus_per_process);
-  kit_job_add(&group.job, "repeat", "%d", how->repeat);
-  kit_job_add(&group.job, "coll", "%d", (int)t->coll);
-  kit_job_add(&group.job, "algo", "%s", t->algo ? t->algo : algos[RING]);
-  kit_job_add(&group.job, "proto", "%s", !t->proto || t->proto[0] == 'S' ? "SIMPLE" : t->proto);
-  kit_job_add(&group.job, "sizes", "%s", sizes);
-  if (how->types) kit_job_add(&group.job, "types", "%s", how->types);
-  if (how->redops) kit_job_add(&group.job, "redops", "%s", how->redops);
-  for (int i = 0; i < processes; i++) {
-    logs[i] = make_file("log");
-    make_env(&env[i], run, t, i, logs[i]);
-    group.setup[i].env = (const char *const *)env[i].entries;
+  make_job(&c->group.job, how, t, c->sizes);
+  for (int i = 0; i < c->group.nprocesses; i++) {
+    c->logs[i] = make_file("log");
+    make_env(&c->env[i], run, t, i, c->logs[i]);
+    c->group.setup[i].env = (const char *const *)c->env[i].entries;
   }
+}
+
+static void free_run(struct case_run *c) {
+  for (int i = 0; i < c->group.nprocesses; i++) {
+    close(c->logs[i]);
+    free_env(&c->env[i]);
+  }
+}
+
+static void run_case(struct run *run, const struct nccl_case *t) {
+  struct case_run c = {.sizes = ""};
+  struct kit_outcome outcome;
+  make_run(&c, run, t);
   kit_report_progress(&run->report, t->name);
-  kit_group_run(NULL, &group, &outcome);
-  kit_result_outcome(&r, &outcome, processes);
-  check_log(run, &r, logs);
-  for (int i = 0; i < processes; i++) {
-    close(logs[i]);
-    free_env(&env[i]);
-  }
-  format_repeat_command(&r, how, t, sizes);
-  kit_report_add(&run->report, &r);
+  kit_group_run(NULL, &c.group, &outcome);
+  kit_result_outcome(&c.result, &outcome, c.group.nprocesses);
+  check_log(run, &c.result, c.logs);
+  free_run(&c);
+  format_repeat_command(&c.result, run->how, t, c.sizes);
+  kit_report_add(&run->report, &c.result);
 }
 
 /* ---- all ---- */
@@ -418,7 +435,7 @@ static bool wanted(const struct kit_filter *filter, const struct nccl_case *t) {
 
 int kit_nccl_list(const struct kit_nccl *how) {
   struct kit_filter filter;
-  if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
+  if (!kit_filter_read(&filter, how->only, how->skip, NULL, NULL)) return 2;
   make_cases();
   for (int i = 0; i < NCASES; i++)
     if (wanted(&filter, &cases[i])) printf("%-6s %s\n", cases[i].id, cases[i].name);
@@ -464,7 +481,7 @@ int kit_nccl_run(const struct kit_nccl *how) {
   run = (struct run){.how = &resolved, .topology = -1,
                      .report = {.command = "nccl", .plugin = resolved.plugin, .verbose = !how->quiet,
                                 .json = how->json, .junit = how->junit, .seed = 1}};
-  if (!kit_filter_read(&filter, how->only, how->skip, NULL, how->levels)) return 2;
+  if (!kit_filter_read(&filter, how->only, how->skip, NULL, NULL)) return 2;
   make_cases();
   if (!kit_filter_check(&filter, "nccl", entry)) {
     result = 2;

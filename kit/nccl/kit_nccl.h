@@ -29,7 +29,7 @@ struct kit_nccl {
   uint64_t sizes[KIT_NCCL_SIZES]; /* bytes that a rank sends */
   unsigned nsizes;
   const char *types, *redops;     /* words with commas; NULL: all */
-  const char *only, *skip, *levels;
+  const char *only, *skip;
   uint64_t limit_ms;              /* of each case's processes; comm.repeated has limit_ms * (1 + repeat / 10) */
   int repeat;                     /* communicators that comm.repeated makes, more than KIT_NCCL_WARM */
   bool oob;                       /* NCCL's own bootstrap through the plugin, too */
