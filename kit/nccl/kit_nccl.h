@@ -78,6 +78,8 @@ struct kit_nccl_call {
 
 size_t kit_nccl_type_size(int type);
 bool kit_nccl_reduces(enum kit_nccl_coll coll);
+/* A float of 8 bits? */
+bool kit_nccl_is_fp8(int type);
 /* Elements of the call's two buffers. */
 size_t kit_nccl_send_count(const struct kit_nccl_call *c);
 size_t kit_nccl_recv_count(const struct kit_nccl_call *c);

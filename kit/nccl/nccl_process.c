@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "kit/kit_filter.h"
 #include "kit/nccl/nccl_rank.h"
 
 #define FULL_MATRIX (64u << 10) /* bytes up to which all types and operations are tried; beyond: the first of them */
@@ -70,13 +71,11 @@ static void one_row(struct ranks *all, struct kit_nccl_call c) {
 
 /* ---- which calls ---- */
 
-/* Is the word one of a list with commas? NULL: any is. */
-static bool listed(const char *list, const char *word) {
-  size_t n = strlen(word);
-  for (const char *at = list; at; at = strchr(at, ','), at += at != NULL)
-    if (strncmp(at, word, n) == 0 && (at[n] == ',' || at[n] == 0)) return true;
-  return !list;
-}
+enum { COMPUTE_MAJOR = 75, COMPUTE_MINOR = 76 }; /* CUDA's */
+enum { AVG = 4, FP8_FROM_MAJOR = 9, FP8_COPIED_FROM = 22803 }; /* NCCL's */
+
+/* Why a call is left out. */
+enum reason { NONE, NOT_BUILT, PAT_AVERAGE, INEXACT, FP8, REASONS };
 
 /* Has this NCCL the function? Its build may have left it out. */
 static bool built(const struct kit_nccl_rank *r, const struct kit_nccl_call *c) {
@@ -86,14 +85,29 @@ static bool built(const struct kit_nccl_rank *r, const struct kit_nccl_call *c) 
   static const char *const redops[] = {"Sum", "Prod", "MinMax", "MinMax", "PreMulSum"};
   char text[96];
   if (c->coll >= KIT_NCCL_SENDRECV) return true;
-  bool reduces = kit_nccl_reduces(c->coll), integers = c->type < 6, averages = reduces && c->redop == 4;
-  if (averages && strcmp(r->algo, "PAT") == 0) return false; /* it scales no sums */
+  bool reduces = kit_nccl_reduces(c->coll), integers = c->type < 6;
   snprintf(text, sizeof text, "%s %s %s %s %s", colls[c->coll],
-           !reduces               ? "Copy"
-           : averages && integers ? "SumPostDiv"
-                                  : redops[c->redop],
+           !reduces                      ? "Copy"
+           : c->redop == AVG && integers ? "SumPostDiv"
+                                         : redops[c->redop],
            reduces ? types[c->type] : "i8", r->algo, r->proto);
   return r->has(text);
+}
+
+/* NCCL takes fp8 numbers for reductions from compute capability 9.0 on; before 2.28.3 for any collective. */
+static bool refuses_fp8(const struct kit_nccl_rank *r, const struct kit_nccl_call *c) {
+  int version, major;
+  if (!kit_nccl_is_fp8(c->type) || c->coll >= KIT_NCCL_SENDRECV) return false;
+  NCCL(r, r->ncclGetVersion(&version));
+  CUDA(r->cudaDeviceGetAttribute(&major, COMPUTE_MAJOR, r->gpu));
+  return major < FP8_FROM_MAJOR && (kit_nccl_reduces(c->coll) || version < FP8_COPIED_FROM);
+}
+
+static enum reason why_not(const struct kit_nccl_rank *r, const struct kit_nccl_call *c) {
+  if (refuses_fp8(r, c)) return FP8;
+  if (!kit_nccl_exact(c)) return INEXACT;
+  if (kit_nccl_reduces(c->coll) && c->redop == AVG && strcmp(r->algo, "PAT") == 0) return PAT_AVERAGE;
+  return built(r, c) ? NONE : NOT_BUILT;
 }
 
 static void each_size(struct ranks *all, struct kit_nccl_call c, const char *sizes, bool first) {
@@ -107,23 +121,47 @@ static void each_size(struct ranks *all, struct kit_nccl_call c, const char *siz
   }
 }
 
-static unsigned each_kind(struct ranks *all, struct kit_nccl_call c, const struct kit_job *job) {
+/* The number of kinds of calls that were tried; left_out: how many were not, by reason. */
+static unsigned each_kind(struct ranks *all, struct kit_nccl_call c, const struct kit_job *job,
+                          unsigned left_out[REASONS]) {
   char types[512] = "", redops[256] = "", sizes[512];
   bool some_types = kit_job_arg(job, "types") != NULL, some_redops = kit_job_arg(job, "redops") != NULL;
   if (some_types) snprintf(types, sizeof types, "%s", kit_job_arg(job, "types"));
   if (some_redops) snprintf(redops, sizeof redops, "%s", kit_job_arg(job, "redops"));
   snprintf(sizes, sizeof sizes, "%s", kit_job_arg(job, "sizes"));
+  bool reduces = kit_nccl_reduces(c.coll);
   unsigned tried = 0;
   for (c.type = 0; kit_nccl_types[c.type]; c.type++)
-    for (c.redop = 0; kit_nccl_redops[c.redop] && (c.redop == 0 || kit_nccl_reduces(c.coll)); c.redop++) {
-      if (!listed(some_types ? types : NULL, kit_nccl_types[c.type])) continue;
-      if (!listed(some_redops ? redops : NULL, kit_nccl_redops[c.redop])) continue;
-      if (!built(&all->of[0], &c) || !kit_nccl_exact(&c)) continue;
+    for (c.redop = 0; kit_nccl_redops[c.redop] && (c.redop == 0 || reduces); c.redop++) {
+      if (some_types && !kit_list_has(types, kit_nccl_types[c.type])) continue;
+      if (some_redops && reduces && !kit_list_has(redops, kit_nccl_redops[c.redop])) continue;
+      enum reason reason = why_not(&all->of[0], &c);
+      left_out[reason]++;
+      if (reason != NONE) continue;
       c.root = (int)(tried % (unsigned)c.ranks);
       c.round += 16;
       each_size(all, c, sizes, tried++ == 0);
     }
   return tried;
+}
+
+static _Noreturn void skip(const struct kit_nccl_rank *r, const unsigned left_out[REASONS]) {
+  char texts[REASONS][160] = {"", "", "NCCL's PAT makes no averages"}, why[REASONS * sizeof *texts] = "";
+  int major, minor;
+  CUDA(r->cudaDeviceGetAttribute(&major, COMPUTE_MAJOR, r->gpu));
+  CUDA(r->cudaDeviceGetAttribute(&minor, COMPUTE_MINOR, r->gpu));
+  snprintf(texts[NOT_BUILT], sizeof *texts, "this NCCL was built without %s %s of these types and operations", r->algo,
+           r->proto);
+  snprintf(texts[INEXACT], sizeof *texts, "averages of %d ranks are rounded, so there is nothing to compare them with; "
+           "take a power of two, or integers", r->n);
+  snprintf(texts[FP8], sizeof *texts, "this NCCL refuses fp8 here below compute capability %d.0, and the emulated GPU "
+           "has %d.%d", FP8_FROM_MAJOR, major, minor);
+  for (int i = NOT_BUILT; i < REASONS; i++) {
+    if (!left_out[i]) continue;
+    if (why[0]) strncat(why, "; ", sizeof why - strlen(why) - 1);
+    strncat(why, texts[i], sizeof why - strlen(why) - 1);
+  }
+  kit_skip("%s", why);
 }
 
 static uint64_t largest(const char *sizes) {
@@ -173,8 +211,8 @@ void kit_nccl_process(struct kit_process *self) {
     kit_skip("NCCL has PAT only where each rank is a host; leave out --ranks-per-host and --gpus-per-process");
   open_ranks(&all, algo, proto);
   c.ranks = all.of[0].n;
-  unsigned tried = each_kind(&all, c, job);
+  unsigned left_out[REASONS] = {0}, tried = each_kind(&all, c, job, left_out);
   close_ranks(&all);
   for (int i = 0; i < all.n; i++) ENSURE(!all.of[i].wrong[0], "%s", all.of[i].wrong);
-  if (!tried) kit_skip("this NCCL was built without %s %s, or --types and --redops leave nothing", algo, proto);
+  if (!tried) skip(&all.of[0], left_out);
 }

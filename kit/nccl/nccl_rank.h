@@ -32,6 +32,7 @@ struct kit_nccl_id { char bytes[128]; };
   X(ncclSend, (const void *, size_t, int type, int peer, void *comm, void *stream))                          \
   X(ncclRecv, (void *, size_t, int type, int peer, void *comm, void *stream))                                \
   X(cudaSetDevice, (int device))                                                                             \
+  X(cudaDeviceGetAttribute, (int *value, int attribute, int device))                                         \
   X(cudaMalloc, (void **memory, size_t size))                                                                \
   X(cudaFree, (void *memory))                                                                                \
   X(cudaMemcpy, (void *to, const void *from, size_t size, int kind))                                         \

@@ -176,10 +176,28 @@ def ranks_gather_and_scatter_by_pat():
         assert len(report["results"]) == 2, report
         for r in report["results"]:
             if r["status"] == "skip":
+                assert "built without PAT" in r["seen"], r
                 raise Skip(f"{NCCL} was built without PAT")
             assert figure(r, "connections_by_the_plugin") >= 2 * ranks * distances, r
     report = kit(SOCKET, "--ranks", "4", "--ranks-per-host", "2", "--only", "*.pat.*")
     assert all("each rank is a host" in r["seen"] for r in report["results"]), report
+
+
+def what_is_left_out_has_the_reason():
+    """NCCL takes fp8 numbers for reductions on newer GPUs only, old NCCL for all collectives; averages are rounded."""
+    need_nccl()
+    refuses = "compute capability 9.0, and the emulated GPU has 8.0"
+    reduced, copied, sent = kit(SOCKET, "--types", "f8e4m3,f8e5m2", "--sizes", "8",
+                                "--only", "all_reduce.ring.LL,all_gather.ring.LL,sendrecv")["results"]
+    assert reduced["status"] == "skip" and refuses in reduced["seen"], reduced
+    assert copied["status"] == "pass" or copied["status"] == "skip" and refuses in copied["seen"], copied
+    assert sent["status"] == "pass", sent
+    averaged, = kit(SOCKET, "--ranks", "3", "--types", "float", "--redops", "avg", "--sizes", "8",
+                    "--only", "all_reduce.ring.LL")["results"]
+    assert averaged["status"] == "skip" and "averages of 3 ranks are rounded" in averaged["seen"], averaged
+    averaged, = kit(SOCKET, "--types", "float", "--redops", "avg", "--sizes", "8",
+                    "--only", "reduce_scatter.pat.*")["results"]
+    assert averaged["status"] == "skip" and "PAT makes no averages" in averaged["seen"], averaged
 
 
 def emulated_verbs():
@@ -272,5 +290,6 @@ if __name__ == "__main__":
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
         shared_memory_that_is_left_is_removed, arguments_are_checked, our_plugin_carries_every_collective,
         communicators_are_made_and_lost, four_ranks_and_the_bootstrap, ranks_gather_and_scatter_by_pat,
-        several_ranks_are_a_host, several_gpus_are_a_process, ranks_of_a_host_receive_in_groups, groups_shrink,
-        writes_to_gpu_memory_need_a_flush, another_network_is_noticed)])
+        what_is_left_out_has_the_reason, several_ranks_are_a_host, several_gpus_are_a_process,
+        ranks_of_a_host_receive_in_groups, groups_shrink, writes_to_gpu_memory_need_a_flush,
+        another_network_is_noticed)])

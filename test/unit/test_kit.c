@@ -7,6 +7,7 @@
 #include "kit/kit_job.h"
 #include "kit/kit_json.h"
 #include "kit/kit_report.h"
+#include "kit/nccl/kit_nccl.h"
 #include "test/harness/tap.h"
 
 TEST(job_args) {
@@ -179,5 +180,35 @@ TEST(outcomes_and_words) {
   kit_result_free(&r);
 }
 
+/* The bits of a number from its first 1 to its last. */
+static int width(unsigned n) {
+  int bits = 0;
+  while (n && n % 2 == 0) n /= 2;
+  for (; n; n /= 2) bits++;
+  return bits;
+}
+
+/* No sum of what ranks send needs rounding in the smallest floats, in whatever order it is taken. */
+TEST(sums_of_fp8) {
+  static const struct { const char *type; int mantissa; uint8_t one, two; } types[] = {
+      {"f8e4m3", 3, 0x38, 0x40}, {"f8e5m2", 2, 0x3c, 0x40}};
+  for (int t = 0; t < 2; t++) {
+    int number = 0;
+    while (strcmp(kit_nccl_types[number], types[t].type) != 0) number++;
+    unsigned sums[512] = {0};
+    for (int rank = 0; rank < 8; rank++) {
+      struct kit_nccl_call c = {.coll = KIT_NCCL_ALL_REDUCE, .type = number, .count = 512, .rank = rank, .ranks = 8};
+      uint8_t sent[512];
+      kit_nccl_fill(&c, sent);
+      for (int i = 0; i < 512; i++) {
+        CHECK_MSG(!sent[i] || sent[i] == types[t].one || sent[i] == types[t].two, "%#x", sent[i]);
+        sums[i] += !sent[i] ? 0 : sent[i] == types[t].one ? 1 : 2;
+        CHECK_MSG(width(sums[i]) <= types[t].mantissa + 1, "%s: %u, of %d ranks", types[t].type, sums[i], rank + 1);
+      }
+    }
+  }
+}
+
 TEST_MAIN(TEST_CASE(job_args), TEST_CASE(job_check), TEST_CASE(choices), TEST_CASE(reasons), TEST_CASE(json),
-          TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words))
+          TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words),
+          TEST_CASE(sums_of_fp8))

@@ -2,6 +2,7 @@
  * `rail-kit nccl`: NCCL's own host code over a plugin. */
 #include <string.h>
 
+#include "kit/kit_filter.h"
 #include "kit/nccl/kit_nccl.h"
 #include "tools/rail-kit/commands.h"
 
@@ -16,13 +17,12 @@ struct nccl_options {
 
 static int set_sizes(const struct tool_value *v) {
   struct kit_nccl *how = &((struct nccl_options *)v->into)->how;
+  const char *at = v->text;
   char word[32];
   how->nsizes = 0;
-  for (const char *at = v->text; at; at = strchr(at, ','), at += at != NULL) {
-    size_t n = strcspn(at, ",");
+  while (kit_list_next(&at, word, sizeof word)) {
     uint64_t *size = how->nsizes < KIT_NCCL_SIZES ? &how->sizes[how->nsizes++] : NULL;
-    if (n < sizeof word) memcpy(word, at, n), word[n] = 0;
-    if (!size || n >= sizeof word || !tool_parse_u64(word, true, size) || *size > 256u << 20)
+    if (!size || !tool_parse_u64(word, true, size) || *size > 256u << 20)
       return tool_bad(v, "up to %d sizes with commas, of 256M at most, such as 8,64K", KIT_NCCL_SIZES);
   }
   return 0;
@@ -30,10 +30,11 @@ static int set_sizes(const struct tool_value *v) {
 
 /* Every word must be one of them. */
 static int check_words(const struct tool_value *v, const char *const *words, const char **to) {
-  for (const char *at = v->text; at; at = strchr(at, ','), at += at != NULL) {
-    size_t n = strcspn(at, ",");
+  const char *at = v->text;
+  char word[32];
+  while (kit_list_next(&at, word, sizeof word)) {
     int i = 0;
-    while (words[i] && !(strlen(words[i]) == n && strncmp(words[i], at, n) == 0)) i++;
+    while (words[i] && strcmp(words[i], word) != 0) i++;
     if (!words[i]) return tool_bad(v, "nccl-tests' words with commas: %s, %s, …", words[0], words[1]);
   }
   *to = v->text;
@@ -94,7 +95,7 @@ static const struct tool_command command = {
              "process for a host, so that all data between processes goes through the plugin (but see\n"
              "--ranks-per-host). Contents are compared with scalar code, and NCCL's log is asked which plugin carries\n"
              "each connection. Other cases make communicators, split and lose them. Times say nothing about a GPU.\n"
-             "Variables that are set stay: NCCL_P2P_DISABLE=0.",
+             "Variables that are set stay (NCCL_P2P_DISABLE=0); docs/nccl.md has those that do not.",
     .options = options,
     .noptions = sizeof options / sizeof *options,
     .tail = RK_EXIT_STATUS,
