@@ -71,6 +71,38 @@ static void json_props(struct kit_json *j, const struct rail_net_props_v12 *p) {
   INT("plane_id", p->plane_id);
 }
 
+static void json_comm_attr(struct kit_json *j, const char *key, const struct rail_net_comm_attr *a) {
+  kit_json_object(j, key);
+  INT("max_concurrent_peers", a->max_concurrent_peers);
+  INT("min_concurrent_peers", a->min_concurrent_peers);
+  INT("max_flows_per_peer", a->max_flows_per_peer);
+  INT("min_flows_per_peer", a->min_flows_per_peer);
+  kit_json_end(j, '}');
+}
+
+static void json_attr(struct kit_json *j, const struct rail_net_attr *a) {
+  json_comm_attr(j, "send", &a->send);
+  json_comm_attr(j, "recv", &a->recv);
+  INT("op", a->op);
+  INT("algo", a->algo);
+  INT("proto", a->proto);
+}
+
+static void json_fused(struct kit_json *j, const struct rail_trace_event *e) {
+  kit_json_array(j, "devices");
+  for (unsigned int i = 0; i < e->n; i++) INT(NULL, e->bufs[i].tag);
+  kit_json_end(j, ']');
+}
+
+static void json_finding(struct kit_json *j, const struct rail_trace_event *e) {
+  kit_json_text(j, "rule", rail_trace_rule((unsigned int)(e->value < RAIL_RULES ? e->value : 0))->name);
+  kit_json_text(j, "who", e->dev ? "plugin" : "caller");
+  kit_json_array(j, "numbers"); /* what the rule's text says of them */
+  INT(NULL, e->address);
+  INT(NULL, e->size);
+  kit_json_end(j, ']');
+}
+
 void kit_trace_json_event(struct kit_json *j, const struct rail_trace_event *e) {
   INT("ns", e->ns);
   kit_json_format(j, "id", "%u.%" PRIu64, e->thread, e->number);
@@ -85,20 +117,24 @@ void kit_trace_json_event(struct kit_json *j, const struct rail_trace_event *e) 
   if (e->tries) INT("tries", e->tries);
   if (e->waited) INT("waited_ns", e->waited);
   switch (e->kind) {
-    case RAIL_TRACE_INIT: INT("version", e->dev); break;
+    case RAIL_TRACE_INIT:
+      INT("version", e->dev);
+      kit_json_format(j, "comm_id", "%#" PRIx64, e->value);
+      INT("traffic_class", e->tag);
+      break;
     case RAIL_TRACE_PROPERTIES: INT("device", e->dev); json_props(j, &e->props); break;
-    case RAIL_TRACE_LISTEN:
-    case RAIL_TRACE_CONNECT: INT("device", e->dev); json_handle(j, e->handle); break;
-    case RAIL_TRACE_REG_MR:
-    case RAIL_TRACE_REG_DMABUF: INT("type", e->dev); INT("size", e->size); break;
+    case RAIL_TRACE_MAKE_VDEVICE: INT("device", e->dev); json_fused(j, e); break;
+    case RAIL_TRACE_SET_ATTR: json_attr(j, &e->attr); break;
+    case RAIL_TRACE_CONNECT: INT("traffic_class", e->tag); INT("device", e->dev); json_handle(j, e->handle); break;
+    case RAIL_TRACE_LISTEN: INT("device", e->dev); json_handle(j, e->handle); break;
+    case RAIL_TRACE_REG_MR: INT("type", e->dev); INT("size", e->size); break;
+    case RAIL_TRACE_REG_DMABUF: INT("type", e->dev); INT("size", e->size); INT("offset", e->value); break;
+    case RAIL_TRACE_IRECV: kit_json_bool(j, "completion_optional", e->value != 0); json_bufs(j, e); break;
     case RAIL_TRACE_ISEND:
-    case RAIL_TRACE_IRECV:
     case RAIL_TRACE_IFLUSH: json_bufs(j, e); break;
     case RAIL_TRACE_TEST: kit_json_bool(j, "done", e->value != 0); json_bufs(j, e); break;
-    case RAIL_TRACE_FINDING:
-      kit_json_text(j, "rule", rail_trace_rule((unsigned int)(e->value < RAIL_RULES ? e->value : 0))->name);
-      kit_json_text(j, "who", e->dev ? "plugin" : "caller");
-      break;
+    case RAIL_TRACE_FINDING: json_finding(j, e); break;
+    case RAIL_TRACE_CONSUMED:
     case RAIL_TRACE_DEVICES:
     case RAIL_TRACE_DROPPED: INT("count", e->value); break;
     default: break;

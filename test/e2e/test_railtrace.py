@@ -142,6 +142,21 @@ def filters_choose():
     assert not [line for line in trace(file, "--thread", 4000).stdout.splitlines() if not line.startswith("#")]
 
 
+def options_that_would_be_ignored_are_refused():
+    """And no file is touched then."""
+    file, kept = a_recording()[0], os.path.join(ROOM, "kept.json")
+    with open(kept, "w", encoding="utf-8") as f:
+        f.write("kept")
+    picture = os.path.join(ROOM, "refused.svg")
+    for args in (["--plot", picture, "--json", kept], ["--plot", picture, "--summary"],
+                 ["--plot", picture, "--comm", 1], ["--plot", picture, "--from", 1], ["--summary", "--call", "isend"],
+                 ["--summary", "--json", kept, "--thread", 1], ["--call", "isnd"],
+                 ["--plot", os.path.join(ROOM, "picture.txt")]):
+        done = trace(file, *args, status=2)
+        assert args[0] in done.stderr and not done.stdout, (args, done)
+    assert not os.path.exists(picture) and open(kept, encoding="utf-8").read() == "kept"
+
+
 def pictures():
     target = os.path.join(ROOM, "picture.svg")
     done = run([KIT, "trace", "--plot", target, *a_recording()])
@@ -277,7 +292,9 @@ def selected_by_name():
 
 try:
     main([("the trace is complete", the_trace_is_complete), ("summaries add up", summaries_add_up),
-          ("filters choose", filters_choose), ("pictures", pictures),
+          ("filters choose", filters_choose),
+          ("options that would be ignored are refused", options_that_would_be_ignored_are_refused),
+          ("pictures", pictures),
           ("made again on the same plugin", replays(SOCKET)),
           ("at the recorded times", replays(SOCKET, "--speed", "1")),
           ("on another plugin", replays(REFERENCE))]

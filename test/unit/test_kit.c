@@ -8,6 +8,7 @@
 #include "kit/kit_json.h"
 #include "kit/kit_report.h"
 #include "kit/nccl/kit_nccl.h"
+#include "kit/trace/kit_trace.h"
 #include "test/harness/tap.h"
 
 TEST(job_args) {
@@ -133,6 +134,34 @@ TEST(json) {
             "(" R R R R R R R R R R R "\"]");
 }
 
+static struct rail_trace_event event;
+static void write_event(struct kit_json *j) {
+  kit_json_object(j, NULL);
+  kit_trace_json_event(j, &event);
+  kit_json_end(j, '}');
+}
+
+static void event_has(struct rail_trace_event e, const char *text) {
+  event = e;
+  const char *found = json_of(write_event);
+  CHECK_MSG(strstr(found, text), "%s has no %s", found, text);
+}
+
+TEST(json_of_a_trace) {
+  event_has((struct rail_trace_event){.kind = RAIL_TRACE_INIT, .value = 0xfedcba9876543210, .tag = 5, .dev = 12},
+            "\"version\":12,\"comm_id\":\"0xfedcba9876543210\",\"traffic_class\":5");
+  event_has((struct rail_trace_event){.kind = RAIL_TRACE_CONNECT, .tag = -1}, "\"traffic_class\":-1");
+  struct rail_trace_event fused = {.kind = RAIL_TRACE_MAKE_VDEVICE, .dev = 7, .n = 2, .bufs = {{.tag = 3}, {.tag = 4}}};
+  event_has(fused, "\"device\":7,\"devices\":[3,4]");
+  event_has((struct rail_trace_event){.kind = RAIL_TRACE_SET_ATTR, .attr = {{1, 2, 3, 4}, {5, 6, 7, 8}, 9, 10, 11}},
+            "\"recv\":{\"max_concurrent_peers\":5,\"min_concurrent_peers\":6,\"max_flows_per_peer\":7,"
+            "\"min_flows_per_peer\":8},\"op\":9,\"algo\":10,\"proto\":11");
+  event_has((struct rail_trace_event){.kind = RAIL_TRACE_REG_DMABUF, .value = 4096}, "\"offset\":4096");
+  event_has((struct rail_trace_event){.kind = RAIL_TRACE_IRECV, .value = 1}, "\"completion_optional\":true");
+  event_has((struct rail_trace_event){.kind = RAIL_TRACE_CONSUMED, .value = 6}, "\"count\":6");
+  event_has((struct rail_trace_event){.kind = RAIL_TRACE_FINDING, .address = 8, .size = 9}, "\"numbers\":[8,9]");
+}
+
 TEST(quoting) {
   char text[64] = "run ";
   kit_append_quoted(text, sizeof text, "/a/b-c.so");
@@ -210,5 +239,5 @@ TEST(sums_of_fp8) {
 }
 
 TEST_MAIN(TEST_CASE(job_args), TEST_CASE(job_check), TEST_CASE(choices), TEST_CASE(reasons), TEST_CASE(json),
-          TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words),
+          TEST_CASE(json_of_a_trace), TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words),
           TEST_CASE(sums_of_fp8))
