@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/types.h>
 
 #include "kit/preload/preload.h"
 
@@ -54,5 +55,9 @@ void kit_fault_posts(void *context);
     return real args;                                                    \
   }
 #define CALL(kind, error, name, params, args) FORWARD(kind, error, -1, int, name, params, args)
+
+/* What code built with _FILE_OFFSET_BITS=64 calls instead of `of`, and does the same where off_t has 64 bits. */
+_Static_assert(sizeof(off_t) == 8, "open64 and its kin are other calls here");
+#define NAME_64(name, of) PUBLIC extern __typeof__(of) name __attribute__((alias(#of)))
 
 #endif

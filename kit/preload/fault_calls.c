@@ -54,8 +54,10 @@ FORWARD(KIT_FAIL_ALLOC, ENOMEM, NULL, char *, strndup, (const char *s, size_t n)
 
 FORWARD(KIT_FAIL_MAP, ENOMEM, MAP_FAILED, void *, mmap, (void *p, size_t n, int prot, int flags, int fd, off_t at),
         (p, n, prot, flags, fd, at))
+NAME_64(mmap64, mmap);
 CALL(KIT_FAIL_MAP, EMFILE, shm_open, (const char *name, int flags, mode_t mode), (name, flags, mode))
 CALL(KIT_FAIL_MAP, ENOSPC, ftruncate, (int fd, off_t len), (fd, len))
+NAME_64(ftruncate64, ftruncate);
 CALL(KIT_FAIL_MAP, EMFILE, memfd_create, (const char *name, unsigned int flags), (name, flags))
 
 /* ---- waiting ---- */
@@ -74,17 +76,27 @@ CALL(KIT_FAIL_POLL, EMFILE, eventfd, (unsigned int value, int flags), (value, fl
 CALL(KIT_FAIL_POLL, EMFILE, pipe, (int fds[2]), (fds))
 CALL(KIT_FAIL_POLL, EMFILE, pipe2, (int fds[2], int flags), (fds, flags))
 
-PUBLIC int poll(struct pollfd *fds, nfds_t n, int timeout) {
-  if (kit_fault_must_fail(KIT_FAIL_POLL, "poll", ENOMEM, CALLER) || kit_fault_interrupts(CALLER)) return -1;
-  NEXT(poll);
-  return real(fds, n, timeout);
-}
+/* `kind` 0: it can be interrupted only. */
+#define WAIT(kind, name, params, args)                                                                     \
+  PUBLIC int name params {                                                                                 \
+    if (kit_fault_must_fail(kind, #name, ENOMEM, CALLER) || kit_fault_interrupts(CALLER)) return -1;       \
+    NEXT(name);                                                                                            \
+    return real args;                                                                                      \
+  }
 
-PUBLIC int epoll_wait(int ep, struct epoll_event *events, int n, int timeout) {
-  if (kit_fault_interrupts(CALLER)) return -1;
-  NEXT(epoll_wait);
-  return real(ep, events, n, timeout);
-}
+WAIT(KIT_FAIL_POLL, poll, (struct pollfd *fds, nfds_t n, int timeout), (fds, n, timeout))
+WAIT(KIT_FAIL_POLL, ppoll, (struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask),
+     (fds, n, timeout, mask))
+WAIT(0, epoll_wait, (int ep, struct epoll_event *events, int n, int timeout), (ep, events, n, timeout))
+WAIT(0, epoll_pwait, (int ep, struct epoll_event *events, int n, int timeout, const sigset_t *mask),
+     (ep, events, n, timeout, mask))
+
+/* Under _FORTIFY_SOURCE. */
+int __poll_chk(struct pollfd *fds, nfds_t n, int timeout, size_t size);
+int __ppoll_chk(struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask, size_t size);
+WAIT(KIT_FAIL_POLL, __poll_chk, (struct pollfd *fds, nfds_t n, int timeout, size_t size), (fds, n, timeout, size))
+WAIT(KIT_FAIL_POLL, __ppoll_chk, (struct pollfd *fds, nfds_t n, const struct timespec *timeout, const sigset_t *mask,
+     size_t size), (fds, n, timeout, mask, size))
 
 /* ---- threads ---- */
 
@@ -107,6 +119,7 @@ CALL(KIT_FAIL_FILE, ENOMEM, getifaddrs, (struct ifaddrs **list), (list))
 FORWARD(KIT_FAIL_FILE, ENOSYS, -1, ssize_t, getrandom, (void *p, size_t n, unsigned int flags), (p, n, flags))
 FORWARD(KIT_FAIL_FILE, EMFILE, NULL, FILE *, fopen, (const char *restrict path, const char *restrict mode),
         (path, mode))
+NAME_64(fopen64, fopen);
 FORWARD(KIT_FAIL_FILE, EMFILE, NULL, DIR *, opendir, (const char *path), (path))
 
 static mode_t mode_of(int flags, va_list ap) {
@@ -132,3 +145,14 @@ PUBLIC int openat(int dir, const char *path, int flags, ...) {
   NEXT(openat);
   return real(dir, path, flags, mode);
 }
+
+NAME_64(open64, open);
+NAME_64(openat64, openat);
+
+/* Under _FORTIFY_SOURCE, where the compiler does not see the flags. */
+int __open_2(const char *path, int flags);
+int __openat_2(int dir, const char *path, int flags);
+CALL(KIT_FAIL_FILE, EMFILE, __open_2, (const char *path, int flags), (path, flags))
+CALL(KIT_FAIL_FILE, EMFILE, __openat_2, (int dir, const char *path, int flags), (dir, path, flags))
+NAME_64(__open64_2, __open_2);
+NAME_64(__openat64_2, __openat_2);

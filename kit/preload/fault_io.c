@@ -121,6 +121,10 @@ ssize_t __read_chk(int fd, void *p, size_t n, size_t size);
 ssize_t __recv_chk(int fd, void *p, size_t n, size_t size, int flags);
 MOVE(__read_chk, false, 0, (int fd, void *p, size_t n, size_t size), (fd, p, n, size))
 MOVE(__recv_chk, false, flags, (int fd, void *p, size_t n, size_t size, int flags), (fd, p, n, size, flags))
+ssize_t __recvfrom_chk(int fd, void *restrict p, size_t n, size_t size, int flags, struct sockaddr *restrict from,
+                       socklen_t *restrict len);
+MOVE(__recvfrom_chk, false, flags, (int fd, void *restrict p, size_t n, size_t size, int flags,
+     struct sockaddr *restrict from, socklen_t *restrict len), (fd, p, n, size, flags, from, len))
 
 /* ---- several buffers ---- */
 
@@ -185,4 +189,22 @@ PUBLIC ssize_t recvmsg(int fd, struct msghdr *m, int flags) {
   m->msg_namelen = less.msg_namelen;
   m->msg_controllen = less.msg_controllen;
   return got;
+}
+
+/* ---- several messages: fewer of them, each whole ---- */
+
+static unsigned cut_count(int fd, unsigned n, int flags, const void *caller) {
+  return (unsigned)kit_fault_cut(fd, n, flags, caller);
+}
+
+PUBLIC int sendmmsg(int fd, struct mmsghdr *v, unsigned n, int flags) {
+  if (FAILS(true, "sendmmsg")) return -1;
+  NEXT(sendmmsg);
+  return real(fd, v, cut_count(fd, n, flags, CALLER), flags);
+}
+
+PUBLIC int recvmmsg(int fd, struct mmsghdr *v, unsigned n, int flags, struct timespec *timeout) {
+  if (FAILS(false, "recvmmsg")) return -1;
+  NEXT(recvmmsg);
+  return real(fd, v, cut_count(fd, n, flags, CALLER), flags, timeout);
 }

@@ -144,7 +144,12 @@ int kit_fault_buffer(const void *caller) {
 /* Has this place of the code never asked before? */
 static bool is_first(const void *caller) {
   static _Atomic(const void *) places[PLACES];
-  return atomic_exchange(&places[(uintptr_t)caller % PLACES], caller) == NULL;
+  for (unsigned i = 0; i < PLACES; i++) { /* the place that follows, where another one is there */
+    const void *there = NULL;
+    if (atomic_compare_exchange_strong(&places[((uintptr_t)caller + i) % PLACES], &there, caller)) return true;
+    if (there == caller) return false;
+  }
+  return false;
 }
 
 bool kit_fault_interrupts(const void *caller) {
@@ -180,22 +185,47 @@ PUBLIC void rail_fault_shape(size_t bytes, int size, int interrupt, uint64_t see
 
 PUBLIC long rail_fault_shaped(void) { return atomic_load(&shaped_calls); }
 
-static int kinds_from(const char *word) {
-  if (word && strcmp(word, "alloc") == 0) return KIT_FAIL_ALLOC;
-  if (word && strcmp(word, "verbs") == 0) return KIT_FAIL_VERBS;
-  if (word && strcmp(word, "post") == 0) return KIT_FAIL_POST;
-  if (word && strcmp(word, "syscall") == 0) return KIT_FAIL_SYSCALL;
-  return KIT_FAIL_ALL;
+/* A sweep that is set wrongly would fail nothing, or something else. */
+static _Noreturn void refuse(const char *name, const char *value, const char *allowed) {
+  char text[512];
+  int len = snprintf(text, sizeof text, "rail-fault: %s='%.200s'; allowed: %s\n", name, value, allowed);
+  (void)!syscall(SYS_write, 2, text, (size_t)len);
+  _exit(2);
+}
+
+/* The variable's number, from `least` on; `otherwise` where it is not set. */
+static long number_from(const char *name, long least, long otherwise) {
+  const char *text = getenv(name);
+  char *end;
+  if (!text) return otherwise;
+  errno = 0;
+  long value = strtol(text, &end, 10);
+  if (!*text || *end || errno || value < least) refuse(name, text, least ? "a number from 1" : "a number from 0");
+  return value;
+}
+
+static int kinds_from(const char *name) {
+  static const struct { const char *word; int kinds; } known[] = {
+      {"all", KIT_FAIL_ALL}, {"alloc", KIT_FAIL_ALLOC}, {"syscall", KIT_FAIL_SYSCALL}, {"verbs", KIT_FAIL_VERBS},
+      {"post", KIT_FAIL_POST}};
+  const char *word = getenv(name);
+  if (!word) return KIT_FAIL_ALL;
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (strcmp(known[i].word, word) == 0) return known[i].kinds;
+  refuse(name, word, "alloc, syscall, verbs, post, all");
 }
 
 static void read_objects(const char *list) {
+  const char *all = list;
   while (*list) {
     size_t len = strcspn(list, ",");
     if (len == strlen("@program") && strncmp(list, "@program", len) == 0) {
       config.program = true;
     } else if (len == strlen("@later") && strncmp(list, "@later", len) == 0) {
       config.later = true;
-    } else if (len > 0 && len < MAX_PART && config.n < MAX_PARTS) {
+    } else if (len >= MAX_PART || config.n == MAX_PARTS) {
+      refuse("RAIL_FAIL_IN", all, "up to 8 parts of paths, of less than 64 characters each");
+    } else if (len > 0) {
       memcpy(config.part[config.n], list, len);
       config.part[config.n++][len] = 0;
     }
@@ -212,14 +242,16 @@ static void note_early(void) {
 }
 
 __attribute__((constructor)) static void start(void) {
-  const char *in = getenv("RAIL_FAIL_IN"), *nth = getenv("RAIL_FAIL_NTH"), *run = getenv("RAIL_FAIL_COUNT");
+  const char *in = getenv("RAIL_FAIL_IN");
+  long nth = number_from("RAIL_FAIL_NTH", 0, -1);
+  int kinds = kinds_from("RAIL_FAIL_KIND");
   const char *file = getenv("RAIL_FAIL_COUNT_FILE");
   note_early();
   read_objects(in ? in : "@later");
   config.verbose = getenv("RAIL_FAIL_VERBOSE") != NULL;
   if (file) snprintf(config.count_file, sizeof config.count_file, "%s", file);
-  if (run && atol(run) > 0) atomic_store(&fail_run, atol(run));
-  if (nth) rail_fault_arm(atol(nth), kinds_from(getenv("RAIL_FAIL_KIND")));
+  atomic_store(&fail_run, number_from("RAIL_FAIL_COUNT", 1, 1));
+  if (nth >= 0) rail_fault_arm(nth, kinds);
 }
 
 static void write_count(void) {
