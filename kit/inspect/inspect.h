@@ -188,7 +188,8 @@ struct kit_seen_props {
   uint8_t unwritten[sizeof(struct rail_net_props_v12)]; /* by byte of that version's structure */
   struct kit_text name, pci_path;
   bool moved;                              /* the strings' addresses differ from call to call */
-  bool changed;                            /* values differ from call to call */
+  uint8_t changed[sizeof(struct rail_net_props_v12)]; /* by byte of that structure: written, and differs by call */
+  bool texts_changed;                      /* the strings do */
   bool overrun;                            /* it wrote behind that version's structure */
 };
 

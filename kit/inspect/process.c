@@ -235,7 +235,7 @@ static void look_at_device(struct kit_process *self, const struct rail_net_slots
     record.size = widen(s, &one, &record.value);
     for (size_t i = 0; i < record.size; i++) {
       record.unwritten[i] = one.bytes[i] == 0x5a && two.bytes[i] == 0xa5;
-      record.changed |= i >= 2 * sizeof(char *) && !record.unwritten[i] && one.bytes[i] != two.bytes[i];
+      record.changed[i] = !record.unwritten[i] && one.bytes[i] != two.bytes[i];
     }
     for (size_t i = record.size; i < sizeof one; i++) record.overrun |= one.bytes[i] != 0x5a;
     record.moved = one.v6.name != two.v6.name || one.v6.pci_path != two.v6.pci_path;
@@ -243,9 +243,9 @@ static void look_at_device(struct kit_process *self, const struct rail_net_slots
     read_text(record.unwritten[0] ? NULL : one.v6.name, &record.name);
     read_text(record.unwritten[sizeof(char *)] ? NULL : one.v6.pci_path, &record.pci_path);
     read_text(record.unwritten[0] ? NULL : two.v6.name, &again);
-    record.changed |= strcmp(record.name.s, again.s) != 0;
+    record.texts_changed |= strcmp(record.name.s, again.s) != 0;
     read_text(record.unwritten[sizeof(char *)] ? NULL : two.v6.pci_path, &again);
-    record.changed |= strcmp(record.pci_path.s, again.s) != 0;
+    record.texts_changed |= strcmp(record.pci_path.s, again.s) != 0;
     if (record.value.vprops.ndevs <= 1) note_no_pci(no_pci, dev, &record.pci_path);
   }
   send_record(self, KIT_RECORD_PROPS, version, &record, sizeof record);

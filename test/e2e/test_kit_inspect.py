@@ -158,6 +158,11 @@ def each_bad_property_is_named():
         assert all(f["why"] and f["source"] for f in said), said
 
 
+def only_values_that_count_can_change():
+    assert "props.change" in ids(bent("change_of_fused")), "devs[1] of two differs by call"
+    assert "props.change" not in ids(bent("change_of_nothing", errors=0)), "padding, and devs[1] of one"
+
+
 def pci_paths_end_within_16_bytes():
     """15 characters and the NUL are what NCCL has room for."""
     with tempfile.TemporaryDirectory() as folder:
@@ -391,6 +396,7 @@ def bad_arguments():
 main([(case.__name__.replace("_", " "), case) for case in (
     our_plugin_is_fine_in_all_versions, parameters_are_printed, every_release_takes_its_version, straight_has_no_error,
     what_a_process_does_is_a_result, calls_that_fail_are_findings, each_bad_property_is_named,
+    only_values_that_count_can_change,
     pci_paths_end_within_16_bytes, one_device_is_enough,
     versions_are_compared, gpu_memory_needs_its_slots, what_the_linker_was_told_shows, null_slots_are_told_apart,
     odd_tables_are_described, defects_of_the_reference_show, missing_libraries_are_named, damaged_files_are_results,

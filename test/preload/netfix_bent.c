@@ -79,6 +79,10 @@ static void bend_texts(int dev, struct rail_net_props_v12 *p) {
   if (is("pci_wild")) p->pci_path = (char *)16;
 }
 
+#define VPROPS_END (offsetof(struct rail_net_props_v12, vprops) + sizeof(struct rail_net_vprops_v12))
+#define PADDING (offsetof(struct rail_net_props_v12, max_p2p_bytes) - VPROPS_END)
+_Static_assert(PADDING > 0, "there is padding in front of max_p2p_bytes");
+
 static void bend_numbers(int dev, struct rail_net_props_v12 *p) {
   static int calls;
   if (is("speed")) p->speed = -1;
@@ -99,6 +103,12 @@ static void bend_numbers(int dev, struct rail_net_props_v12 *p) {
   if (is("planes")) p->plane_id = (int16_t)dev;
   if (is("rails") && dev == 1) p->rail_id = RAIL_NET_ID_UNDEF;
   if (is("change")) p->speed += calls++;
+  if (is("change_of_fused")) p->vprops.ndevs = 2, p->vprops.devs[1] = calls++;
+  if (is("change_of_nothing")) {
+    /* devices that are not counted, and 4 bytes between fields: as a structure copied from a stack has them */
+    p->vprops.devs[1] = calls++;
+    memset((char *)&p->max_p2p_bytes - PADDING, calls, PADDING);
+  }
 }
 
 static int bent_properties(int dev, struct rail_net_props_v12 *p) {
