@@ -23,7 +23,7 @@ void kit_bench_samples_free(struct kit_bench_samples *samples) {
 }
 
 static int compare(const void *a, const void *b) {
-  uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+  uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
   return (x > y) - (x < y);
 }
 
@@ -320,7 +320,7 @@ void kit_bench_connects(struct kit_bench_process *s, double seconds, struct kit_
     for (int b = 0; b < (int)s->cell.sides; b++) edges += kit_bench_edge(&s->cell, a, b);
   t = (struct totals){0};
   s->samples.n = 0;
-  while (go_on(s, s->connects ? made < s->connects : rail_now_ns() < until)) {
+  while (go_on(s, rail_now_ns() < until && (!s->connects || made < s->connects))) {
     batch(s, &t);
     made += edges * s->cell.comms;
   }

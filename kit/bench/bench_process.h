@@ -33,7 +33,7 @@ bool kit_bench_memory_read(const struct kit_bench_memory *m, void *to, const cha
 
 /* Times in ns, room for all of them taken and touched before the timing begins. */
 struct kit_bench_samples {
-  uint32_t *ns;
+  uint64_t *ns;
   size_t n, room;
 };
 
@@ -205,7 +205,7 @@ void kit_bench_verify(struct kit_bench_process *s);
 bool kit_bench_samples_make(struct kit_bench_samples *samples);
 void kit_bench_samples_free(struct kit_bench_samples *samples);
 static inline void kit_bench_sample(struct kit_bench_samples *samples, uint64_t ns) {
-  if (rail_likely(samples->n < samples->room)) samples->ns[samples->n++] = ns > UINT32_MAX ? UINT32_MAX : (uint32_t)ns;
+  if (rail_likely(samples->n < samples->room)) samples->ns[samples->n++] = ns;
 }
 
 #endif

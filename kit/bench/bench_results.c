@@ -195,7 +195,8 @@ static void print_bad(const struct kit_bench_results *r, FILE *f) {
 }
 
 void kit_bench_table(const struct kit_bench_results *r, FILE *f) {
-  double busy = 0;
+  double busy = 0; /* NAN: not known of a round */
+  char cores[32] = "unknown";
   for (unsigned int k = 0; k < r->plan->ncolumns; k++) {
     const struct kit_bench_column *c = &r->plan->columns[k];
     fprintf(f, "# %s: %s", c->name, *c->plugin ? c->plugin : "plain TCP streams");
@@ -203,9 +204,11 @@ void kit_bench_table(const struct kit_bench_results *r, FILE *f) {
     for (unsigned int i = 0; i < c->nenv; i++) fprintf(f, ", %s", c->env[i]);
     fputc('\n', f);
   }
-  for (unsigned int i = 0; i < r->plan->rounds; i++) busy = fmax(busy, r->others[i]);
-  fprintf(f, "# %u round%s of %g s a cell after %g s; cores that others kept busy: %.2f%s\n", r->plan->rounds,
-          r->plan->rounds == 1 ? "" : "s", r->plan->seconds, r->plan->warmup_s, busy,
+  for (unsigned int i = 0; i < r->plan->rounds; i++)
+    if (!isnan(busy) && !(r->others[i] <= busy)) busy = r->others[i];
+  if (!isnan(busy)) snprintf(cores, sizeof cores, "%.2f", busy);
+  fprintf(f, "# %u round%s of %g s a cell after %g s; cores that others kept busy: %s%s\n", r->plan->rounds,
+          r->plan->rounds == 1 ? "" : "s", r->plan->seconds, r->plan->warmup_s, cores,
           busy > 0.2 ? " - NOT QUIET, do not quote these figures" : "");
   if (*r->counting) fprintf(f, "# instructions: %s\n", r->counting);
   for (int kind = 0; kind < KIT_BENCH_KINDS; kind++) print_kind(r, (enum kit_bench_kind)kind, f);

@@ -214,7 +214,8 @@ def planted_defects():
         result = found["cells"][0]["results"][0]
         assert result["verdict"] == verdict and said in result["rounds"][0]["what"], (name, result)
     for name, figure in (("fd_leak", "fds_left"), ("thread_leak", "threads_left")):
-        (_, _, f), = figures(measure(broken(f"broken-{name}"), "--kind", "connect", "--comms", 4, "--connects", 40))
+        (_, _, f), = figures(measure(broken(f"broken-{name}"), "--kind", "connect", "--comms", 4, "--connects", 40,
+                                      "--seconds", 60))
         assert f[figure] >= 40, (name, f)
 
 
@@ -225,15 +226,20 @@ def all_bytes_are_checked():
 
 
 def what_cannot_be_loaded():
-    found = measure("/nonexistent.so", SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, status=1)
+    found = measure("/nonexistent.so", SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, status=3)
     bad, good = found["cells"][0]["results"]
     assert bad["verdict"] == "failed" and "/nonexistent.so" in bad["rounds"][0]["what"], bad
     assert good["verdict"] == "ok", good
 
 
 def a_thousand_connections():
-    (_, _, f), = figures(measure(SOCKET, "--kind", "connect", "--comms", 8, "--connects", 1000))
+    (_, _, f), = figures(measure(SOCKET, "--kind", "connect", "--comms", 8, "--connects", 1000, "--seconds", 60))
     assert f["fds_left"] == 0 and f["threads_left"] == 0, f
+
+
+def time_ends_a_cell_of_many_connections():
+    (_, _, f), = figures(measure(SOCKET, "--kind", "connect", "--comms", 1, "--connects", 100000000, "--seconds", 0.2))
+    assert f["connects_s"] > 0, f
 
 
 def gpu(plugin, *args, status=0, **env):
@@ -390,6 +396,7 @@ main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_side
       ("each trouble is a result of its cell", each_trouble_is_a_result),
       ("planted defects", planted_defects),
       ("all bytes are checked", all_bytes_are_checked), ("what cannot be loaded", what_cannot_be_loaded),
-      ("a thousand connections leave nothing", a_thousand_connections), ("GPU memory", gpu_memory),
+      ("a thousand connections leave nothing", a_thousand_connections),
+      ("time ends a cell of many connections", time_ends_a_cell_of_many_connections), ("GPU memory", gpu_memory),
       ("two hosts", two_hosts), ("network namespaces", network_namespaces), ("comparing", comparing),
       ("a picture", a_picture), ("bad options", bad_options)])

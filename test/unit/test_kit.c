@@ -3,6 +3,7 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "kit/bench/bench_process.h"
 #include "kit/kit_filter.h"
 #include "kit/kit_job.h"
 #include "kit/kit_json.h"
@@ -209,6 +210,22 @@ TEST(outcomes_and_words) {
   kit_result_free(&r);
 }
 
+TEST(bench_of_a_slow_or_unknown_machine) {
+  struct kit_bench_samples samples;
+  CHECK(kit_bench_samples_make(&samples));
+  kit_bench_sample(&samples, 5000000000);
+  CHECK_INT(samples.ns[0], 5000000000);
+  kit_bench_samples_free(&samples);
+  double others[] = {0.1, NAN, 0.3};
+  struct kit_bench_plan plan = {.rounds = 3};
+  struct kit_bench_results results = {.plan = &plan, .others = others};
+  char text[1024] = "";
+  FILE *f = fmemopen(text, sizeof text, "w");
+  kit_bench_table(&results, f);
+  fclose(f);
+  CHECK_MSG(strstr(text, "kept busy: unknown\n"), "%s", text);
+}
+
 /* The bits of a number from its first 1 to its last. */
 static int width(unsigned n) {
   int bits = 0;
@@ -240,4 +257,4 @@ TEST(sums_of_fp8) {
 
 TEST_MAIN(TEST_CASE(job_args), TEST_CASE(job_check), TEST_CASE(choices), TEST_CASE(reasons), TEST_CASE(json),
           TEST_CASE(json_of_a_trace), TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words),
-          TEST_CASE(sums_of_fp8))
+          TEST_CASE(bench_of_a_slow_or_unknown_machine), TEST_CASE(sums_of_fp8))

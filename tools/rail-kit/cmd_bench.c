@@ -149,7 +149,7 @@ static const struct tool_option options[] = {
     {"warmup", 0, "S", "before them", TOOL_REAL, AT(warmup), .max = 600, .preset = "0.05"},
     {"patience", 0, "S", "without progress, until it counts as stuck", TOOL_REAL, AT(plan.patience_s), .min = 0.01,
      .max = 600, .preset = "5"},
-    {"connects", 0, "N", "connections that a connect cell makes, instead of --seconds", TOOL_U64, AT(plan.connects)},
+    {"connects", 0, "N", "most connections that a connect cell makes within --seconds", TOOL_U64, AT(plan.connects)},
     {"check", 0, "0|1", "check all bytes of some messages before the timing", TOOL_BOOL, AT(check), .preset = "1"},
     {"seed", 0, "N", "of those bytes", TOOL_U64, AT(plan.seed), .preset = "1"},
     {"quick", 'q', NULL, "fewer sizes, one connection, one round: some seconds", TOOL_CALL, .set = set_preset,
@@ -281,10 +281,17 @@ static int write_results(const struct bench_options *o, const struct kit_bench_r
   return o->before ? compare_results(o, r, about, table) : TOOL_EXIT_OK;
 }
 
+/* A name without a slash is for the dynamic linker to find. */
+static bool is_missing(const struct kit_bench_column *column) {
+  return strchr(column->plugin, '/') && access(column->plugin, R_OK) != 0;
+}
+
 /* What a cell could not do here is no fault of the plugin. */
 static int status_of(const struct kit_bench_results *r) {
   int status = TOOL_EXIT_OK;
   size_t n = (size_t)r->plan->rounds * r->plan->ncells * r->plan->ncolumns;
+  for (unsigned int k = 0; k < r->plan->ncolumns; k++)
+    if (is_missing(&r->plan->columns[k])) return TOOL_EXIT_FAILED;
   for (size_t i = 0; i < n; i++) {
     if (r->all[i].verdict == KIT_BENCH_ERROR) return TOOL_EXIT_FAILED;
     if (r->all[i].verdict != KIT_BENCH_OK && r->all[i].verdict != KIT_BENCH_SKIPPED) status = TOOL_EXIT_RESULT;
