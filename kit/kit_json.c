@@ -9,8 +9,8 @@
 
 struct kit_json kit_json_start(FILE *f) { return (struct kit_json){.f = f}; }
 
-/* Bytes of the UTF-8 character that begins at p, 2 to 4; 0: none does (RFC 3629). */
-static int utf8_size(const unsigned char *p) {
+int kit_utf8_size(const unsigned char *p) { /* RFC 3629 */
+  if (*p < 0x80) return 1;
   int n = *p >= 0xc2 && *p < 0xe0 ? 2 : *p >= 0xe0 && *p < 0xf0 ? 3 : *p >= 0xf0 && *p < 0xf5 ? 4 : 0;
   for (int i = 1; i < n; i++)
     if ((p[i] & 0xc0) != 0x80) return 0;
@@ -23,7 +23,7 @@ static int utf8_size(const unsigned char *p) {
 /* One character; returns its bytes. What is no UTF-8 becomes the replacement character: a plugin's names and log lines
  * may be anything. */
 static int put_character(FILE *f, const unsigned char *p) {
-  int n = *p < 0x80 ? 1 : utf8_size(p);
+  int n = kit_utf8_size(p);
   if (n > 1) fwrite(p, 1, (size_t)n, f);
   else if (n == 0) fputs("\\ufffd", f);
   else if (*p == '"' || *p == '\\') fprintf(f, "\\%c", *p);

@@ -28,6 +28,9 @@ void kit_json_bool(struct kit_json *j, const char *key, bool value);
 /* Ends the line; false: the stream did not take all. */
 bool kit_json_finish(struct kit_json *j);
 
+/* Bytes of the UTF-8 character that begins at p, which is not the text's end: 1 to 4; 0: none does. */
+int kit_utf8_size(const unsigned char *p);
+
 /* The FILE of an option like --json FILE: standard output for "-" and for NULL (not given). NULL: it cannot be opened,
  * reported on stderr as of `program`. */
 FILE *kit_file_open(const char *program, const char *path);

@@ -243,15 +243,22 @@ static bool write_json(FILE *f, const struct kit_report *r) {
   return kit_json_finish(&j);
 }
 
+/* One character; returns its bytes. What is no UTF-8, or no character of XML, becomes the replacement character. */
+static int xml_character(FILE *f, const unsigned char *p) {
+  int n = kit_utf8_size(p);
+  bool none = n == 0 || (n == 3 && p[0] == 0xef && p[1] == 0xbf && p[2] >= 0xbe);
+  if (none) fputs("&#xFFFD;", f);
+  else if (*p == '<') fputs("&lt;", f);
+  else if (*p == '>') fputs("&gt;", f);
+  else if (*p == '&') fputs("&amp;", f);
+  else if (*p == '"') fputs("&quot;", f);
+  else if (*p == '\n') fputs("&#10;", f);
+  else if (*p >= 0x20) fwrite(p, 1, (size_t)n, f);
+  return n ? n : 1;
+}
+
 static void xml_text(FILE *f, const char *text) {
-  for (; text && *text; text++) {
-    if (*text == '<') fputs("&lt;", f);
-    else if (*text == '>') fputs("&gt;", f);
-    else if (*text == '&') fputs("&amp;", f);
-    else if (*text == '"') fputs("&quot;", f);
-    else if (*text == '\n') fputs("&#10;", f);
-    else if ((unsigned char)*text >= 0x20) putc(*text, f);
-  }
+  for (const unsigned char *p = (const unsigned char *)text; p && *p;) p += xml_character(f, p);
 }
 
 static void xml_attribute(FILE *f, const char *name, const char *value) {
@@ -259,6 +266,9 @@ static void xml_attribute(FILE *f, const char *name, const char *value) {
   xml_text(f, value);
   putc('"', f);
 }
+
+/* The plugin did what a check says it must not; an error is that a check came to no end of its own. */
+static bool is_failure(const struct kit_result *r) { return r->end == KIT_END_FAILED || r->end == KIT_END_LOST; }
 
 static void xml_case(FILE *f, const char *command, const struct kit_result *r) {
   bool bad = kit_result_bad(r);
@@ -269,7 +279,7 @@ static void xml_case(FILE *f, const char *command, const struct kit_result *r) {
     fputs("/>\n", f);
     return;
   }
-  const char *tag = !bad ? "skipped" : r->end == KIT_END_FAILED || r->end == KIT_END_LOST ? "failure" : "error";
+  const char *tag = !bad ? "skipped" : is_failure(r) ? "failure" : "error";
   fprintf(f, ">\n    <%s", tag);
   xml_attribute(f, "message", r->text);
   if (bad) {
@@ -288,10 +298,15 @@ static void xml_case(FILE *f, const char *command, const struct kit_result *r) {
 
 static bool write_junit(FILE *f, const struct kit_report *r) {
   struct sums s = sums_of(r);
-  int bad = s.bad[0] + s.bad[1] + s.bad[2] + s.errors;
+  int failures = 0, errors = 0;
+  for (int i = 0; i < r->count; i++) {
+    bool bad = kit_result_bad(&r->results[i]), failure = is_failure(&r->results[i]);
+    failures += bad && failure;
+    errors += bad && !failure;
+  }
   fputs("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite", f);
   xml_attribute(f, "name", r->plugin);
-  fprintf(f, " tests=\"%d\" failures=\"%d\" skipped=\"%d\">\n", r->count, bad, s.skipped);
+  fprintf(f, " tests=\"%d\" failures=\"%d\" errors=\"%d\" skipped=\"%d\">\n", r->count, failures, errors, s.skipped);
   for (int i = 0; i < r->count; i++) xml_case(f, r->command, &r->results[i]);
   fputs("</testsuite>\n", f);
   return fflush(f) == 0 && !ferror(f);

@@ -205,6 +205,11 @@ static void try_scenario(struct run *run, const struct kit_scenario *s, uint64_t
     kit_fault_describe(&t);
     if ((s->needs & KIT_NEEDS_PRELOAD) && t.has_record[0] && t.record[0].shaped == 0) no_such_call(&r);
   }
+  if (interrupted && kit_result_bad(&r)) { /* its processes were ended for that, not by the plugin */
+    r.end = KIT_END_ERROR;
+    r.level = s->level;
+    snprintf(r.text, sizeof r.text, "interrupted by signal %d", (int)interrupted);
+  }
   kit_report_add(&run->report, &r);
 }
 

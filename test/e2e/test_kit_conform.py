@@ -172,6 +172,22 @@ def files():
     expect(kit(REF, "--only", "close.null", "--json", "/nonexistent/x.json"), 3, "/nonexistent/x.json")
 
 
+def junit_of_odd_plugins():
+    """A file's name that is no UTF-8 leaves XML; what could not be run is an error, not a failure."""
+    with tempfile.TemporaryDirectory() as d:
+        odd, junit = os.fsdecode(os.fsencode(d) + b"/lib\xffnet\xef\xbf\xbf.so"), pathlib.Path(d, "r.xml")
+        shutil.copy(SOCKET, odd)
+        done = subprocess.run([KIT, "conform", odd, "--only", "close.null", "--junit", str(junit)], env=environment(),
+                              stdout=subprocess.DEVNULL)
+        assert done.returncode == 0, done
+        suite = xml.parse(junit).getroot()
+        assert suite.get("name").endswith("/lib\ufffdnet\ufffd.so"), suite.attrib
+        expect(kit(f"{d}/none.so", "--junit", str(junit)), 3)
+        suite = xml.parse(junit).getroot()
+        assert (suite.get("failures"), suite.get("errors")) == ("0", "1"), suite.attrib
+        assert suite[0].find("error") is not None, xml.tostring(suite)
+
+
 def repeats_have_seeds_of_their_own():
     results = report(REF, "--only", "close.null", "--repeat", "3", "--seed", "0x100")["results"]
     assert [r["seed"] for r in results] == ["0x100", "0x101", "0x102"], results
@@ -340,6 +356,6 @@ def the_other_host_is_silent():
 
 main([(f.__name__, f) for f in (
     a_good_plugin_passes, a_fused_device, a_failure_says_what_was_seen_and_how_to_repeat_it, a_crash_is_a_result,
-    a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files,
+    a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files, junit_of_odd_plugins,
     repeats_have_seeds_of_their_own, bad_arguments, two_parents, two_namespaces, under_a_launcher,
     the_other_host_is_somebody_else, the_other_host_goes_away, the_leader_goes_away, the_other_host_is_silent)])

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -238,6 +239,24 @@ def nothing_is_left():
         assert f"railkit{process.pid}" not in run(["ip", "netns"]).stdout, "a network namespace is left"
 
 
+def an_interrupted_run_is_no_failure():
+    """A signal ends the scenario that is under way, and that is not the plugin's doing."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = os.path.join(folder, "report.json")
+        process = subprocess.Popen([KIT, "fault", SOCKET, "--only", "stop.long", "--stop-time", "60", "--json", report],
+                                   text=True, stdout=subprocess.PIPE, env=environment(), start_new_session=True)
+        assert process.stdout.readline().startswith("rail-kit fault"), "it begins with what it does"
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while len(children.read_text().split()) < 2:  # the processes of the scenario
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate()[0]
+        assert process.returncode == 3, (process.returncode, said)
+        results = json.loads(pathlib.Path(report).read_text())["results"]
+        assert [(r["status"], r["seen"]) for r in results] == [("error", "interrupted by signal 2")], results
+
+
 def junit_and_words():
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "fault.xml"
@@ -272,4 +291,5 @@ main([("our plugin comes through all of them", all_on_our_plugin),
       ("links that are there", links_that_are_there),
       ("without root links are left out, and said so", without_root),
       ("an interrupted run leaves no namespace", nothing_is_left),
+      ("an interrupted run is no failure", an_interrupted_run_is_no_failure),
       ("JUnit, and what the command line refuses", junit_and_words)])
