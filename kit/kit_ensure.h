@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Assertions for code that test programs share, and small measuring tools.
- *
- * tap.h's CHECKs end a case with a longjmp inside one file and one thread.
- * ENSURE does the same from the harness's own files, from threads started
- * with kit_run_threads() and from forked children: each ends only itself and its
- * starter fails with the message. Test programs use ENSURE where the code may
- * run in any of those places.
+ * Assertions, and small measuring tools, for processes of the kit and for test
+ * programs. An ENSURE that is false ends the case in a process, a thread of
+ * kit_run_threads(), whose starter fails with its message, or what kit_catch()
+ * has called.
  */
 #ifndef RAIL_KIT_ENSURE_H
 #define RAIL_KIT_ENSURE_H

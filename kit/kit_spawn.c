@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A process's process: started, spoken to, ended. */
+ * One process of a group: how it is started, what is queued for it, how it ends. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>

@@ -9,15 +9,11 @@
 
 #include "common/base/clock.h"
 #include "kit/kit_call_trace.h"
+#include "kit/kit_ensure.h"
 
 enum { SHIFTS = 8192, CANARY = 64, CANARY_BYTE = 0xc5, SCRIBBLE = 0x3d };
 
-static uint64_t mix64(uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
+static uint64_t mix64(uint64_t x) { return kit_rng_next(&(struct kit_rng){x}); }
 
 static uint64_t draw(const struct kit_traffic_plan *plan, uint32_t conn, uint64_t message, uint64_t what) {
   return mix64(mix64(plan->seed ^ what) ^ ((uint64_t)conn << 40) ^ message);

@@ -214,12 +214,17 @@ int kit_props_get(const struct rail_net_slots *s, int dev, union kit_props *p) {
   return s->get_properties_v6(dev, &p->v6);
 }
 
-bool kit_props_is_pci(const char *pci_path) {
+bool kit_props_subsystem(const char *path, char *name, size_t size) {
   char link[PATH_MAX + 16];
-  if (!pci_path || (size_t)snprintf(link, sizeof link, "%s/subsystem", pci_path) >= sizeof link) return false;
+  if (!path || (size_t)snprintf(link, sizeof link, "%s/subsystem", path) >= sizeof link) return false;
   char *subsystem = realpath(link, NULL);
-  const char *kind = subsystem ? strrchr(subsystem, '/') : NULL;
-  bool pci = kind && strcmp(kind, "/pci") == 0;
+  const char *last = subsystem ? strrchr(subsystem, '/') : NULL;
+  if (last) snprintf(name, size, "%s", last + 1);
   free(subsystem);
-  return pci;
+  return last != NULL;
+}
+
+bool kit_props_is_pci(const char *pci_path) {
+  char name[64];
+  return kit_props_subsystem(pci_path, name, sizeof name) && strcmp(name, "pci") == 0;
 }

@@ -28,6 +28,8 @@ union kit_props {
 /* The plugin's call, of the version that the slots are of. */
 int kit_props_get(const struct rail_net_slots *s, int dev, union kit_props *p);
 
+/* The subsystem of a device's path in sysfs: "pci". False: it is no such path. */
+bool kit_props_subsystem(const char *path, char *name, size_t size);
 /* Does NCCL take this pciPath for a PCI device's? Any other device, and one whose path is NULL, it attaches to the
  * first CPU (src/graph/xml.cc, ncclTopoFillNet). */
 bool kit_props_is_pci(const char *pci_path);

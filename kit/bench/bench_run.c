@@ -198,7 +198,7 @@ static void decide_verdict(const struct kit_bench_cell *cell, const struct kit_o
     if (!h->reported[i]) set_verdict(result, KIT_BENCH_ERROR, "side %u ended without a report", i);
 }
 
-/* Half of what is free is left to the system and the plugin. False: blamed. */
+/* Half of what is free is left to the system and the plugin. False: the verdict says what is missing. */
 static bool fits(const struct kit_bench_cell *cell, struct kit_bench_result *result) {
   double needed = (double)kit_bench_bytes(cell) * cell->sides, available = kit_bench_free_memory();
   if (cell->memory == KIT_BENCH_CUDA || !(needed > available / 2)) return true;

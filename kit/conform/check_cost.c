@@ -276,20 +276,20 @@ static void what_a_connection_holds(struct kit_process *self) {
 }
 
 const struct kit_check kit_checks_cost[] = {
-    {"15.20", "cost.no_call_is_long", KIT_SHOULD, KIT_ONE, 60, 0, true,
+    {"15.20", "cost.no_call_is_long", KIT_SHOULD, KIT_ONE, 60, 0,
      "isend and irecv of little data, and test where nothing has come, return within a millisecond",
      "src/proxy.cc:801,954", no_call_is_long},
-    {"15.21", "cost.latency", KIT_OBSERVED, KIT_TWO, 60, 0, true, "half of a round trip of 8 bytes",
+    {"15.21", "cost.latency", KIT_OBSERVED, KIT_TWO, 60, 0, "half of a round trip of 8 bytes",
      "src/transport/net.cc:1414", latency},
-    {"15.22", "cost.bandwidth", KIT_OBSERVED, KIT_TWO, 120, 0, true,
+    {"15.22", "cost.bandwidth", KIT_OBSERVED, KIT_TWO, 120, 0,
      "bytes a second of messages from 64 KiB to 64 MiB, a few outstanding, and the processor time they take",
      "src/transport/net.cc:1323", bandwidth},
-    {"15.23", "cost.message_rate", KIT_OBSERVED, KIT_TWO, 60, 0, true,
+    {"15.23", "cost.message_rate", KIT_OBSERVED, KIT_TWO, 60, 0,
      "messages of 8 bytes a second, eight outstanding", "src/transport/net.cc:1323", message_rate},
-    {"15.24", "cost.connection_rate", KIT_OBSERVED, KIT_ONE, 60, 0, true,
+    {"15.24", "cost.connection_rate", KIT_OBSERVED, KIT_ONE, 60, 0,
      "connections a second, opened and closed one after the other on one thread", "src/transport.cc:75",
      connection_rate},
-    {"15.25", "cost.what_a_connection_holds", KIT_OBSERVED, KIT_ONE, 60, 0, true,
+    {"15.25", "cost.what_a_connection_holds", KIT_OBSERVED, KIT_ONE, 60, 0,
      "descriptors, threads and memory of one more connection", "src/transport.cc:75", what_a_connection_holds},
     {0},
 };

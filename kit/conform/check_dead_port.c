@@ -95,16 +95,16 @@ static void a_handle_of_junk(struct kit_process *self) { /* an error, at once or
 }
 
 const struct kit_check kit_checks_dead_port[] = {
-  {"5.1", "connect.dead_port", KIT_MUST, KIT_ONE, 0, 0, false,
+  {"5.1", "connect.dead_port", KIT_MUST, KIT_ONE, 0, 0,
    "connect to a closed port fails or waits; with an error *sendComm is NULL, and closeSend(NULL) is accepted.",
    "src/transport/net.cc:890-892, 1204-1244, src/proxy.cc:1583, 1620-1632", dead_port},
-  {"5.2", "connect.dead_port_is_noticed", KIT_SHOULD, KIT_ONE, 60, 0, false,
+  {"5.2", "connect.dead_port_is_noticed", KIT_SHOULD, KIT_ONE, 60, 0,
    "connect to a closed port is an error within 45 seconds: NCCL itself has no time limit.",
    "src/proxy.cc:1637-1640", dead_port_is_noticed},
-  {"5.3", "connect.given_up_quietly", KIT_MUST, KIT_ONE, 0, 0, false,
+  {"5.3", "connect.given_up_quietly", KIT_MUST, KIT_ONE, 0, 0,
    "Connections that never came about are simply dropped; everything else goes on, and finalize succeeds.",
    "src/transport/net.cc:1204, 1259", given_up_quietly},
-  {"5.4", "connect.a_handle_of_junk", KIT_SHOULD, KIT_ONE, 0, 0, false,
+  {"5.4", "connect.a_handle_of_junk", KIT_SHOULD, KIT_ONE, 0, 0,
    "connect with a handle that no listen has written never gives a connection, and does not crash.",
    "src/transport/net_socket.cc:460", a_handle_of_junk},
   {0},

@@ -151,16 +151,16 @@ static void memory_is_gone_before_close(struct kit_process *self) {
 }
 
 const struct kit_check kit_checks_dereg[] = {
-    {"11.21", "mr.nothing_is_read_after_dereg", KIT_MUST, KIT_ONE, 60, 0, false,
+    {"11.21", "mr.nothing_is_read_after_dereg", KIT_MUST, KIT_ONE, 60, 0,
      "after deregMr not one byte of the range is read, also with a send outstanding", "src/transport/net.cc:1204",
      nothing_is_read_after_dereg},
-    {"11.22", "mr.nothing_is_written_after_dereg", KIT_MUST, KIT_ONE, 60, 0, false,
+    {"11.22", "mr.nothing_is_written_after_dereg", KIT_MUST, KIT_ONE, 60, 0,
      "after deregMr not one byte of the range is written, also with a receive outstanding",
      "src/transport/net.cc:1259", nothing_is_written_after_dereg},
-    {"11.23", "mr.nothing_is_written_after_close", KIT_SHOULD, KIT_ONE, 60, 0, false,
+    {"11.23", "mr.nothing_is_written_after_close", KIT_SHOULD, KIT_ONE, 60, 0,
      "after closeRecv not one byte of a buffer is written, also with a receive outstanding and without deregMr",
      "src/transport/net.cc:1259", nothing_is_written_after_close},
-    {"11.24", "mr.memory_is_gone_before_close", KIT_MUST, KIT_ONE, 60, 0, false,
+    {"11.24", "mr.memory_is_gone_before_close", KIT_MUST, KIT_ONE, 60, 0,
      "with requests outstanding the order deregMr, free, close works: NCCL's own at an abort",
      "src/transport/net.cc:1204,1259", memory_is_gone_before_close},
     {0},

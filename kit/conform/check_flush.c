@@ -155,17 +155,17 @@ static void after_the_sender_has_gone(struct kit_process *self) {
 #define NET "src/transport/net.cc:"
 
 const struct kit_check kit_checks_flush[] = {
-    {"9.11", "flush.after_a_receive", KIT_SHOULD, KIT_ONE, 40, 0, false,
+    {"9.11", "flush.after_a_receive", KIT_SHOULD, KIT_ONE, 40, 0,
      "iflush of what a receive brought gives no request or one that ends, and leaves the data as they are.",
      NET "1622-1641, 1699", after_a_receive},
-    {"9.12", "flush.of_a_group", KIT_SHOULD, KIT_ONE, 40, 0, false,
+    {"9.12", "flush.of_a_group", KIT_SHOULD, KIT_ONE, 40, 0,
      "One iflush is for all buffers of a grouped receive, some of them or all without data.", NET "1622-1641",
      of_a_group},
-    {"9.13", "flush.several_at_once", KIT_SHOULD, KIT_ONE, 40, 0, false,
+    {"9.13", "flush.several_at_once", KIT_SHOULD, KIT_ONE, 40, 0,
      "A flush for each of NCCL's 8 steps may be outstanding, and be tested in any order while messages arrive.",
      NET "1684-1700", several_at_once},
-    {"9.14", "flush.after_the_sender_has_gone", KIT_SHOULD, KIT_ONE, 40, 0, false,
+    {"9.14", "flush.after_the_sender_has_gone", KIT_SHOULD, KIT_ONE, 40, 0,
      "When the connection has failed, iflush and the test of a flush come back, and closing works.", NET "1640",
      after_the_sender_has_gone},
-    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, false, NULL, NULL, NULL},
+    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, NULL, NULL, NULL},
 };

@@ -143,7 +143,7 @@ static void closed_with_clients_connected(struct kit_process *self) {
   int files = kit_fd_count();
   for (int i = 0; i < COUNT; i++) {
     fds[i] = kit_listener_dial(&d);
-    if (i % 2) ENSURE(send(fds[i], "nonsense", 8, MSG_NOSIGNAL | MSG_DONTWAIT) != 0, "send says nothing");
+    if (i % 2) (void)!send(fds[i], "nonsense", 8, MSG_NOSIGNAL | MSG_DONTWAIT); /* the plugin may have closed it */
   }
   kit_listener_accepts_none(&d, 20);
   uint64_t start = rail_now_ns();
@@ -294,31 +294,31 @@ static void clients_leave_nothing(struct kit_process *self) {
 }
 
 const struct kit_check kit_checks_foreign[] = {
-  {"3.20", "listen.garbage", KIT_SHOULD, KIT_ONE, 30, 0, false,
+  {"3.20", "listen.garbage", KIT_SHOULD, KIT_ONE, 30, 0,
    "Foreign clients that write junk are never accepted, and a real peer is accepted after them.",
    "src/misc/socket.cc:327-366; issues 1612, 1808, 1880", garbage},
-  {"3.21", "listen.silence_does_not_delay", KIT_SHOULD, KIT_ONE, 30, 0, false,
+  {"3.21", "listen.silence_does_not_delay", KIT_SHOULD, KIT_ONE, 30, 0,
    "Foreign clients that connect and send nothing do not keep a real peer out.",
    "src/misc/socket.cc:327-357, src/transport/net_socket.cc:514-518", silence_does_not_delay},
-  {"3.22", "listen.a_thousand_silent_clients", KIT_SHOULD, KIT_ONE, 30, 0, true,
+  {"3.22", "listen.a_thousand_silent_clients", KIT_SHOULD, KIT_ONE, 30, 0,
    "Thousands of them delay a real peer by less than a second, and accept stays short.",
    "src/proxy.cc:1776, src/transport/net_socket.cc:514-518", a_thousand_silent_clients},
-  {"3.23", "listen.silence_does_not_use_up_all_files", KIT_SHOULD, KIT_ONE, 30, 0, false,
+  {"3.23", "listen.silence_does_not_use_up_all_files", KIT_SHOULD, KIT_ONE, 30, 0,
    "When foreign clients have used up the process's open files, a real peer is still accepted.",
    "src/transport/net_socket.cc:500-530", silence_does_not_use_up_all_files},
-  {"3.24", "listen.closed_with_foreign_clients", KIT_SHOULD, KIT_ONE, 0, 0, false,
+  {"3.24", "listen.closed_with_foreign_clients", KIT_SHOULD, KIT_ONE, 0, 0,
    "closeListen with foreign clients connected is quick and closes their files.",
    "src/transport/net.cc:1090, src/transport/net_socket.cc:500-530", closed_with_clients_connected},
-  {"3.25", "listen.a_greeting_with_one_wrong_byte", KIT_SHOULD, KIT_ONE, 30, 0, false,
+  {"3.25", "listen.a_greeting_with_one_wrong_byte", KIT_SHOULD, KIT_ONE, 30, 0,
    "A greeting is checked: with a wrong byte in it the connection is refused, and a real peer is accepted after it.",
    "src/misc/socket.cc:359-366, src/transport/net_socket.cc:460", a_greeting_with_one_wrong_byte},
-  {"3.26", "listen.a_greeting_cut_short", KIT_SHOULD, KIT_ONE, 30, 0, false,
+  {"3.26", "listen.a_greeting_cut_short", KIT_SHOULD, KIT_ONE, 30, 0,
    "A greeting that ends in the middle is no connection, and a real peer is accepted after it.",
    "src/misc/socket.cc:327-366", a_greeting_cut_short},
-  {"3.27", "listen.a_greeting_for_another", KIT_SHOULD, KIT_ONE, 30, 0, false,
+  {"3.27", "listen.a_greeting_for_another", KIT_SHOULD, KIT_ONE, 30, 0,
    "The genuine greeting for one listen comm is refused by another: no peer is mistaken for another one.",
    "src/misc/socket.cc:359-366", a_greeting_for_another},
-  {"3.28", "listen.foreign_clients_leave_nothing", KIT_SHOULD, KIT_ONE, 30, 0, false,
+  {"3.28", "listen.foreign_clients_leave_nothing", KIT_SHOULD, KIT_ONE, 30, 0,
    "Foreign clients that have connected and left leave no open file.",
    "src/transport/net_socket.cc:500-530", clients_leave_nothing},
   {0},

@@ -170,16 +170,16 @@ static void a_forked_bystander_does_not_hide_a_close(struct kit_process *self) {
 }
 
 const struct kit_check kit_checks_forks[] = {
-    {"13.21", "processes.forks_during_traffic", KIT_MUST, KIT_ONE, 60, 0, false,
+    {"13.21", "processes.forks_during_traffic", KIT_MUST, KIT_ONE, 60, 0,
      "a fork, with or without exec, does not disturb data that is in flight", "src/transport/net_ib/init.cc:293",
      forks_during_traffic},
-    {"13.22", "processes.a_forked_child_exits", KIT_SHOULD, KIT_ONE, 60, 0, false,
+    {"13.22", "processes.a_forked_child_exits", KIT_SHOULD, KIT_ONE, 60, 0,
      "a forked child that calls exit ends, and does not disturb its parent's connections", "src/plugin/net.cc:78",
      a_forked_child_exits},
-    {"13.23", "processes.programs_started_meanwhile", KIT_SHOULD, KIT_ONE, 30, 0, false,
+    {"13.23", "processes.programs_started_meanwhile", KIT_SHOULD, KIT_ONE, 30, 0,
      "every descriptor of the plugin is closed when a program is started", "src/misc/socket.cc:48",
      programs_started_meanwhile},
-    {"13.24", "processes.a_forked_bystander_does_not_hide_a_close", KIT_SHOULD, KIT_ONE, 30, 0, false,
+    {"13.24", "processes.a_forked_bystander_does_not_hide_a_close", KIT_SHOULD, KIT_ONE, 30, 0,
      "closing reaches the peer although a forked child still has copies of the descriptors", "src/misc/socket.cc:48",
      a_forked_bystander_does_not_hide_a_close},
     {0},

@@ -126,16 +126,16 @@ static void irecv_consumed_of_a_finished_request(struct kit_process *self) {
 #define NET "src/transport/net.cc:"
 
 const struct kit_check kit_checks_optional[] = {
-    {"9.1", "optional.the_hint_is_not_a_pointer", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9), false,
+    {"9.1", "optional.the_hint_is_not_a_pointer", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9),
      "irecv with 0x1 in *request (completion is optional) gives a request of its own, and the data comes.",
      NET "187, 1585-1589", the_hint_is_not_a_pointer},
-    {"9.2", "optional.the_data_comes_by_itself", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9), false,
+    {"9.2", "optional.the_data_comes_by_itself", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9),
      "When such a receive is done, its data comes without another call of the plugin: a GPU polls for it.",
      NET "1585-1589", the_data_comes_by_itself},
-    {"9.3", "optional.eight_steps", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9), false,
+    {"9.3", "optional.eight_steps", KIT_MUST, KIT_TWO, 40, KIT_SINCE(9),
      "LL's 8 steps in flight, with the hint and without, all bring their data.", NET "1323, 1585-1589", eight_steps},
-    {"9.4", "optional.irecv_consumed_of_a_finished_request", KIT_MUST, KIT_ONE, 40, KIT_SINCE(7), false,
+    {"9.4", "optional.irecv_consumed_of_a_finished_request", KIT_MUST, KIT_ONE, 40, KIT_SINCE(7),
      "irecvConsumed may name a receive that is long finished, its request given to others.", NET "1593, 1735-1742",
      irecv_consumed_of_a_finished_request},
-    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, false, NULL, NULL, NULL},
+    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, NULL, NULL, NULL},
 };

@@ -174,16 +174,16 @@ static void ll128_long(struct kit_process *self) { polled(self, true, 38400, 128
 #define IB "src/transport/net_ib/p2p.cc:80-81, 116; src/device/prims_ll128.h"
 
 const struct kit_check kit_checks_tear[] = {
-    {"10.1", "tear.ll", KIT_MUST, KIT_TWO, 60, 0, false,
+    {"10.1", "tear.ll", KIT_MUST, KIT_TWO, 60, 0,
      "Every aligned 8 bytes are written at once: LL's flag and data are one such unit.", NET "1585-1589; " IB, ll},
-    {"10.2", "tear.ll_short", KIT_MUST, KIT_TWO, 60, 0, false,
+    {"10.2", "tear.ll_short", KIT_MUST, KIT_TWO, 60, 0,
      "The same with messages of 8 to 1024 bytes that do not begin at a page or line.", NET "1585-1589; " IB, ll_short},
-    {"10.3", "tear.ll128", KIT_MUST, KIT_TWO, 60, 0, false,
+    {"10.3", "tear.ll128", KIT_MUST, KIT_TWO, 60, 0,
      "When the last 8 of an aligned 128 bytes are new, LL128's flag, so are the rest.", NET "1585-1589; " IB, ll128},
-    {"10.4", "tear.ll128_short", KIT_MUST, KIT_TWO, 60, 0, false,
+    {"10.4", "tear.ll128_short", KIT_MUST, KIT_TWO, 60, 0,
      "The same with messages of 1 to 32 lines that do not begin at a page.", NET "1585-1589; " IB, ll128_short},
-    {"10.5", "tear.ll128_long", KIT_MUST, KIT_TWO, 60, 0, false,
+    {"10.5", "tear.ll128_long", KIT_MUST, KIT_TWO, 60, 0,
      "The same with messages of up to 4.9 MB: cut into pieces, they are cut between lines.", NET "1585-1589; " IB,
      ll128_long},
-    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, false, NULL, NULL, NULL},
+    {NULL, NULL, KIT_MUST, KIT_ONE, 0, 0, NULL, NULL, NULL},
 };

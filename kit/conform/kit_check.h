@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The contract as numbered checks, and what checks share. check_AREA.c holds
- * one area's functions and its table; kit_conform.c lists the tables and runs
- * them.
+ * The contract as numbered checks, and what checks share. Each check_*.c has
+ * functions and their table; kit_conform.c lists the tables and runs them.
  *
  * A check's function runs in one or two processes. It opens the plugin
  * (kit_net_open), does what NCCL might do, and fails by ENSURE. It may leave
@@ -29,7 +28,6 @@ struct kit_check {
   enum kit_mode mode;
   unsigned limit_s;   /* 0: 20 s */
   unsigned versions;  /* a set of KIT_V(n); 0: all */
-  bool alone;         /* measures: nothing else runs meanwhile */
   const char *what;   /* one sentence: what the plugin must do */
   const char *source; /* where NCCL relies on it: "src/transport/net.cc:1414" and so on, of 2.30.7 if not named */
   void (*run)(struct kit_process *self);

@@ -42,7 +42,7 @@ size_t kit_listener_record_hello(struct kit_listener *d, uint8_t *text, size_t c
 
 /* Raises the limit of open files; skips the check when there is no room for `files`. */
 void kit_need_files(int files);
-/* How many are open, once they are no more than `expected`, or after 2 s: a thread may have to close them. */
+/* How many are open, once they are no more than `expected`, or after KIT_SETTLE_MS: a thread may have to close them. */
 int kit_files_after(int expected);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of scenarios. last_ms and patience_ms of 1 stand for what
- * --stop-time and --patience say.
+ * The table of scenarios. A last_ms of 1 and a patience_ms of 0 stand for
+ * what --stop-time and --patience say.
  */
 #include "kit/fault/kit_fault.h"
 #include "kit/kit_traffic.h"

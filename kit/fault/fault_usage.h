@@ -9,7 +9,7 @@
 /* Before the first count: a process' first thread brings one of a sanitizer's own. */
 void kit_usage_first_thread(void);
 struct kit_usage kit_usage_now(void);
-/* The same, once threads that are about to end have ended (200 ms at most). */
+/* The same, once threads that are about to end have ended (1 s at most). */
 struct kit_usage kit_usage_settled(const struct kit_usage *before);
 
 /* Notes which descriptors are open now; says which are open that were not then: "TCP port 4711, anon_inode:[eventfd]".

@@ -7,6 +7,7 @@
 
 #include "kit/inspect/inspect.h"
 #include "kit/kit_net.h"
+#include "kit/kit_vtable.h"
 
 #define FIND(grade, id, why, source, ...) kit_find(&in->findings, version, grade, id, why, source, __VA_ARGS__)
 
@@ -167,7 +168,7 @@ static bool is_bdf(const char *text) {
 
 static void verify_pci(struct kit_inspection *in, int version, const struct kit_seen_props *p) {
   const char *path = p->pci_path.s;
-  char link[KIT_NAME_MAX + 16];
+  char subsystem[64];
   if (p->pci_path.state == KIT_TEXT_NULL) {
     FIND(KIT_NOTE, "props.pci_path_null",
          "NCCL attaches the device to the first CPU: fine for virtual ones, wrong distances to GPUs for real ones.",
@@ -176,20 +177,17 @@ static void verify_pci(struct kit_inspection *in, int version, const struct kit_
   }
   if (p->pci_path.state != KIT_TEXT_FINE) return;
   const char *slash = strrchr(path, '/');
-  snprintf(link, sizeof link, "%s/subsystem", path);
-  char *subsystem = realpath(link, NULL);
-  const char *kind = subsystem ? strrchr(subsystem, '/') : NULL;
-  bool pci = kind && strcmp(kind, "/pci") == 0;
+  bool known = kit_props_subsystem(path, subsystem, sizeof subsystem);
   if (!slash)
     FIND(KIT_ERROR, "props.pci_path_slash", "NCCL looks for the last '/' and reads before the string.", XML_CC,
          SAY("pciPath '%s' has no '/'"), path);
-  else if (!kind)
+  else if (!known)
     FIND(KIT_WARNING, "props.pci_path_missing",
          "NCCL takes the device for a virtual one and attaches it to the first CPU: distances to GPUs are wrong.",
          XML_CC, SAY("pciPath %s is no device in sysfs here"), path);
-  else if (!pci)
+  else if (strcmp(subsystem, "pci") != 0)
     FIND(KIT_NOTE, "props.pci_path_other", "NCCL attaches the device to the first CPU.", XML_CC,
-         SAY("pciPath %s is of subsystem %s, not pci"), path, kind + 1);
+         SAY("pciPath %s is of subsystem %s, not pci"), path, subsystem);
   else if (strlen(slash + 1) >= KIT_NCCL_BUS_ID_BYTES)
     FIND(KIT_ERROR, "props.pci_path_long", "NCCL copies it into 16 bytes without looking: it overwrites its stack.",
          XML_CC, SAY("the last part of pciPath, '%s', has more than 15 characters"), slash + 1);
@@ -198,7 +196,6 @@ static void verify_pci(struct kit_inspection *in, int version, const struct kit_
          "NCCL takes the last part as the PCI address (0000:3b:00.0) and builds its tree from it. realpath() gives "
          "the form that is needed.",
          XML_CC, SAY("pciPath %s does not end with a PCI address"), path);
-  free(subsystem);
 }
 
 static void verify_numbers(struct kit_inspection *in, int version, const struct kit_seen_props *p) {

@@ -26,12 +26,11 @@ struct replay_comm *replay_comm_of(struct replay_file *file, uint64_t id) {
   return at < 0 ? NULL : &file->comms[at];
 }
 
-static struct replay_call *add_call(struct replay_plan *p, struct replay_comm *c, enum replay_kind kind,
-                                    const struct rail_trace_event *e, const struct replay_file *file) {
+static struct replay_call *add_call(struct replay_comm *c, enum replay_kind kind, const struct rail_trace_event *e,
+                                    const struct replay_file *file) {
   if (!ROOM(c->calls, c->ncalls, c->calls_cap)) return NULL;
   struct replay_call *call = &c->calls[c->ncalls++];
   *call = (struct replay_call){.kind = kind, .thread = e->thread, .number = e->number, .ns = file->realtime_ns + e->ns};
-  (void)p;
   return call;
 }
 
@@ -53,12 +52,12 @@ static bool make_comm(struct replay_plan *p, int at, const struct rail_trace_eve
   enum replay_kind kind = e->kind == RAIL_TRACE_LISTEN    ? REPLAY_LISTEN
                           : e->kind == RAIL_TRACE_CONNECT ? REPLAY_CONNECT
                                                           : REPLAY_ACCEPT;
-  struct replay_call *call = add_call(p, c, kind, e, f);
+  struct replay_call *call = add_call(c, kind, e, f);
   if (!call) return false;
   call->dev = (int)RAIL_MAX(0, RAIL_MIN(e->dev, 1 << 20));
   call->value = e->made;
   if (!listen) return true;
-  call = add_call(p, listen, REPLAY_ACCEPT, e, f);
+  call = add_call(listen, REPLAY_ACCEPT, e, f);
   if (call) call->value = e->made;
   return call != NULL;
 }
@@ -100,8 +99,7 @@ static bool send_posted(struct replay_plan *p, int at, struct replay_comm *c, co
   if (!ROOM(c->live, c->nlive, c->live_cap)) return false;
   c->live[c->nlive++] = (uint32_t)c->nmsgs++;
   if (at != p->own) return true;
-  m->request = (uint32_t)c->ncalls;
-  struct replay_call *call = add_call(p, c, REPLAY_SEND, e, &p->files[at]);
+  struct replay_call *call = add_call(c, REPLAY_SEND, e, &p->files[at]);
   if (!call) return false;
   call->value = e->made;
   call->n = 1;
@@ -116,12 +114,10 @@ static bool recv_posted(struct replay_plan *p, int at, struct replay_comm *c, co
   f->max_group = RAIL_MAX(f->max_group, e->n);
   for (unsigned int i = 0; i < e->n; i++) {
     if (!ROOM(c->slots, c->nslots, c->slots_cap)) return false;
-    c->slots[c->nslots++] =
-        (struct replay_slot){.size = e->bufs[i].size, .tag = e->bufs[i].tag, .group = c->groups, .msg = REPLAY_NONE};
+    c->slots[c->nslots++] = (struct replay_slot){.size = e->bufs[i].size, .tag = e->bufs[i].tag, .msg = REPLAY_NONE};
   }
-  c->groups++;
   if (at != p->own) return true;
-  struct replay_call *call = add_call(p, c, REPLAY_RECV, e, f);
+  struct replay_call *call = add_call(c, REPLAY_RECV, e, f);
   if (!call) return false;
   call->value = e->made;
   call->n = e->n;
@@ -155,7 +151,7 @@ static bool request_done(struct replay_plan *p, struct replay_comm *c, const str
   post->size = end > post->ns ? end - post->ns : 1;
   if (!p->first_ns) p->first_ns = post->ns;
   p->last_ns = RAIL_MAX(p->last_ns, end);
-  struct replay_call *call = add_call(p, c, REPLAY_DONE, e, f);
+  struct replay_call *call = add_call(c, REPLAY_DONE, e, f);
   if (!call) return false;
   call->value = at;
   return true;
@@ -168,20 +164,20 @@ static bool own_call(struct replay_plan *p, struct replay_comm *c, const struct 
     case RAIL_TRACE_REG_MR:
     case RAIL_TRACE_REG_DMABUF:
       if (!e->made) return true; /* its buffers are registered one by one */
-      call = add_call(p, c, REPLAY_REG, e, f);
+      call = add_call(c, REPLAY_REG, e, f);
       if (!call) return false;
       call->value = e->made;
       call->size = e->size;
       return true;
     case RAIL_TRACE_DEREG_MR:
-      call = add_call(p, c, REPLAY_DEREG, e, f);
+      call = add_call(c, REPLAY_DEREG, e, f);
       if (!call) return false;
       call->value = e->mr;
       return true;
     case RAIL_TRACE_TEST: return e->value ? request_done(p, c, e) : true;
     case RAIL_TRACE_CLOSE_SEND:
     case RAIL_TRACE_CLOSE_RECV:
-    case RAIL_TRACE_CLOSE_LISTEN: return add_call(p, c, REPLAY_CLOSE, e, f) != NULL;
+    case RAIL_TRACE_CLOSE_LISTEN: return add_call(c, REPLAY_CLOSE, e, f) != NULL;
     default: return true;
   }
 }
@@ -290,8 +286,7 @@ static bool pair_ends(struct replay_plan *p) {
   return ok;
 }
 
-/* A message goes to the first free buffer of its tag in the first receive that has any free; a receive of one buffer
- * takes what comes. Should the tags of the first not have it, the message is for a later one. */
+/* A message goes to the first free buffer of its tag, also in a receive of one buffer. */
 static void match_messages(struct replay_comm *send, struct replay_comm *recv) {
   size_t first = 0; /* first slot that is free */
   for (size_t m = 0; m < send->nmsgs; m++) {

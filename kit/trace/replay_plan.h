@@ -18,7 +18,6 @@
 struct replay_msg {
   uint64_t size, mr, at;
   int64_t tag;
-  uint32_t request; /* index of its post among the comm's calls, in the sender's own file */
   uint32_t text;    /* message whose contents it has: its own, or one in flight from the same place; NONE: not known */
   uint64_t id;      /* of its request, in the file */
   bool matched;     /* a receive for it is in the other file */
@@ -28,7 +27,6 @@ struct replay_msg {
 struct replay_slot {
   uint64_t size;
   int64_t tag;
-  uint32_t group; /* which irecv of the comm */
   uint32_t msg;   /* what comes into it; NONE: nothing in these files */
 };
 
@@ -61,7 +59,6 @@ struct replay_comm {
   size_t nmsgs, msgs_cap;
   struct replay_slot *slots; /* a receive comm's */
   size_t nslots, slots_cap;
-  uint32_t groups;
   uint32_t *live;            /* messages in flight, while the file is read */
   size_t nlive, live_cap;
   bool paired;
