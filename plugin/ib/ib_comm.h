@@ -123,7 +123,8 @@ struct ib_comm {
   uint32_t sample_above;            /* after more completions than this it is set; else when a poll finds none */
   bool idle;                        /* the last poll found nothing, after some of those */
   bool events;                      /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
-  bool idle_work;                   /* such a test has something to do: that, or to look at the wait for a turn */
+  uint32_t idle_work;               /* not 0: where the first rail has no completion a test has more to do: other rails,
+                                       to wait, to look at the wait for a turn */
   struct ib_wait wait;
   uint64_t probe_deadline;          /* the HCA must complete something by then; 0: no limit yet */
   LIST_HEAD(, ib_mhandle) mhandles; /* under the lock of ib_mr.c */

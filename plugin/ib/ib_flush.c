@@ -230,7 +230,8 @@ bool ib_flush_is_pending(const struct ib_recv_comm *rc) {
   return false;
 }
 
-void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush) {
+rail_result_t ib_flush_finish(struct ib_request *flush) {
   flush->magic = IB_REQ_FREE;
-  SLIST_INSERT_HEAD(&rc->free_flushes, flush, free);
+  SLIST_INSERT_HEAD(&ib_recv_comm_of(flush->comm)->free_flushes, flush, free);
+  return flush->result;
 }

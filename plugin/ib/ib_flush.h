@@ -21,7 +21,7 @@ void ib_flush_close(struct ib_comm *comm);
 /* ---- from test ---- */
 
 void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
-void ib_flush_finish(struct ib_recv_comm *rc, struct ib_request *flush);
+rail_result_t ib_flush_finish(struct ib_request *flush);
 /* ---- the loss and the return of a rail ---- */
 
 /* A rail has no QP left that is up: no flush waits for it any more. */

@@ -81,7 +81,7 @@ static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *
 }
 
 /* After an error the rest is still dispatched: it may finish requests. */
-static __attribute__((noinline)) void dispatch_batch(struct ib_comm *comm, const struct ibv_wc *wc, int n) {
+RAIL_HOT_INLINE void dispatch_batch(struct ib_comm *comm, const struct ibv_wc *wc, int n) {
   comm->completions += (uint32_t)n;
   do (void)dispatch(comm, wc++);
   while (--n);
@@ -124,28 +124,29 @@ static inline void after_empty_poll(struct ib_comm *comm) {
   comm->idle = true;
 }
 
-/* True: there was a completion. */
-RAIL_HOT_INLINE bool poll_rail(struct ib_comm *comm, unsigned int rail) {
-  struct ibv_wc wcs[BATCH];
-  const int n = ibv_poll_cq(comm->rails[rail].cq, BATCH, wcs);
-  if (rail_likely(!n)) return false;
+/* What a poll has returned, unless it is 0. */
+RAIL_HOT_INLINE void take(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n) {
   if (rail_likely(n > 0 && n < BATCH)) dispatch_batch(comm, wcs, n);
-  else poll_on(comm, comm->rails[rail].cq, wcs, n);
-  return true;
+  else poll_on(comm, cq, wcs, n);
 }
 
-/* Apart, because most connections have one rail. */
-static __attribute__((noinline)) bool poll_other_rails(struct ib_comm *comm) {
+/* From the rail `first` on. True: there was a completion. */
+static __attribute__((noinline)) bool poll_rails(struct ib_comm *comm, unsigned int first) {
+  struct ibv_wc wcs[BATCH];
   bool found = false;
-  for (unsigned int rail = 1; rail < comm->nrails; rail++) found |= poll_rail(comm, rail);
+  for (unsigned int rail = first; rail < comm->nrails; rail++) {
+    struct ibv_cq *cq = comm->rails[rail].cq;
+    const int n = ibv_poll_cq(cq, BATCH, wcs);
+    if (n) take(comm, cq, wcs, n);
+    found |= n != 0;
+  }
   return found;
 }
 
 /* *found: there was a completion. */
-RAIL_HOT_INLINE rail_result_t poll_all(struct ib_comm *comm, bool *found) {
+static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
   RAIL_TRY(rail_first_error(&comm->error));
-  *found = poll_rail(comm, 0);
-  if (comm->nrails > 1) *found |= poll_other_rails(comm);
+  *found = poll_rails(comm, 0);
   if (*found) return after_completions(comm);
   if (comm->completions) after_empty_poll(comm);
   return RAIL_OK;
@@ -259,18 +260,36 @@ static rail_result_t check_turn(struct ib_comm *comm) {
   return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
 }
 
-/* A test that found no completion has no other work: no fault to handle, no event to wait for, no turn to check. */
+/* A test that found no completion over the first rail has no other work: no fault to handle, no other rail to poll, no
+ * event to wait for, no turn to check. */
 static inline bool is_quiet(const struct ib_comm *comm) {
-  return rail_likely(!atomic_load_explicit(&comm->faults, memory_order_acquire)) && !comm->idle_work;
+  return rail_likely(!(atomic_load_explicit(&comm->faults, memory_order_acquire) | comm->idle_work));
 }
 
 /* What else it has to do. */
 static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_request *r) {
+  struct ib_comm *comm = r->comm;
   bool found;
-  const uint32_t faults = atomic_load_explicit(&r->comm->faults, memory_order_acquire);
+  if (poll_rails(comm, 1)) return after_completions(comm);
+  if (comm->completions) after_empty_poll(comm);
+  const uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
   if (faults) return handle_faults(r, faults);
-  RAIL_TRY(check_turn(r->comm));
-  return r->comm->events && ib_wait_idle(r->comm, r) ? poll_all(r->comm, &found) : RAIL_OK;
+  RAIL_TRY(check_turn(comm));
+  return comm->events && ib_wait_idle(comm, r) ? poll_all(comm, &found) : RAIL_OK;
+}
+
+/* Its poll of the first rail has returned n. */
+static __attribute__((noinline)) rail_result_t test_found(struct ib_comm *comm, struct ibv_wc *wcs, int n) {
+  take(comm, comm->rails[0].cq, wcs, n);
+  if (comm->nrails > 1) (void)poll_rails(comm, 1);
+  return after_completions(comm);
+}
+
+/* A request that is done is free again. Returns its result. */
+static inline rail_result_t finish(struct ib_request *r, int *sizes) {
+  if (r->magic == IB_REQ_SEND) return ib_send_finish(rail_container_of(r, struct ib_send, base), sizes);
+  if (r->magic == IB_REQ_RECV) return ib_recv_finish(rail_container_of(r, struct ib_recv, base), sizes);
+  return ib_flush_finish(r);
 }
 
 rail_result_t ib_test(void *request, int *done, int *sizes) {
@@ -278,25 +297,24 @@ rail_result_t ib_test(void *request, int *done, int *sizes) {
   struct ib_request *r = request;
   if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return rail_net_refuse_request("RailIB", r);
   if (rail_unlikely(!ib_request_is_outstanding(r))) return rail_net_refuse_request("RailIB", r);
-  struct ib_comm *comm = r->comm;
   if (r->pending) {
-    bool found = false;
-    rail_result_t result = poll_all(comm, &found);
-    if (rail_likely(result == RAIL_OK && !found)) {
-      if (is_quiet(comm)) return r->result; /* other buffers of it may still be written */
-      result = work_when_idle(r);
+    struct ibv_wc wcs[BATCH];
+    rail_result_t result = rail_first_error(&r->comm->error);
+    if (rail_likely(result == RAIL_OK)) {
+      const int n = ibv_poll_cq(r->comm->rails[0].cq, BATCH, wcs);
+      if (!n && is_quiet(r->comm)) {
+        if (r->comm->completions) after_empty_poll(r->comm);
+        return r->result; /* of one that has failed, other buffers may still be written */
+      }
+      result = n ? test_found(r->comm, wcs, n) : work_when_idle(r);
     }
     /* A request that is done is done, whatever happened to others. */
     if (r->pending) {
-      if (rail_unlikely(result != RAIL_OK && comm->profiler)) ib_profile_stop(r);
+      if (rail_unlikely(result != RAIL_OK && r->comm->profiler)) ib_profile_stop(r);
       return result == RAIL_OK ? r->result : result;
     }
   }
-  if (rail_unlikely(comm->profiler != NULL)) ib_profile_stop(r);
-  rail_result_t result = r->result;
-  if (r->magic == IB_REQ_SEND) ib_send_finish(ib_send_comm_of(comm), rail_container_of(r, struct ib_send, base), sizes);
-  else if (r->magic == IB_REQ_RECV) ib_recv_finish(rail_container_of(r, struct ib_recv, base), sizes);
-  else ib_flush_finish(ib_recv_comm_of(comm), r);
+  if (rail_unlikely(r->comm->profiler != NULL)) ib_profile_stop(r);
   *done = 1;
-  return result;
+  return finish(r, sizes);
 }

@@ -63,7 +63,7 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
   use_cts_qp(rc, 0);
   for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
   comm->progress = progress;
-  comm->idle_work = comm->events;
+  comm->idle_work = comm->nrails > 1 || comm->events;
   if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
   ib_comm_limit_inline(comm);
 }
@@ -380,11 +380,12 @@ rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc)
   return RAIL_OK;
 }
 
-void ib_recv_finish(struct ib_recv *recv, int *sizes) {
+rail_result_t ib_recv_finish(struct ib_recv *recv, int *sizes) {
   const uint32_t n = sizes ? recv->n : 0;
   for (uint32_t i = 0; i < n; i++) {
     const uint64_t arrived = recv->buffers[i].arrived;
     sizes[i] = arrived > INT_MAX ? INT_MAX : (int)arrived;
   }
   recv->base.magic = IB_REQ_FREE;
+  return recv->base.result;
 }

@@ -28,8 +28,8 @@ rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc)
 void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
 /* When nothing completes: posts a write whose completion stands for all CTS writes so far. */
 rail_result_t ib_recv_probe(struct ib_recv_comm *rc);
-/* A request that is done is free again; sizes may be NULL. */
-void ib_recv_finish(struct ib_recv *recv, int *sizes);
+/* A request that is done is free again; sizes may be NULL. Returns its result. */
+rail_result_t ib_recv_finish(struct ib_recv *recv, int *sizes);
 /* ---- the loss of a QP ---- */
 
 /* What follows when the QP that carried CTS writes is DOWN (ib_failover.h): takes another one, and returns how many

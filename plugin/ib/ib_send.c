@@ -52,7 +52,7 @@ static bool routes_adaptively(const struct ib_port *port) {
 bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm)) {
   struct ib_send_comm *sc = ib_send_comm_of(comm);
   comm->progress = progress;
-  comm->idle_work = comm->events || comm->plan.two_sided;
+  comm->idle_work = comm->nrails > 1 || comm->events || comm->plan.two_sided;
   free(sc->posted);
   sc->posted = calloc(comm->plan.nqps, IB_SEND_DEPTH * sizeof *sc->posted);
   if (!sc->posted) return false;
@@ -485,10 +485,12 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
   return RAIL_OK;
 }
 
-void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes) {
+rail_result_t ib_send_finish(struct ib_send *send, int *sizes) {
+  struct ib_send_comm *sc = ib_send_comm_of(send->base.comm);
   if (sizes) sizes[0] = send->length > INT_MAX ? INT_MAX : (int)send->length;
   send->base.magic = IB_REQ_FREE;
   SLIST_INSERT_HEAD(&sc->free, &send->base, free);
+  return send->base.result;
 }
 
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc) {

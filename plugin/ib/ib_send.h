@@ -26,8 +26,8 @@ rail_result_t ib_send_check_turn(struct ib_send_comm *sc);
 rail_result_t ib_send_resume(struct ib_send_comm *sc);
 /* Bytes that are posted, or wait for room, and have not completed. */
 uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
-/* A request that is done goes back into its pool; sizes may be NULL. */
-void ib_send_finish(struct ib_send_comm *sc, struct ib_send *send, int *sizes);
+/* A request that is done goes back into its pool; sizes may be NULL. Returns its result. */
+rail_result_t ib_send_finish(struct ib_send *send, int *sizes);
 /* ---- the loss and the return of a QP ---- */
 
 /* Messages go over the QPs that are UP (ib_failover.h), from now on. */
