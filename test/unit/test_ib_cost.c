@@ -10,7 +10,10 @@
 
 #include "plugin/ib/ib_close.h"
 #include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_recv.h"
 #include "plugin/ib/ib_verbs.h"
 #include "test/unit/ib_handshake.h"
 
@@ -161,14 +164,14 @@ static int entries(const char *folder) {
   return n;
 }
 
-static uint64_t processor_ms(void) {
+static uint64_t processor_ns(void) {
   struct timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 struct times { uint64_t wall, processor; }; /* ms */
-static struct times now(void) { return (struct times){rail_now_ns() / 1000000, processor_ms()}; }
+static struct times now(void) { return (struct times){rail_now_ns() / 1000000, processor_ns() / 1000000}; }
 static struct times since(struct times t) {
   return (struct times){now().wall - t.wall, now().processor - t.processor};
 }
@@ -262,6 +265,55 @@ static bool open_and_close(int n) {
   return opening.processor <= MOST_MS && closing.processor <= MOST_MS;
 }
 
+/* ---- tests of many ---------------------------------------------------------------------------------- */
+
+/* One thread tests a receive on each of `n` connections, round after round, and nothing comes. Returns ns of the
+ * processor for one test. */
+static uint64_t test_all(void **requests, int n) {
+  enum { TESTS = 200000 };
+  const long polls = emu_calls("poll_cq");
+  const uint64_t start = processor_ns();
+  for (int i = 0, at = 0; i < TESTS; i++, at = at + 1 < n ? at + 1 : 0) {
+    int done = 1;
+    CHECK_OK(ib_test(requests[at], &done, NULL));
+    CHECK_INT(done, 0);
+  }
+  const uint64_t ns = processor_ns() - start;
+  CHECK_INT(emu_calls("poll_cq") - polls, TESTS); /* each asks the queue of its own connection */
+  return ns / TESTS;
+}
+
+TEST(tests_of_many) {
+  static void *requests[MANY], *mhandles[MANY];
+  static const int counts[] = {1, 30, 1000};
+  static uint8_t buffer[64];
+  struct hs h;
+  char fresh[RAIL_NET_HANDLE_SIZE];
+  const int n = most_pairs();
+  void *data = buffer;
+  size_t size = sizeof buffer;
+  int tag = 0;
+  hs_begin(&h);
+  hs_listen(&h, DEV_B);
+  memcpy(fresh, h.handle, sizeof fresh);
+  open_pairs(&h, fresh, 0, n);
+  for (int i = 0; i < n; i++) {
+    CHECK_OK(ib_reg_mr(pairs[i].received, buffer, sizeof buffer, RAIL_PTR_HOST, &mhandles[i]));
+    CHECK_OK(ib_irecv(pairs[i].received, 1, &data, &size, &tag, &mhandles[i], NULL, &requests[i]));
+    CHECK(requests[i]);
+  }
+  for (size_t i = 0; i < RAIL_COUNT_OF(counts); i++) {
+    const int many = RAIL_MIN(counts[i], n);
+    printf("# a test that waits, of %4d connections in turn: %" PRIu64 " ns of the processor\n", many,
+           test_all(requests, many));
+  }
+  for (int i = 0; i < n; i++) CHECK_OK(ib_dereg_mr(pairs[i].received, mhandles[i]));
+  close_pairs(&h, n);
+  hs_end(&h);
+}
+
+/* ---- a thousand, opened and closed -------------------------------------------------------------------- */
+
 /* Waiting for a thread that has no core costs time, too: the best of several counts. */
 TEST(a_thousand) {
   const int n = most_pairs();
@@ -271,7 +323,8 @@ TEST(a_thousand) {
 }
 
 int main(int argc, char **argv) {
-  static const struct tap_case cases[] = {TEST_CASE(over_one_port), TEST_CASE(over_three), TEST_CASE(a_thousand)};
+  static const struct tap_case cases[] = {TEST_CASE(over_one_port), TEST_CASE(over_three), TEST_CASE(tests_of_many),
+                                        TEST_CASE(a_thousand)};
   hs_main();
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
