@@ -31,7 +31,7 @@
 #include "kit/kit_net.h"
 #include "kit/kit_traffic.h"
 
-enum { MAX_COMMS = 4096, MAX_FUSE = 8, LINE = 1 << 20, CONNECT_LIMIT_MS = 60000 };
+enum { MAX_COMMS = 4096, MAX_FUSE = 8, LINE = 1 << 20, CONNECT_LIMIT_MS = 60000, CONNECT_EACH_MS = 500 };
 
 static struct {
   bool sends, receives;
@@ -166,7 +166,8 @@ static void close_listens(void) {
 }
 
 static void connect_all(void) {
-  uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(kit_patience_ms(CONNECT_LIMIT_MS)), longest = 0;
+  const uint64_t limit_ms = CONNECT_LIMIT_MS + CONNECT_EACH_MS * (uint64_t)opt.comms;
+  uint64_t start = rail_now_ns(), deadline = rail_deadline_in_ms(kit_patience_ms(limit_ms)), longest = 0;
   int quiet = 0;
   for (int left = 1; left > 0; kit_rest(&quiet)) {
     left = 0;

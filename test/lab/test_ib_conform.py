@@ -80,6 +80,9 @@ def configurations():
                         {"RAIL_IB_PROTOCOL": "send"})
     yield Configuration("2 NICs, 4 QPs each, split, by SEND", None, qps(4, 1, RAIL_IB_PROTOCOL="send"), fused,
                         full=["--only", "sizes"])
+    yield Configuration("by events", "order.any_order,close.with_requests_outstanding,"
+                        "peer_death.killed_sender_mid_transfer", {"RAIL_IB_PROGRESS": "event"})
+    yield Configuration("2 NICs, 4 QPs each, split, by events", None, qps(4, 1, RAIL_IB_PROGRESS="event"), fused)
     yield Configuration("8 QPs", None, qps(8, 0))
     yield Configuration("8 QPs, split, small parts and writes", CUT, qps(8, 1, **small))
     yield Configuration("1 QP, small writes", None, small)
