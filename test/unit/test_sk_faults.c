@@ -3,6 +3,8 @@
  * still says and waits for when it is closed.
  * TEST-SAN: asan
  * TEST-LIMIT: 60 */
+#include <errno.h>
+
 #include "test/unit/sk_data.h"
 
 static uint8_t bytes[1 << 20];
@@ -182,6 +184,34 @@ TEST(a_stream_that_ends_in_the_middle_of_a_payload) {
   }
 }
 
+/* One of several streams breaks and the others go on. What it still had of a message does not come any more; where
+ * nothing is missing it is no failure. */
+TEST(a_stream_that_breaks_between_two_payloads) {
+  for (int missing = 0; missing < 2; missing++) {
+    struct data d;
+    static uint8_t to[6000];
+    data_begin(&d, SK_RECEIVER, 2, 0);
+    /* A socket that is closed with something unread makes the other end break instead of end. */
+    ENSURE(write(d.args.fds[1], "", 1) == 1, "nothing is written");
+    data_open(&d);
+    void *request = irecv(&d, to, sizeof to, 1);
+    data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, sizeof to, 3000, 1);
+    data_send_bytes(&d, 0, 0, 0, 3000);
+    data_chunk(&d, 1, 3000, missing ? 1000 : 3000);
+    data_settle(&d);
+    data_end(&d, 1);
+    if (missing) {
+      CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+      CHECK(log_said("stream 1 broke: Connection reset by peer"));
+    } else {
+      data_settle(&d);
+      CHECK_INT(d.comm->streams[1].in_errno, ECONNRESET);
+      data_wait(request, NULL);
+    }
+    data_close(&d);
+  }
+}
+
 /* With several streams no line of 128 bytes lies in two chunks, whatever RAIL_SOCKET_CHUNK is. */
 TEST(chunks_begin_at_multiples_of_128) {
   enum { SIZE = 1 << 20 };
@@ -321,6 +351,7 @@ TEST(finalize_with_unsent_bytes) {
 
 TEST_MAIN(TEST_CASE(an_error_in_two_pieces), TEST_CASE(credit_that_was_not_used),
           TEST_CASE(a_reset_while_granted_sends_are_under_way), TEST_CASE(chunks_that_overlap),
-          TEST_CASE(a_stream_that_ends_in_the_middle_of_a_payload), TEST_CASE(chunks_begin_at_multiples_of_128),
+          TEST_CASE(a_stream_that_ends_in_the_middle_of_a_payload),
+          TEST_CASE(a_stream_that_breaks_between_two_payloads), TEST_CASE(chunks_begin_at_multiples_of_128),
           TEST_CASE(a_flood_of_pings), TEST_CASE(a_receiver_closes_and_its_first_stream_is_dead),
           TEST_CASE(a_report_over_the_second_stream), TEST_CASE(finalize_with_unsent_bytes))
