@@ -81,10 +81,15 @@ static bool update_progress(struct sk_comm *comm, uint64_t now) {
   return moved;
 }
 
-/* Nothing has come in for a while: is it time to see whether the peer's host has what it was sent? */
+/* Is it time to see whether the peer's host has what it was sent? When nothing has come in for a while; and now and
+ * then over several streams: what comes in over one does not show that the network takes what goes out over another.
+ * With FAILOVER sk_failover_tick does that. */
 static bool host_is_due(const struct sk_comm *comm, uint64_t now) {
   const struct sk_keepalive *k = &comm->keepalive;
-  return sk_params.deadline_ms && (k->unacked || sk_comm_in_use(comm)) && now - k->last_recv + TICK > ping_interval();
+  uint64_t interval = ping_interval();
+  if (!sk_params.deadline_ms || !(k->unacked || sk_comm_in_use(comm))) return false;
+  if (now - k->last_recv + TICK > interval) return true;
+  return comm->nstreams > 1 && !sk_has_failover(comm) && (k->host_silence || now - k->host_checked + TICK > interval);
 }
 
 /* ---- check ---------------------------------------------------------------- */
@@ -258,14 +263,22 @@ RAIL_COLD static void give_up_process(struct sk_comm *comm, const struct outstan
   shut_down(comm);
 }
 
-RAIL_COLD static void give_up_host(struct sk_comm *comm, uint64_t silence) {
+/* `stream` is that over which it was silent for so long; `others`: it answers over others. */
+RAIL_COLD static void give_up_host(struct sk_comm *comm, uint64_t silence, uint32_t stream, bool others) {
   char text[160];
   struct outstanding o = collect(comm);
+  double limit = seconds((uint64_t)sk_params.deadline_ms * MS);
   describe(comm, &o, text, sizeof text);
-  sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-               "no sign of life from the peer's host for %.1f s%s%s; is the machine down, or the network between cut? "
-               "RAIL_SOCKET_DEADLINE is %.1f s",
-               seconds(silence), text[0] ? "; " : "", text, seconds((uint64_t)sk_params.deadline_ms * MS));
+  const char *separator = text[0] ? "; " : "";
+  if (others)
+    sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                 "the peer's host has not answered over stream %u for %.1f s, though it does over others%s%s; is one "
+                 "of several paths in the network cut (ECMP, a bond)? RAIL_SOCKET_DEADLINE is %.1f s",
+                 stream, seconds(silence), separator, text, limit);
+  else
+    sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                 "no sign of life from the peer's host for %.1f s%s%s; is the machine down, or the network between "
+                 "cut? RAIL_SOCKET_DEADLINE is %.1f s", seconds(silence), separator, text, limit);
   shut_down(comm);
 }
 
@@ -282,18 +295,21 @@ static bool is_overdue(const struct sk_keepalive *k, uint64_t now) {
 static void check_host(struct sk_comm *comm, uint64_t now) {
   struct sk_keepalive *k = &comm->keepalive;
   uint64_t deadline = (uint64_t)sk_params.deadline_ms * MS, least = UINT64_MAX, most = 0;
+  uint32_t worst = 0;
   bool unacked = false;
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     if (s->fd < 0) continue;
     uint64_t silence = sk_stream_host_silence(s, now, k->idle_until);
+    if (silence > most) worst = i;
     least = RAIL_MIN(least, silence);
     most = RAIL_MAX(most, silence);
     unacked |= s->host.has_unacked;
   }
   k->unacked = unacked;
+  k->host_checked = now;
   k->host_silence = sk_has_failover(comm) ? (most ? least : 0) : most;
-  if (k->host_silence + RAIL_MIN(TICK, deadline / 4) > deadline) give_up_host(comm, k->host_silence);
+  if (k->host_silence + RAIL_MIN(TICK, deadline / 4) > deadline) give_up_host(comm, k->host_silence, worst, !least);
 }
 
 /* ---- reports ------------------------------------------------------------------- */

@@ -33,7 +33,8 @@ struct sk_keepalive {
   uint64_t pinged;       /* time of the latest PING after `since`; 0: none sent */
   uint64_t first_ping;   /* time of the first PING after `last_sign`; 0: none sent */
   uint64_t warn_at;      /* age at which the next warning is due */
-  uint64_t host_silence; /* of the peer's host, as of the last check */
+  uint64_t host_checked; /* when it was last checked whether the peer's host answers */
+  uint64_t host_silence; /* for how long it had not: of several streams the longest time, with FAILOVER the shortest */
   bool silent;           /* the peer's silence was reported */
   uint64_t was_silent;   /* for how long, when it ended; 0: that was logged */
 };

@@ -96,7 +96,8 @@ static const struct rail_param rows[] = {
    .doc = "A peer that cannot be reached within this time is an error; until then refused connections are retried."},
   {.name = "RAIL_SOCKET_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
-   .doc = "A peer whose host does not answer for this long (TCP acknowledges nothing) is an error. 0: wait for ever."},
+   .doc = "A peer whose host does not answer for this long (TCP acknowledges nothing), be it over one stream of "
+          "several, is an error. 0: wait for ever."},
   {.name = "RAIL_SOCKET_PEER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "300s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(peer_timeout_ms),
    .doc = "With requests outstanding, a peer whose host answers but whose process gives no sign of life for this long "

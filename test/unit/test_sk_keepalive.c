@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the watch thread says and does about a peer that is silent, or alive and slow, tick by tick; its time is the
- * test's. The streams are no TCP, so there is no host that might not answer.
+ * test's. The streams are no TCP, so there is no host that might not answer, but in the last case.
  * TEST-SAN: asan */
+#include <linux/filter.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+
 #include "test/unit/sk_data.h"
 
 #define TICK_NS (SK_TICK_MS * 1000000ull)
@@ -179,8 +184,81 @@ TEST(one_warning_a_host) {
   for (int i = 0; i < 2; i++) data_close(&d[i]);
 }
 
+/* ---- one of several paths ------------------------------------------------------ */
+
+/* The stream's socket becomes one end of a TCP connection over lo; before data_open. */
+static void use_tcp(struct data *d, unsigned int stream) {
+  union rail_addr at = {.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  int listener;
+  data_end(d, stream);
+  rail_sock_close(&d->args.fds[stream]);
+  ENSURE_INT(rail_sock_listen(&at, 1, &listener), RAIL_OK);
+  ENSURE_INT(rail_sock_connect_all(&at, NULL, deadline, NULL, &d->args.fds[stream]), RAIL_OK);
+  ENSURE_INT(rail_sock_accept_all(listener, deadline, NULL, &d->ends[stream], NULL), RAIL_OK);
+  rail_sock_close(&listener);
+}
+
+/* From here on no packet reaches the peer's end. */
+static void cut_path(const struct data *d, unsigned int stream) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  struct sock_filter drop_all = BPF_STMT(BPF_RET | BPF_K, 0);
+  const struct sock_fprog filter = {.len = 1, .filter = &drop_all};
+  for (int unacked = 1; unacked;) { /* else it is sent again, and its acknowledgement never comes */
+    ENSURE(ioctl(d->ends[stream], SIOCOUTQ, &unacked) == 0, "no TCP");
+    ENSURE(!rail_deadline_passed(deadline), "the welcome is not acknowledged");
+  }
+  ENSURE(setsockopt(d->ends[stream], SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0, "no filter");
+}
+
+/* Stream 0 is read, and something comes in over it all the time. */
+static void stream_0_works(const struct data *d) {
+  uint8_t scratch[16384];
+  while (recv(d->ends[0], scratch, sizeof scratch, MSG_DONTWAIT) > 0) continue;
+  data_send(d, 0, SK_FRAME_PONG, 0, 0, 0, 0, 0);
+}
+
+/* Of two streams only one reaches the peer's host, as behind a switch with several links of which one is cut. The
+ * kernel would give the other one up after 15 minutes. Time is real here, because it is the kernel's. */
+TEST(one_of_two_paths_is_cut) {
+  enum { SIZE = 4 << 20 };
+  static uint8_t large[SIZE];
+  struct data d;
+  void *request;
+  data_begin(&d, SK_SENDER, 2, 0);
+  sk_params.deadline_ms = 1500;
+  for (unsigned int i = 0; i < 2; i++) use_tcp(&d, i);
+  data_open(&d);
+  data_settle(&d);
+  for (int i = 0; i < 100; i++) { /* a peer that answers may take any time */
+    now += TICK_NS;
+    stream_0_works(&d);
+    sk_keepalive_run(d.comm, now);
+  }
+  CHECK_INT(sk_comm_error(d.comm), RAIL_OK);
+  cut_path(&d, 1);
+  data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 1, SIZE}, 1);
+  data_settle(&d);
+  ENSURE_INT(sk_isend(d.comm, large, SIZE, 1, NULL, NULL, &request), RAIL_OK);
+  uint64_t since = rail_now_ns(), then = now, patience = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  while (sk_comm_error(d.comm) == RAIL_OK) {
+    ENSURE(!rail_deadline_passed(patience), "nobody finds out");
+    poll(NULL, 0, 20);
+    stream_0_works(&d);
+    (void)data_turn(&d);
+    now = then + (rail_now_ns() - since);
+    sk_keepalive_run(d.comm, now);
+  }
+  CHECK(now - then >= 1000 * 1000000ull);
+  CHECK(log_said("the peer's host has not answered over stream 1 for"));
+  CHECK(log_said("though it does over others; 1 messages are under way"));
+  CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+  data_close(&d);
+}
+
 TEST_MAIN(TEST_CASE(a_process_that_is_silent), TEST_CASE(a_process_that_does_not_accept),
           TEST_CASE(for_ever_if_that_is_asked_for),
           TEST_CASE(a_peer_that_lives_and_posts_nothing), TEST_CASE(one_that_is_stopped_later),
           TEST_CASE(it_moves_and_pauses_again), TEST_CASE(it_lives_and_moves_and_pauses_again),
-          TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(one_warning_a_host))
+          TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(one_warning_a_host),
+          TEST_CASE(one_of_two_paths_is_cut))
