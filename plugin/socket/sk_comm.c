@@ -272,6 +272,7 @@ static void detach_sockets(struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     struct sk_stream *s = &comm->streams[i];
     if (s->fd >= 0) collect_tail(s, whole[i], &l->tails[i]);
+    sk_stream_set_closed(s);
     l->fds[l->nfds++] = s->fd;
     s->fd = -1;
     if (!l->tails[i].bytes) shutdown(l->fds[i], SHUT_WR);

@@ -110,8 +110,9 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_USER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "0ms", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(user_timeout_ms),
    .doc = "TCP_USER_TIMEOUT of every stream: the kernel gives up when what was sent stays unacknowledged for this "
-          "long, or the peer's window shut, even if the peer is merely stopped. 0: it is not set; RAIL_SOCKET_DEADLINE "
-          "and RAIL_SOCKET_PEER_TIMEOUT tell the two apart."},
+          "long, or the peer's window shut, even if the peer is merely stopped. 0: RAIL_SOCKET_DEADLINE and "
+          "RAIL_SOCKET_PEER_TIMEOUT tell the two apart, and the option is not set, or to its maximum where that "
+          "deadline is 0."},
   {.name = "RAIL_SOCKET_KEEPALIVE", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(keepalive_ms),
    .doc = "Time between the kernel's probes of a quiet stream, in whole seconds; it is given up when nothing has "

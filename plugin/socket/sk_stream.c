@@ -22,6 +22,7 @@
 
 #define MS 1000000ull
 #define SAME_ANSWER (100 * MS) /* the kernel's times are of its own clock's ticks */
+#define CLOSED_MS (15 * 60 * 1000) /* for what a closed stream still has to deliver: as the kernel does unasked */
 #define ZEROCOPY_GRACE_MS 5    /* before a stream is reset under what it has not delivered */
 #define ZEROCOPY_END_MS 1000   /* after that, for what the device still holds */
 
@@ -50,13 +51,24 @@ const char *sk_stream_error_text(const struct sk_stream *s, int err) {
   return why ? why : strerror(err);
 }
 
+/* RAIL_SOCKET_USER_TIMEOUT, else `ms`, 0 being none. */
+static void set_user_timeout(struct sk_stream *s, int64_t ms) {
+  rail_sockopt_user_timeout(s->fd, sk_params.user_timeout_ms ? sk_params.user_timeout_ms : ms);
+}
+
+/* Without RAIL_SOCKET_DEADLINE the kernel must not give up either, which it does with a quiet stream after two probes
+ * that were not answered, unless this option says how long it takes. */
 void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams) {
   int64_t deadline = sk_params.deadline_ms;
-  rail_sockopt_user_timeout(s->fd, sk_params.user_timeout_ms);
+  set_user_timeout(s, deadline ? 0 : INT32_MAX);
   rail_sockopt_keepalive(s->fd, sk_params.keepalive_ms, deadline);
   if (deadline) rail_sockopt_max_rto(s->fd, deadline / 6);
   if (nstreams > 1) sk_stream_limit_unsent(s, SK_UNSENT_BYTES);
   s->host = (struct sk_host){0};
+}
+
+void sk_stream_set_closed(struct sk_stream *s) {
+  if (s->fd >= 0 && !sk_params.deadline_ms) set_user_timeout(s, CLOSED_MS);
 }
 
 void sk_stream_limit_unsent(struct sk_stream *s, uint32_t bytes) {

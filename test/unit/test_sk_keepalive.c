@@ -4,6 +4,7 @@
  * TEST-SAN: asan */
 #include <linux/filter.h>
 #include <linux/sockios.h>
+#include <linux/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 
@@ -256,9 +257,43 @@ TEST(one_of_two_paths_is_cut) {
   data_close(&d);
 }
 
+/* Without a deadline a host that does not answer is waited for, by the kernel, too: an idle stream, whose probes are
+ * not answered, stays. Until it is closed. */
+TEST(no_deadline_is_none_of_the_kernel_either) {
+  struct data d;
+  struct tcp_info info = {0};
+  socklen_t size = sizeof info;
+  data_begin(&d, SK_SENDER, 1, 0);
+  sk_params.deadline_ms = 0;
+  sk_params.keepalive_ms = 1000;
+  use_tcp(&d, 0);
+  data_open(&d);
+  data_settle(&d);
+  cut_path(&d, 0);
+  int fd = dup(d.args.fds[0]);
+  uint64_t patience = rail_deadline_in_ms(kit_patience_ms(3 * TIMEOUT_MS));
+  while (info.tcpi_probes < 4) { /* it would be over after two */
+    poll(NULL, 0, 50);
+    (void)data_turn(&d);
+    ENSURE(!d.comm->streams[0].eof, "given up: %s", strerror(d.comm->streams[0].in_errno));
+    ENSURE(!rail_deadline_passed(patience), "%u probes", info.tcpi_probes);
+    ENSURE(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0, "no TCP");
+  }
+  int timeout = 0;
+  size = sizeof timeout;
+  CHECK_INT(sk_close_send(d.comm), RAIL_OK);
+  ENSURE(getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &size) == 0, "no TCP");
+  CHECK_INT(timeout, 15 * 60 * 1000);
+  close(fd);
+  sk_close_all();
+  data_end(&d, 0);
+  rail_log_set_sink(NULL);
+}
+
 TEST_MAIN(TEST_CASE(a_process_that_is_silent), TEST_CASE(a_process_that_does_not_accept),
           TEST_CASE(for_ever_if_that_is_asked_for),
           TEST_CASE(a_peer_that_lives_and_posts_nothing), TEST_CASE(one_that_is_stopped_later),
           TEST_CASE(it_moves_and_pauses_again), TEST_CASE(it_lives_and_moves_and_pauses_again),
           TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(one_warning_a_host),
-          TEST_CASE(one_of_two_paths_is_cut))
+          TEST_CASE(one_of_two_paths_is_cut),
+          TEST_CASE(no_deadline_is_none_of_the_kernel_either))
