@@ -65,7 +65,12 @@ static void queue_announcement(struct sk_send_comm *sc, struct sk_send *send) {
   STAILQ_INSERT_TAIL(&sc->to_announce, send, next);
 }
 
-/* The table has room: there are never more of them than credit counts plus sends, which update_credit checks. */
+/* Each of them is still on credit, or, with FAILOVER, granted to a send that the peer may not have seen. */
+static uint32_t max_in_flight(const struct sk_send_comm *sc) {
+  return sc->credit.count_used - sc->credit.count_freed + (sk_has_failover(&sc->base) ? SK_MAX_SENDS : 0);
+}
+
+/* The table has room for max_in_flight: credit adds one to both, and a grant is accepted only below it. */
 static void remember_in_flight(struct sk_send_comm *sc, const struct sk_send *send, bool matched) {
   struct sk_in_flight *f = &sc->in_flight_store[(sc->in_flight_first + sc->in_flight_count++) % sc->in_flight_cap];
   f->seq = send->seq;
@@ -78,6 +83,10 @@ static void remember_in_flight(struct sk_send_comm *sc, const struct sk_send *se
 static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send, uint64_t capacity) {
   if (rail_unlikely(send->size > capacity))
     return sk_comm_fail_size(&sc->base, sk_main_stream(&sc->base), sc->next_seq, send->node.tag, send->size, capacity);
+  if (rail_unlikely(sk_has_failover(&sc->base)) && sc->in_flight_count >= max_in_flight(sc))
+    return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
+                        "protocol error: the peer has granted more than %d buffers without a report of what it has "
+                        "seen", SK_MAX_SENDS);
   send->granted = true;
   rail_stats_add(&sc->base.counts.comm[SK_COMM_GRANTED_MESSAGES], 1);
   queue_announcement(sc, send);
@@ -366,8 +375,7 @@ static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_cont
   c->count_freed = control->count_freed;
   forget_seen(sc, sc->seen);
   if (rail_unlikely(sk_has_failover(&sc->base))) sk_path_on_seen(sc);
-  /* Each of them is still on credit, or, with FAILOVER, granted to a send that is not done. */
-  if (sc->in_flight_count > c->count_used - c->count_freed + (sk_has_failover(&sc->base) ? SK_MAX_SENDS : 0))
+  if (sc->in_flight_count > max_in_flight(sc))
     return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
                         "protocol error: the peer returns the credit of messages that it has not seen");
   return RAIL_OK;

@@ -162,6 +162,32 @@ TEST(more_granted_messages_under_way_than_may_go_ahead) {
   data_close(&d);
 }
 
+/* A peer that counts what has arrived, grants new buffers for it, and never reports what it has seen: the table of
+ * messages under way must not overflow. */
+TEST(grants_without_a_report) {
+  const struct data_entry grant = {SK_ENTRY_GRANT, 5, 8};
+  struct data d;
+  void *request;
+  data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
+  data_open(&d);
+  for (uint32_t seq = 0; seq <= SK_MAX_SENDS; seq++) { /* the first one goes ahead of its buffer */
+    if (seq) data_send_control(&d, 0, 0, 0, 0, &grant, 1);
+    data_settle(&d);
+    request = isend(&d, seq, 8, seq ? 5 : 3);
+    for (unsigned int i = 0; i < 2; i++) data_expect(&d, i, SK_FRAME_MSG, seq, 8);
+    const struct data_entry arrived = data_frames_of(0, 0, seq + 1);
+    data_send_control(&d, 0, 0, 0, 0, &arrived, 1);
+    data_wait(request, NULL);
+  }
+  CHECK_INT(sk_comm_error(d.comm), RAIL_OK); /* so many may be under way */
+  data_send_control(&d, 0, 0, 0, 0, &grant, 1);
+  data_settle(&d);
+  request = isend(&d, SK_MAX_SENDS + 1, 8, 5);
+  CHECK_INT(data_failure(request), RAIL_REMOTE_ERROR);
+  CHECK(log_said("without a report of what it has seen"));
+  data_close(&d);
+}
+
 /* ---- sender: loss -------------------------------------------------------------- */
 
 struct received {
@@ -354,6 +380,7 @@ TEST(a_generation_of_which_nothing_came) {
 TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another_generation_do_not_count),
           TEST_CASE(frames_that_were_not_written_do_not_arrive), TEST_CASE(empty_messages_arrive_when_they_are_seen),
           TEST_CASE(no_more_frames_than_can_be_kept), TEST_CASE(more_granted_messages_under_way_than_may_go_ahead),
+          TEST_CASE(grants_without_a_report),
           TEST_CASE(what_a_lost_stream_had_not_delivered_goes_again), TEST_CASE(the_last_stream_is_not_given_up),
           TEST_CASE(grants_are_given_again), TEST_CASE(a_chunk_that_was_cut_off_comes_again),
           TEST_CASE(counts_of_lost_streams_are_the_last_word),
