@@ -216,11 +216,13 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   sk_path_announce_all(sc, s);
 }
 
+/* At a tick no more than the connection has, however often the peer connects them: close waits for the comm. */
 static void join_receiving(struct sk_comm *comm) {
   unsigned int stream;
   struct sk_tls *tls;
   int fd;
-  while (sk_accepted_take(comm->accepted, &stream, &fd, &tls) == RAIL_OK) {
+  for (uint32_t n = 0; n < comm->nstreams; n++) {
+    if (sk_accepted_take(comm->accepted, &stream, &fd, &tls) != RAIL_OK) return;
     struct sk_stream *s = &comm->streams[stream];
     if (comm->paths[stream].state == SK_PATH_UP) {
       if (is_last(comm, s)) { /* it carries what the sender does not know to have arrived: one must stay */

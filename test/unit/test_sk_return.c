@@ -120,5 +120,30 @@ TEST(grants_stay_on_their_stream_when_another_comes_back) {
   returning_close(&r);
 }
 
+/* A peer that connects a stream again all the time: a tick takes no more than the connection has streams. */
+TEST(a_flood_of_returns) {
+  enum { FLOOD = 300 };
+  static int fds[FLOOD];
+  struct returning r;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  returning_open(&r);
+  const struct rail_handle *handle = &r.acceptor->listener.handle;
+  for (uint64_t i = 0; i < FLOOD; i++) {
+    const struct rail_hello hello = {.stream = 1, .streams = 2, .reconnect = true};
+    const struct sk_hello_bytes hello_bytes = sk_make_hello(handle, hello, r.limits, i + 1);
+    size_t done = 0;
+    ENSURE_INT(rail_sock_connect_all(&handle->addrs[0], NULL, deadline, NULL, &fds[i]), RAIL_OK);
+    ENSURE_INT(rail_sock_send_some(fds[i], &hello_bytes, sizeof hello_bytes, &done), RAIL_OK);
+  }
+  const uint64_t *lost = &r.d.comm->streams[1].counts.stream[SK_STREAM_LOST];
+  uint64_t before = rail_stats_get(lost);
+  data_tick(&r.d);
+  CHECK_INT(sk_comm_error(r.d.comm), RAIL_OK);
+  CHECK(rail_stats_get(lost) > before); /* it was there before: each time that one is lost */
+  CHECK(rail_stats_get(lost) - before <= 2);
+  for (int i = 0; i < FLOOD; i++) rail_sock_close(&fds[i]);
+  returning_close(&r);
+}
+
 TEST_MAIN(TEST_CASE(a_stream_comes_back_after_half_a_payload),
-          TEST_CASE(grants_stay_on_their_stream_when_another_comes_back))
+          TEST_CASE(grants_stay_on_their_stream_when_another_comes_back), TEST_CASE(a_flood_of_returns))
