@@ -32,7 +32,7 @@ struct entry {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
-static pthread_cond_t wake, released;                    /* work, or the end; `running_comm` is another */
+static pthread_cond_t wake, released; /* work, or the end; `running_comm` is another, or a fork is over */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static LIST_HEAD(comm_list, sk_comm) comms = LIST_HEAD_INITIALIZER(comms);
 static struct sk_comm *cursor;       /* the next one of this tick */
@@ -41,6 +41,7 @@ static struct entry batch[BATCH];
 static uint32_t batched;
 static pthread_t thread;
 static bool running, ending;
+static bool forking; /* a fork waits until the thread is within no comm */
 static pid_t owner; /* of the thread: a child made by clone(2), without the fork handlers, must not wait for it */
 
 /* ---- the thread ---------------------------------------------------------- */
@@ -63,6 +64,7 @@ static uint32_t gather(uint64_t now, struct pollfd *fds) {
 
 /* Under the lock, which is released meanwhile. */
 static void run_entry(const struct entry *e, uint64_t now) {
+  while (forking) pthread_cond_wait(&released, &lock);
   running_comm = e->comm;
   if (!running_comm) return;
   pthread_mutex_unlock(&lock);
@@ -136,12 +138,19 @@ static void *run(void *arg) {
 
 /* ---- fork ---------------------------------------------------------------- */
 
+/* Not while the thread is within a comm: it may hold its acceptor's lock, or be half-way through a call of OpenSSL, and
+ * a child that closes the comm would wait for ever, or free what is not whole. */
 static void before_fork(void) {
   rail_linger_before_fork();
   pthread_mutex_lock(&lock);
+  bool is_other = running && owner == getpid() && !pthread_equal(pthread_self(), thread);
+  forking = is_other;
+  while (is_other && running_comm) pthread_cond_wait(&released, &lock);
 }
 
 static void after_fork_parent(void) {
+  if (forking) pthread_cond_broadcast(&released);
+  forking = false;
   pthread_mutex_unlock(&lock);
   rail_linger_after_fork(false);
 }
@@ -158,7 +167,7 @@ static void after_fork_child(void) {
   LIST_INIT(&comms);
   cursor = running_comm = NULL;
   batched = 0;
-  running = ending = false;
+  running = ending = forking = false;
   once = (pthread_once_t)PTHREAD_ONCE_INIT;
   pthread_mutex_unlock(&lock);
   rail_linger_after_fork(true);
