@@ -33,7 +33,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   uint32_t buffer = sends ? SEND_BUFFER : RECV_BUFFER;
   comm->magic = sends ? SK_SEND_MAGIC : SK_RECV_MAGIC;
   comm->side = args->side;
-  comm->progress = sk_progress;
+  comm->sk_progress = sk_progress;
   comm->device_name = args->device->name;
   comm->peer = args->peers[0];
   comm->features = args->features;
@@ -188,7 +188,7 @@ static bool drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
   bool cut = false;
   for (uint32_t i = 0; i < s->out_count; i++) {
     struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    bool ours = !comm->not_established && (comm->side == SK_RECEIVER || !out.unfinished);
+    bool ours = !comm->not_established && (comm->side == SK_RECEIVER || !out.completion);
     if (i == 0 && s->out_done && !ours) cut = true;
     if (ours && !cut) {
       memmove(s->stage + s->stage_head + kept_at, s->stage + s->stage_head + at, out.staged);

@@ -8,7 +8,7 @@
  * engine's threads and the watch thread.
  *
  * The caller's progress thread takes requests from the pool, fills them in and returns them. Between being submitted
- * and being done (`unfinished` 0) a request is the owner's. Memory is registered and connections are closed by the
+ * and being done (`completion` 0) a request is the owner's. Memory is registered and connections are closed by the
  * service thread (common/net/net_ops.h); `stop` makes it the owner for the rest of the comm's life.
  *
  * Calls go downwards only: sk_comm (open, close) > sk_watch > sk_keepalive > sk_progress > sk_failover > sk_send,
@@ -65,8 +65,9 @@ struct sk_mr {
 /* What struct sk_send and struct sk_recv begin with; the magic tells them apart, and from one that was returned. */
 struct sk_request {
   uint32_t magic;
-  /* A send: its frames that are not in the kernel, and 1 until all are made. A receive: its buffers. */
-  sk_unfinished unfinished;
+  /* A send's frames that are not in the kernel (with FAILOVER: have not arrived), and 1 until all are made; zero-copy
+   * calls that the kernel has not finished. A receive's buffers. */
+  sk_completion completion;
   struct sk_comm *comm;
   SLIST_ENTRY(sk_request) next_free;
 };
@@ -104,7 +105,7 @@ struct sk_comm {
   struct sk_poll_ctx *poll;  /* of the engine; NULL: the caller's calls move it */
   _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
   uint32_t idle_polls;       /* with an engine: the caller's tests in a row that found nothing done */
-  rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend, which is below it */
+  rail_result_t (*sk_progress)(struct sk_comm *comm); /* that function: isend calls it from below, else from nowhere */
 
   /* The owner's. */
   uint32_t not_established; /* sender: streams that never were; nothing is written before it is 0 */
@@ -245,7 +246,7 @@ static inline void sk_request_put(struct sk_request_pool *pool, struct sk_reques
   atomic_store_explicit(&r->comm->in_use, sk_comm_in_use(r->comm) - 1, memory_order_relaxed);
 }
 static inline bool sk_request_is_done(const struct sk_request *r) {
-  return atomic_load_explicit(&r->unfinished, memory_order_acquire) == 0;
+  return atomic_load_explicit(&r->completion, memory_order_acquire) == 0;
 }
 
 static inline void sk_mr_hold(struct sk_mr *mr) {

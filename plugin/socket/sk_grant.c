@@ -81,7 +81,7 @@ static void make_control(struct sk_recv_comm *rc) {
   uint32_t n = rail_unlikely(rc->report_all) ? collect_posted(rc) : collect_grants(rc, all);
   if (rail_unlikely(sk_has_failover(&rc->base))) n += sk_path_entries(&rc->base, rc->wire_entries + n);
   uint32_t len = n * (uint32_t)sizeof rc->wire_entries[0];
-  sk_unfinished_add(&rc->control_unsent);
+  sk_completion_add(&rc->control_unsent);
   uint8_t *head = sk_stream_queue(s, SK_HEAD, rc->wire_entries, len, &rc->control_unsent);
   sk_frame_encode(head, SK_FRAME_CONTROL, rc->report_all ? SK_FRAME_RESET : 0, rc->next_seq, u->bytes_freed, len,
                   u->count_freed);

@@ -32,7 +32,7 @@ void sk_path_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk
   struct sk_path *path = &comm->paths[s->index];
   path->chunks[(path->first + path->count++) % SK_PATH_CHUNKS] =
     (struct sk_chunk){.send = send, .offset = offset, .len = len};
-  sk_unfinished_add(&path->queued); /* the stream drops it */
+  sk_completion_add(&path->queued); /* the stream drops it */
 }
 
 static void announce_on(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send) {
@@ -61,11 +61,11 @@ void sk_path_announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
 /* ---- sender: what has arrived ------------------------------------------------ */
 
 static void chunk_arrived(struct sk_send_comm *sc, struct sk_send *send) {
-  if (atomic_load_explicit(&send->base.unfinished, memory_order_relaxed) == 1) {
+  if (atomic_load_explicit(&send->base.completion, memory_order_relaxed) == 1) {
     TAILQ_REMOVE(&sc->undelivered, send, undelivered);
     sc->undelivered_count--;
   }
-  sk_unfinished_drop(&send->base.unfinished);
+  sk_completion_drop(&send->base.completion);
 }
 
 void sk_path_on_seen(struct sk_send_comm *sc) {

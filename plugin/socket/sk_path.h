@@ -48,7 +48,7 @@ struct sk_path {
   uint32_t reported;   /* receiver: what the sender knows of it */
   struct sk_chunk *chunks; /* sender: a ring */
   uint32_t first, count;
-  sk_unfinished queued;       /* those of them that are not in the kernel: they cannot have arrived */
+  sk_completion queued;       /* those of them that are not in the kernel: they cannot have arrived */
 };
 
 rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *args);

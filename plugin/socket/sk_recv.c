@@ -131,7 +131,7 @@ static void finish_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer
   rail_stats_add(&rc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], buffer->target.size);
   rc->completed = true;
-  sk_unfinished_drop(&buffer->recv->base.unfinished);
+  sk_completion_drop(&buffer->recv->base.completion);
 }
 
 static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_recv_buffer *buffer) {
@@ -328,7 +328,7 @@ static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, con
   if (!r) return NULL;
   struct sk_recv *recv = rail_container_of(r, struct sk_recv, base);
   recv->n = (uint32_t)n;
-  atomic_store_explicit(&r->unfinished, (uint32_t)n, memory_order_relaxed);
+  atomic_store_explicit(&r->completion, (uint32_t)n, memory_order_relaxed);
   for (int i = 0; i < n; i++) {
     recv->buffers[i] = (struct sk_recv_buffer){.target.data = data[i],
                                                .node.tag = (uint32_t)tags[i],

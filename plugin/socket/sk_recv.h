@@ -124,7 +124,7 @@ struct sk_recv_comm {
   bool can_leave_unread, left_unread, may_hide_end, read_all, completed, report_all;
   uint32_t idle_calls; /* progress calls in a row that found nothing */
   uint64_t recent;     /* bytes that the one before the latest found */
-  sk_unfinished control_unsent; /* frames of wire_entries not yet in the kernel: 0 or 1 */
+  sk_completion control_unsent; /* frames of wire_entries not yet in the kernel: 0 or 1 */
   struct sk_entry wire_entries[SK_MAX_BUFFERS + SK_MAX_STREAMS];
   struct sk_entry last_entries[SK_MAX_STREAMS]; /* with FAILOVER, at the end */
 

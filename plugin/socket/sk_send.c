@@ -141,7 +141,7 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
-  sk_unfinished_drop(&send->base.unfinished);
+  sk_completion_drop(&send->base.completion);
 }
 
 /* One frame with `len` bytes of the message from `offset`. A frame counts when it is in the kernel, or, if it may have
@@ -151,8 +151,8 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   const uint8_t *data = send->data + offset;
   uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
   bool failover = sk_has_failover(&sc->base);
-  sk_unfinished *unfinished = rail_unlikely(failover) ? &sc->base.paths[s->index].queued : &send->base.unfinished;
-  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, unfinished);
+  sk_completion *completion = rail_unlikely(failover) ? &sc->base.paths[s->index].queued : &send->base.completion;
+  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, completion);
   if (type == SK_FRAME_MSG)
     sk_frame_encode(head, type, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, len, send->node.tag);
   else sk_frame_encode(head, type, 0, send->seq, offset, len, send->node.tag);
@@ -173,7 +173,7 @@ static void queue_chunk(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
                         uint32_t len) {
   queue_frame(sc, s, send, type, send->framed, len);
   send->framed += len;
-  sk_unfinished_add(&send->base.unfinished);
+  sk_completion_add(&send->base.completion);
 }
 
 static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream) {
@@ -286,7 +286,7 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
   struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
   if (!r) return NULL;
   struct sk_send *send = rail_container_of(r, struct sk_send, base);
-  atomic_store_explicit(&r->unfinished, 1, memory_order_relaxed);
+  atomic_store_explicit(&r->completion, 1, memory_order_relaxed);
   send->node.tag = (uint32_t)tag;
   send->data = data;
   send->size = size;
@@ -329,7 +329,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
       announce_all(sc);
       atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
     } else if (sc->waiting.count || rail_unlikely(comm->not_established)) {
-      (void)comm->progress(comm); /* its grant may be in the socket already, or the peer's answer */
+      (void)comm->sk_progress(comm); /* a grant, credit or the peer's answer may be in the socket already */
     } else {
       (void)sk_send_post(sc);
     }

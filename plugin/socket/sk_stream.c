@@ -124,7 +124,7 @@ void sk_stream_wrote(struct sk_stream *s, size_t moved) {
     s->stage_head += out->staged;
     s->out_first = (s->out_first + 1) % SK_OUT_FRAMES;
     s->out_count--;
-    if (out->unfinished) sk_unfinished_drop(out->unfinished);
+    if (out->completion) sk_completion_drop(out->completion);
   }
   s->out_done = (uint32_t)moved;
   if (!s->out_count) s->stage_head = s->stage_tail = 0;
@@ -173,9 +173,9 @@ static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *
     *result = wrote_nothing(s, n);
     return true;
   }
-  assert(out->unfinished); /* a payload of this size is the caller's */
-  zc->calls[zc->next++ % SK_ZEROCOPY_CALLS] = out->unfinished;
-  sk_unfinished_add(out->unfinished);
+  assert(out->completion); /* a payload of this size is the caller's */
+  zc->calls[zc->next++ % SK_ZEROCOPY_CALLS] = out->completion;
+  sk_completion_add(out->completion);
   *bytes += (uint64_t)n;
   sk_stream_wrote(s, (size_t)n);
   *result = (size_t)n == iov.iov_len ? RAIL_OK : RAIL_IN_PROGRESS;
@@ -251,8 +251,8 @@ void sk_zerocopy_finished(struct sk_zerocopy *zc, uint32_t lo, uint32_t hi) {
   uint32_t open = zc->next - zc->first;
   if (lo - zc->first >= open || hi - lo >= open - (lo - zc->first)) return; /* not of calls that are open */
   for (uint32_t i = lo; i != hi + 1; i++) {
-    sk_unfinished **call = &zc->calls[i % SK_ZEROCOPY_CALLS];
-    if (*call) sk_unfinished_drop(*call);
+    sk_completion **call = &zc->calls[i % SK_ZEROCOPY_CALLS];
+    if (*call) sk_completion_drop(*call);
     *call = NULL;
   }
   while (zc->first != zc->next && !zc->calls[zc->first % SK_ZEROCOPY_CALLS]) zc->first++;

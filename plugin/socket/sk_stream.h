@@ -31,15 +31,17 @@
 #define SK_IO_BYTES ((size_t)1 << 20) /* most that one system call moves: a copy of 0.1 to 0.3 ms */
 #define SK_CALL_BYTES (2 * SK_IO_BYTES) /* most that one call moves in a direction: it must return in a millisecond */
 
-/* How many things must still happen before a request is done. Written by the comm's owner alone; a thread that reads 0
- * sees all that was written before, and from then on the request is the caller's: the owner touches it no more. */
-typedef _Atomic uint32_t sk_unfinished;
+/* A completion counter: how many events are still to come. A request is done at 0 (sk_request.completion); a queued
+ * frame names the counter of who waits for it to be in the kernel, which may also be its path (sk_path.queued) or the
+ * memory of CONTROL (sk_recv_comm.control_unsent). Written by the comm's owner alone; a thread that reads 0 sees all
+ * that was written before, and from then on a request is the caller's: the owner touches it no more. */
+typedef _Atomic uint32_t sk_completion;
 
-static inline void sk_unfinished_add(sk_unfinished *unfinished) {
-  atomic_store_explicit(unfinished, atomic_load_explicit(unfinished, memory_order_relaxed) + 1, memory_order_relaxed);
+static inline void sk_completion_add(sk_completion *completion) {
+  atomic_store_explicit(completion, atomic_load_explicit(completion, memory_order_relaxed) + 1, memory_order_relaxed);
 }
-static inline void sk_unfinished_drop(sk_unfinished *unfinished) {
-  atomic_store_explicit(unfinished, atomic_load_explicit(unfinished, memory_order_relaxed) - 1, memory_order_release);
+static inline void sk_completion_drop(sk_completion *completion) {
+  atomic_store_explicit(completion, atomic_load_explicit(completion, memory_order_relaxed) - 1, memory_order_release);
 }
 
 /* A queued frame. */
@@ -47,7 +49,7 @@ struct sk_out {
   const uint8_t *data; /* payload that stays where it is */
   uint32_t len;
   uint32_t staged;     /* bytes in stage that go before it */
-  sk_unfinished *unfinished; /* dropped when all of it is in the kernel; NULL: no request waits for it */
+  sk_completion *completion; /* of who waits for all of it to be in the kernel; NULL: nobody does */
 };
 
 /* Counted by the comm's owner, read by the watch thread: bytes in and out of the kernel; PING and PONG frames, which
@@ -60,7 +62,7 @@ struct sk_traffic {
  *
  * Large payloads without a copy into the kernel (MSG_ZEROCOPY). The kernel then reads the caller's pages until the peer
  * has acknowledged them, and reports on the socket's error queue when it has finished with each call, by number. Every
- * call is one more thing that its send waits for (sk_unfinished). Headers lie in `stage`, which is written again at
+ * call is one more thing that its send waits for (sk_completion). Headers lie in `stage`, which is written again at
  * once: they are copied, in a call of their own that ends where a large payload begins.
  *
  * - What the kernel copied after all (loopback, veth, a path without scatter-gather) costs more this way than the plain
@@ -77,7 +79,7 @@ struct sk_zerocopy {
   uint32_t from;                        /* payloads of this size and more */
   bool copied;                          /* the kernel copies anyway: no more of it */
   uint32_t first, next;                 /* numbers of calls, as the kernel counts them: not finished, not made */
-  sk_unfinished *calls[SK_ZEROCOPY_CALLS]; /* by number, what waits; NULL: finished */
+  sk_completion *calls[SK_ZEROCOPY_CALLS]; /* by number, of who waits; NULL: finished */
 };
 
 /* ---- the peer's host -----------------------------------------------------
@@ -164,9 +166,9 @@ static inline bool sk_stream_has_room(const struct sk_stream *s) {
 
 /* Queues a frame: `staged` bytes, which the caller writes where the return value points, and `len` at `data`. */
 static inline uint8_t *sk_stream_queue(struct sk_stream *s, uint32_t staged, const void *data, uint32_t len,
-                                       sk_unfinished *unfinished) {
+                                       sk_completion *completion) {
   s->out[(s->out_first + s->out_count++) % SK_OUT_FRAMES] =
-    (struct sk_out){.data = data, .len = len, .staged = staged, .unfinished = unfinished};
+    (struct sk_out){.data = data, .len = len, .staged = staged, .completion = completion};
   uint8_t *at = s->stage + s->stage_tail;
   s->stage_tail += staged;
   s->out_bytes += staged + (uint64_t)len;

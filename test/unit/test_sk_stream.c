@@ -25,7 +25,7 @@ static struct {
   uint8_t *source; /* of payloads that stay where they are */
   size_t size, out; /* queued; written */
   size_t end[MAX_FRAMES];
-  sk_unfinished pending[MAX_FRAMES];
+  sk_completion pending[MAX_FRAMES];
   bool watched[MAX_FRAMES];
   uint32_t frames;
 } x;

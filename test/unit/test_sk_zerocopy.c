@@ -7,7 +7,7 @@
 
 #include "test/harness/tap.h"
 
-static void begin(struct sk_zerocopy *zc, uint32_t first, sk_unfinished *pending, uint32_t calls) {
+static void begin(struct sk_zerocopy *zc, uint32_t first, sk_completion *pending, uint32_t calls) {
   *zc = (struct sk_zerocopy){.from = SK_ZEROCOPY_MIN, .first = first, .next = first};
   for (uint32_t i = 0; i < calls; i++) {
     zc->calls[zc->next++ % SK_ZEROCOPY_CALLS] = &pending[i];
@@ -20,7 +20,7 @@ static const uint32_t starts[] = {0, 1, 63, 64, 0x7ffffff0u, UINT32_MAX - 1, UIN
 TEST(one_by_one_and_ranges) {
   for (unsigned int k = 0; k < sizeof starts / sizeof starts[0]; k++) {
     struct sk_zerocopy zc;
-    sk_unfinished pending[SK_ZEROCOPY_CALLS];
+    sk_completion pending[SK_ZEROCOPY_CALLS];
     uint32_t f = starts[k];
     begin(&zc, f, pending, SK_ZEROCOPY_CALLS);
     sk_zerocopy_finished(&zc, f, f);
@@ -39,7 +39,7 @@ TEST(one_by_one_and_ranges) {
 TEST(any_order) {
   for (unsigned int k = 0; k < sizeof starts / sizeof starts[0]; k++) {
     struct sk_zerocopy zc;
-    sk_unfinished pending[20];
+    sk_completion pending[20];
     uint32_t f = starts[k];
     begin(&zc, f, pending, 20);
     sk_zerocopy_finished(&zc, f + 5, f + 19);
@@ -57,7 +57,7 @@ TEST(any_order) {
 /* Several calls for one send, and one notice twice: it is counted down once for each call. */
 TEST(twice) {
   struct sk_zerocopy zc;
-  sk_unfinished unused[1], send;
+  sk_completion unused[1], send;
   begin(&zc, UINT32_MAX, unused, 0);
   for (int i = 0; i < 4; i++) zc.calls[zc.next++ % SK_ZEROCOPY_CALLS] = &send;
   atomic_store(&send, 5);
@@ -75,7 +75,7 @@ TEST(twice) {
 
 TEST(numbers_that_were_not_given) {
   struct sk_zerocopy zc;
-  sk_unfinished pending[3];
+  sk_completion pending[3];
   begin(&zc, 100, pending, 3);
   static const uint32_t bad[][2] = {{99, 99},   {103, 103},      {100, 103}, {99, 102},
                                   {102, 100}, {0, UINT32_MAX}, {101, 4000}};
@@ -90,7 +90,7 @@ TEST(numbers_that_were_not_given) {
 TEST(no_more_calls_than_the_table_holds) {
   struct sk_zerocopy zc;
   struct sk_stream s = {.zerocopy = &zc};
-  sk_unfinished pending[SK_ZEROCOPY_CALLS];
+  sk_completion pending[SK_ZEROCOPY_CALLS];
   for (unsigned int k = 0; k < sizeof starts / sizeof starts[0]; k++) {
     begin(&zc, starts[k], pending, SK_ZEROCOPY_CALLS - 1);
     CHECK(sk_zerocopy_is_on(&s));
@@ -107,7 +107,7 @@ TEST(a_call_that_wrote_nothing_is_not_waited_for) {
   struct sk_traffic traffic = {0};
   struct sk_stream s;
   struct sk_zerocopy zc = {.from = SK_ZEROCOPY_MIN};
-  sk_unfinished send = 1;
+  sk_completion send = 1;
   uint64_t bytes = 0;
   int fd[2];
   CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fd));
