@@ -169,9 +169,8 @@ RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, struct sk_stream
 void sk_comm_send_error(struct sk_comm *comm);
 /* Frame ERROR: the peer's last message before its side failed. */
 RAIL_COLD rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
-/* Log what is wrong with a caller's pointer. */
+/* Logs what is wrong with a caller's pointer. */
 RAIL_COLD void sk_error_comm(const void *comm, uint32_t magic, const char *call);
-RAIL_COLD void sk_error_request(const void *request, const char *call);
 
 static inline rail_result_t sk_comm_error(const struct sk_comm *comm) {
   return rail_first_error(&comm->error);

@@ -9,7 +9,7 @@
 
 rail_result_t sk_comm_fail(struct sk_comm *comm, rail_result_t result, const char *fmt, ...) {
   static const char *const side_text[] = {[SK_SENDER] = "sending to", [SK_RECEIVER] = "receiving from"};
-  char why[320], peer[RAIL_ADDR_TEXT];
+  char why[512], peer[RAIL_ADDR_TEXT];
   va_list ap;
   if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
   va_start(ap, fmt);
@@ -78,9 +78,4 @@ void sk_error_comm(const void *comm, uint32_t magic, const char *call) {
             magic == SK_SEND_MAGIC   ? "send connection"
             : magic == SK_RECV_MAGIC ? "receive connection"
                                      : "connection");
-}
-
-void sk_error_request(const void *request, const char *call) {
-  if (!request || request == RAIL_NET_OPTIONAL_RECV) RAIL_WARN("RailSocket: %s: %p is no request", call, request);
-  else RAIL_WARN("RailSocket: %s: request %p is not outstanding (tested again after it was done?)", call, request);
 }
