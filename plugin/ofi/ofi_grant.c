@@ -13,7 +13,7 @@ static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsig
   b->op.data = b->data;
   b->op.size = b->capacity;
   b->op.desc = b->mr ? b->mr->descs[comm->paths[path].local_nic] : NULL;
-  b->op.tag = ofi_tag(comm->index, recv->grant_seq, index);
+  b->op.tag = ofi_tag(comm->index, comm->token, recv->grant_seq, index);
   return ofi_comm_post(comm, &b->op, OFI_OP_TRECV, path);
 }
 

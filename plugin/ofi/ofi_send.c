@@ -264,7 +264,7 @@ static void prepare_tagged(struct ofi_send *send, const struct ofi_buffer *buffe
   struct ofi_comm *comm = send->base.comm;
   struct ofi_op *op = &send->parts[0].data;
   op->desc = send->mr ? send->mr->descs[comm->paths[buffer->path].local_nic] : NULL;
-  op->tag = ofi_tag(comm->remote_index, send->seq, send->index);
+  op->tag = ofi_tag(comm->remote_index, comm->remote_token, send->seq, send->index);
   ofi_comm_prepare(comm, op, OFI_OP_TSEND, buffer->path);
 }
 

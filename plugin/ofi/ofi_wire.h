@@ -36,7 +36,7 @@
 #include "rail/net.h"
 
 #define OFI_TAG "ROF" /* begins the magic numbers of the handshake, and those in memory */
-#define OFI_WIRE_VERSION 3
+#define OFI_WIRE_VERSION 4
 #define OFI_MAX_PATHS 4      /* NICs of one device */
 #define OFI_MAX_GROUP 8      /* buffers of one irecv: maxRecvs */
 #define OFI_MAX_RECVS RAIL_NET_MAX_REQUESTS /* irecvs outstanding on one comm */
@@ -230,9 +230,17 @@ size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes);
  * EAGER, a path or a number of keys are the caller's to check. *payload: of EAGER and DATA, frame->size of them. */
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload);
 
-/* The tag of a tagged message, 44 bits: the receiver's comm, the GRANT, the buffer. */
-static inline uint64_t ofi_tag(uint32_t comm, uint32_t seq, unsigned int index) {
-  return (uint64_t)comm << 24 | (uint64_t)(seq & 0xffff) << 8 | index;
+/* The tag of a tagged message, 44 bits: the receiver's comm and bits of its token, the GRANT, the buffer. Receives of
+ * one comm have GRANTs of different numbers modulo OFI_MAX_GRANTS. A message that comes late, for a comm that is closed,
+ * must not fit a receive of the next comm with that index: all the other bits are the token's. */
+#define OFI_TAG_INDEX_BITS 3
+#define OFI_TAG_SEQ_BITS 7
+#define OFI_TAG_TOKEN_BITS 14
+_Static_assert(1u << OFI_TAG_INDEX_BITS == OFI_MAX_GROUP && 1u << OFI_TAG_SEQ_BITS == OFI_MAX_GRANTS, "tag layout");
+static inline uint64_t ofi_tag(uint32_t comm, uint64_t token, uint32_t seq, unsigned int index) {
+  uint64_t tag = (uint64_t)comm << OFI_TAG_TOKEN_BITS | (token & ((1u << OFI_TAG_TOKEN_BITS) - 1));
+  tag = tag << OFI_TAG_SEQ_BITS | seq % OFI_MAX_GRANTS;
+  return tag << OFI_TAG_INDEX_BITS | index;
 }
 
 #endif

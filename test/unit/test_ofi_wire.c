@@ -300,14 +300,16 @@ TEST(grants_of_several_receives) {
 /* ---- tags -------------------------------------------------------------------------------- */
 
 TEST(tags) {
-  CHECK_INT(ofi_tag(0, 0, 0), 0);
-  CHECK_INT(ofi_tag(OFI_MAX_COMMS - 1, UINT32_MAX, OFI_MAX_GROUP - 1), ((1ull << 44) - 1) & ~0xf8ull);
+  CHECK_INT(ofi_tag(0, 0, 0, 0), 0);
+  CHECK_INT(ofi_tag(OFI_MAX_COMMS - 1, UINT64_MAX, UINT32_MAX, OFI_MAX_GROUP - 1), (1ull << 44) - 1);
   /* Receives that may be outstanding at one time have different ones, across the wrap, too. */
   for (uint32_t seq = OFI_FIRST_SEQ; seq != 256; seq++)
     for (uint32_t k = 1; k < 2 * OFI_MAX_RECVS; k++) {
-      CHECK(ofi_tag(1, seq, 0) != ofi_tag(1, seq + k, 0) && ofi_tag(1, seq, 0) != ofi_tag(2, seq + k, 0));
-      CHECK(ofi_tag(1, seq, 7) != ofi_tag(1, seq + k, 0));
+      CHECK(ofi_tag(1, 5, seq, 0) != ofi_tag(1, 5, seq + k, 0) && ofi_tag(1, 5, seq, 0) != ofi_tag(2, 5, seq + k, 0));
+      CHECK(ofi_tag(1, 5, seq, 7) != ofi_tag(1, 5, seq + k, 0));
     }
+  /* A later comm of the same index has a receive with each number: its token tells them apart. */
+  for (uint32_t seq = 0; seq != 1u << 16; seq++) CHECK(ofi_tag(1, 5, OFI_FIRST_SEQ, 0) != ofi_tag(1, 6, seq, 0));
 }
 
 TEST_MAIN(TEST_CASE(offer_round_trip), TEST_CASE(offer_names), TEST_CASE(offer_refuses), TEST_CASE(frames_round_trip),
