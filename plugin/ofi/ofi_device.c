@@ -152,7 +152,7 @@ static bool add_nic(const struct ofi_candidate *c) {
     RAIL_WARN("RailOFI: fi_dupinfo: out of memory; %s is left out", c->info->domain_attr->name);
     return false;
   }
-  nic->info->mode &= ~FI_BUFFERED_RECV; /* an offer that is not taken */
+  nic->info->mode &= ~OFI_MODE_BUFFERED_RECV; /* an offer that is not taken */
   /* Every call is made under the endpoint's lock. A provider that says it needs none would take its own, too. */
   if (nic->info->domain_attr->threading == FI_THREAD_SAFE || nic->info->domain_attr->threading == FI_THREAD_FID)
     nic->info->domain_attr->threading = FI_THREAD_DOMAIN;

@@ -20,6 +20,19 @@
 /* The version of the API that is asked for: newer libraries keep to it. */
 #define OFI_API_VERSION FI_VERSION(1, 17)
 
+/* Bits of fi_info.mode and mr_mode in that version. The headers of 2.x have no names for them, or names that warn or
+ * are 0: with any headers their use is an error. */
+#define OFI_MODE_BUFFERED_RECV (1ULL << 51)
+#define OFI_MODE_RESTRICTED_COMP (1ULL << 53)
+#define OFI_MODE_NOTIFY_FLAGS_ONLY (1ULL << 54)
+#define OFI_MODE_LOCAL_MR (1ULL << 55)
+#define OFI_MR_BASIC 1u
+#define OFI_MR_SCALABLE 2u
+#undef FI_BUFFERED_RECV
+#undef FI_RESTRICTED_COMP
+#undef FI_NOTIFY_FLAGS_ONLY
+#undef FI_LOCAL_MR
+
 struct ofi_fabric_api {
   int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
                  struct fi_info **info);

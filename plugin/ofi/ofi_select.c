@@ -4,14 +4,12 @@
 
 #include <limits.h>
 #include <netinet/in.h>
-#include <rdma/fabric.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/compiler.h"
+#include "plugin/ofi/ofi_fabric.h"
 
 /* ---- providers ------------------------------------------------------------------------- */
 
@@ -102,7 +100,7 @@ void ofi_caps_of(const struct fi_info *info, bool hmem_cuda, struct ofi_caps *ca
     .delivery_complete = (info->tx_attr->op_flags & FI_DELIVERY_COMPLETE) != 0,
     .hmem = (info->caps & FI_HMEM) != 0,
     .hmem_cuda = hmem_cuda && (info->caps & FI_HMEM),
-    .buffered_recv = (info->mode & FI_BUFFERED_RECV) != 0,
+    .buffered_recv = (info->mode & OFI_MODE_BUFFERED_RECV) != 0,
     .mr_local = (mr & FI_MR_LOCAL) != 0,
     .mr_virt_addr = (mr & FI_MR_VIRT_ADDR) != 0,
     .mr_allocated = (mr & FI_MR_ALLOCATED) != 0,
@@ -175,7 +173,7 @@ enum ofi_protocol ofi_protocol_choose(const char *provider, const struct ofi_cap
 
 /* ---- judging one info -------------------------------------------------------------------- */
 
-#define GIVEN_MODES (FI_CONTEXT | FI_CONTEXT2 | FI_BUFFERED_RECV) /* the last is an offer, which is not taken */
+#define GIVEN_MODES (FI_CONTEXT | FI_CONTEXT2 | OFI_MODE_BUFFERED_RECV) /* the last is an offer, not taken */
 #define GIVEN_MR_MODES \
   ((uint64_t)(FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT | FI_MR_HMEM))
 
@@ -186,16 +184,16 @@ static const struct need {
   {FI_MSG_PREFIX, "FI_MSG_PREFIX"},
   {FI_ASYNC_IOV, "FI_ASYNC_IOV"},
   {FI_RX_CQ_DATA, "FI_RX_CQ_DATA"},
-  {FI_LOCAL_MR, "FI_LOCAL_MR"},
-  {FI_NOTIFY_FLAGS_ONLY, "FI_NOTIFY_FLAGS_ONLY"},
-  {FI_RESTRICTED_COMP, "FI_RESTRICTED_COMP"},
+  {OFI_MODE_LOCAL_MR, "FI_LOCAL_MR"},
+  {OFI_MODE_NOTIFY_FLAGS_ONLY, "FI_NOTIFY_FLAGS_ONLY"},
+  {OFI_MODE_RESTRICTED_COMP, "FI_RESTRICTED_COMP"},
 }, mr_modes[] = {
   {FI_MR_RMA_EVENT, "FI_MR_RMA_EVENT"},
   {FI_MR_RAW, "FI_MR_RAW"},
   {FI_MR_MMU_NOTIFY, "FI_MR_MMU_NOTIFY"},
   {FI_MR_COLLECTIVE, "FI_MR_COLLECTIVE"},
-  {1u /* FI_MR_BASIC */, "FI_MR_BASIC"},
-  {2u /* FI_MR_SCALABLE */, "FI_MR_SCALABLE"},
+  {OFI_MR_BASIC, "FI_MR_BASIC"},
+  {OFI_MR_SCALABLE, "FI_MR_SCALABLE"},
 };
 
 static void say(struct ofi_candidate *c, enum ofi_verdict verdict, const char *fmt, ...) RAIL_PRINTF(3, 4);

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which of libfabric's infos become NICs, and why the others do not: lists made here. */
 #include <arpa/inet.h>
-#include <rdma/fabric.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
 
+#include "plugin/ofi/ofi_fabric.h"
 #include "plugin/ofi/ofi_select.h"
 #include "test/harness/tap.h"
 
@@ -411,7 +409,7 @@ static void second_is_better(void (*harm)(struct entry *e)) {
     SAYS(1 - worse, OFI_CHOSEN, "");
   }
 }
-static void worse_buffered(struct entry *e) { e->info.mode |= FI_BUFFERED_RECV; }
+static void worse_buffered(struct entry *e) { e->info.mode |= OFI_MODE_BUFFERED_RECV; }
 static void worse_no_rma(struct entry *e) { e->info.caps &= ~FI_RMA; }
 static void worse_hmem(struct entry *e) { e->info.caps |= FI_HMEM; }
 static void worse_no_hmem(struct entry *e) {

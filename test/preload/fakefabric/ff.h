@@ -89,6 +89,7 @@
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
 
+#define FF_ORDER_STRICT 0x1ffu /* FI_ORDER_STRICT: a use of that name warns with headers of 2.x */
 enum { FF_NICS = 32, FF_IOVS = 8, FF_ADDR = 32, FF_EPS = 1 << 16, FF_MRS = 1 << 20, FF_VIOLATIONS = 64 };
 enum ff_kind { FF_SEND, FF_TSEND, FF_WRITE, FF_READ, FF_RECV, FF_TRECV, FF_KINDS };
 enum ff_move { FF_BOTH, FF_SENDER, FF_RECEIVER, FF_ANY };

@@ -153,7 +153,7 @@ static bool fits(const struct ff_nic *nic, const struct fi_info *h, uint64_t cap
   const struct fi_ep_attr *ep = h->ep_attr;
   const struct fi_domain_attr *d = h->domain_attr;
   const struct fi_fabric_attr *f = h->fabric_attr;
-  uint64_t comp = nic->strict ? FI_ORDER_STRICT : 0, op_flags = nic->delivery ? FI_DELIVERY_COMPLETE : 0;
+  uint64_t comp = nic->strict ? FF_ORDER_STRICT : 0, op_flags = nic->delivery ? FI_DELIVERY_COMPLETE : 0;
   op_flags |= FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE | FI_MULTI_RECV;
   if ((caps & ~nic->caps) || (nic->mode & ~h->mode)) return false;
   if (h->addr_format && h->addr_format != nic->addr_format) return false;
@@ -205,11 +205,11 @@ static struct fi_info *make(const struct ff_nic *nic, const struct fi_info *h, u
   info->src_addrlen = ff_address(nic, 0, address);
   info->src_addr = dup_memory(address, info->src_addrlen);
   *info->tx_attr = (struct fi_tx_attr){
-    .caps = info->caps, .mode = nic->mode, .msg_order = nic->order, .comp_order = nic->strict ? FI_ORDER_STRICT : 0,
+    .caps = info->caps, .mode = nic->mode, .msg_order = nic->order, .comp_order = nic->strict ? FF_ORDER_STRICT : 0,
     .op_flags = h && h->tx_attr ? h->tx_attr->op_flags : 0, .inject_size = nic->inject, .size = nic->tx_size,
     .iov_limit = nic->iov, .rma_iov_limit = rma ? 1 : 0};
   *info->rx_attr = (struct fi_rx_attr){
-    .caps = info->caps, .mode = nic->mode, .msg_order = nic->order, .comp_order = nic->strict ? FI_ORDER_STRICT : 0,
+    .caps = info->caps, .mode = nic->mode, .msg_order = nic->order, .comp_order = nic->strict ? FF_ORDER_STRICT : 0,
     .op_flags = h && h->rx_attr ? h->rx_attr->op_flags : 0, .size = nic->rx_size, .iov_limit = nic->iov};
   *info->ep_attr = (struct fi_ep_attr){
     .type = FI_EP_RDM, .protocol = FI_PROTO_UNSPEC, .protocol_version = 1, .max_msg_size = nic->max_msg,
