@@ -91,15 +91,35 @@ static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
   return true;
 }
 
+static bool names_memory(const struct ofi_op *op) { return op->state == OFI_OP_POSTED && op->size; }
+
+/* Has libfabric an operation that reads or writes the caller's memory? */
+static bool any_names_memory(struct ofi_comm *comm) {
+  bool any = false;
+  if (comm->sender) {
+    struct ofi_send_comm *sc = ofi_send_comm_of(comm);
+    for (uint32_t i = 0; i < sc->sends_used; i++)
+      for (unsigned int p = 0; p < OFI_MAX_PATHS; p++) any |= names_memory(&sc->sends[i].parts[p].data);
+    return any;
+  }
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
+  for (unsigned int r = 0; r < OFI_MAX_RECVS; r++) {
+    for (unsigned int i = 0; i < OFI_MAX_GROUP; i++) any |= names_memory(&rc->recvs[r].buffers[i].op);
+    for (unsigned int p = 0; p < OFI_MAX_PATHS; p++) any |= names_memory(&rc->flushes[r].ops[p]);
+  }
+  return any;
+}
+
 /* libfabric has completed the comm's operations. A provider may never complete those with a peer that is gone: when
- * none has ended for a while they are abandoned, and stay in the comm's memory until the endpoint is closed. */
+ * none has ended for a while, control messages are abandoned, and stay in the comm's memory until the endpoint is
+ * closed. What names the caller's memory is not. */
 static bool await_idle(struct ofi_comm *comm, uint64_t deadline) {
   uint64_t gone = 0, ping = rail_now_ns();
   for (uint32_t before = comm->nops; comm->nops && !comm->endpoint->shut; before = comm->nops) {
     poll_once(comm, &ping);
     if (!peer_is_gone(comm) || comm->nops != before) gone = 0;
     else if (!gone) gone = rail_deadline_in_ms(GONE_MS);
-    if (rail_deadline_passed(gone)) return true;
+    if (rail_deadline_passed(gone) && !any_names_memory(comm)) return true;
     if (rail_deadline_passed(deadline)) return comm->nops == 0;
   }
   return true;

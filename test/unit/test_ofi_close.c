@@ -155,11 +155,14 @@ static void send_late(struct ofi_endpoint *from, fi_addr_t to, uint64_t tag) {
   static struct fi_context2 context;
   static uint8_t late[3000];
   struct fi_cq_msg_entry entry = {0};
+  struct fi_cq_err_entry failed = {0};
+  ssize_t n = -FI_EAGAIN;
   memset(late, 0xee, sizeof late);
   ofi_endpoint_lock(from);
   CHECK_INT((int)fi_tsend(from->nics[0].ep, late, sizeof late, NULL, to, tag, &context), 0);
-  RIG_UNTIL(entry.op_context, (void)fi_cq_read(from->nics[0].cq, &entry, 1));
-  CHECK(entry.op_context == &context);
+  RIG_UNTIL(n != -FI_EAGAIN, n = fi_cq_read(from->nics[0].cq, &entry, 1));
+  if (n == -FI_EAVAIL) CHECK_INT((int)fi_cq_readerr(from->nics[0].cq, &failed, 0), 1);
+  CHECK(entry.op_context == &context || failed.op_context == &context);
   ofi_endpoint_unlock(from);
 }
 
@@ -196,6 +199,46 @@ TEST(a_message_for_a_comm_that_is_closed) {
   CHECK_OK(net->dereg_mr(r.rc, mh_in));
   CHECK_OK(net->dereg_mr(r.sc, mh_out));
   CHECK_OK(net->close_send(r.sc));
+  CHECK_OK(net->close_recv(r.rc));
+  CHECK_OK(net->close_send(other.sc));
+  CHECK_OK(net->close_recv(other.rc));
+  end();
+}
+
+static ssize_t cancel_nothing(struct fid *fid, void *context) {
+  (void)fid, (void)context;
+  return 0;
+}
+
+/* A provider that does not end the cancelled receive of a peer that has closed may still write to its buffer. */
+TEST(a_receive_that_the_provider_keeps) {
+  open_pair("nic=fake0 no=rma", 1);
+  struct rig other = {.ctx = {r.ctx[0], r.ctx[1]}};
+  rig_connect(&other, 0, 0);
+  struct ofi_comm *comm = rig_comm(r.rc);
+  uint64_t tag = ofi_tag(comm->index, comm->token, OFI_FIRST_SEQ, 0);
+  struct ofi_endpoint *from = rig_comm(r.sc)->endpoint;
+  fi_addr_t to = rig_comm(r.sc)->paths[0].to;
+  CHECK(rig_recv(&r, in, 9000, 1, mh_in));
+  RIG_UNTIL(RIG_LOCKED(r.rc, comm->nops == 1 && comm->nposted == 0), {
+    rig_poll(r.rc);
+    rig_poll(r.sc);
+  });
+  CHECK_OK(net->dereg_mr(r.sc, mh_out));
+  CHECK_OK(net->close_send(r.sc));
+  RIG_UNTIL(atomic_load(&comm->faults), poll(NULL, 0, 1)); /* its GOODBYE */
+  static struct fi_ops_ep keeping;
+  ofi_endpoint_lock(comm->endpoint);
+  keeping = *comm->endpoint->nics[0].ep->ops;
+  keeping.cancel = cancel_nothing;
+  comm->endpoint->nics[0].ep->ops = &keeping;
+  ofi_endpoint_unlock(comm->endpoint);
+  ofi_params.close_ms = 300;
+  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  take_away(in);
+  send_late(from, to, tag);
+  for (int i = 0; i < 50; i++) rig_poll(other.rc);
+  CHECK_MSG(log_said("may use its memory (RAIL_OFI_CLOSE_TIMEOUT)"), "%s", log_lines);
   CHECK_OK(net->close_recv(r.rc));
   CHECK_OK(net->close_send(other.sc));
   CHECK_OK(net->close_recv(other.rc));
@@ -241,4 +284,5 @@ TEST(an_end_that_comes_before_the_lock) {
 }
 
 RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing),
-         TEST_CASE(a_message_for_a_comm_that_is_closed), TEST_CASE(an_end_that_comes_before_the_lock))
+         TEST_CASE(a_message_for_a_comm_that_is_closed), TEST_CASE(a_receive_that_the_provider_keeps),
+         TEST_CASE(an_end_that_comes_before_the_lock))
