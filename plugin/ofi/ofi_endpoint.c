@@ -37,7 +37,7 @@ static rail_result_t open_endpoint(struct ofi_endpoint_nic *n) {
   struct fi_info *info = n->nic->info;
   struct fi_cq_attr cq_attr = {.format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_NONE};
   struct fi_av_attr av_attr = {.type = info->domain_attr->av_type};
-  size_t size = sizeof n->name.bytes;
+  size_t size = OFI_ADDR_SIZE;
   int err;
   cq_attr.size = info->tx_attr->size + info->rx_attr->size;
   if ((err = ofi_fabric.fabric(info->fabric_attr, &n->fabric, NULL))) return open_failed(n->nic, "fi_fabric", err);
@@ -53,7 +53,7 @@ static rail_result_t open_endpoint(struct ofi_endpoint_nic *n) {
     n->ep = NULL;
   }
   if (err) return open_failed(n->nic, "fi_enable", err);
-  if ((err = fi_getname(&n->ep->fid, n->name.bytes, &size)) || size > sizeof n->name.bytes)
+  if ((err = fi_getname(&n->ep->fid, n->name.bytes, &size)) || size > OFI_ADDR_SIZE)
     return open_failed(n->nic, "fi_getname", err ? err : -FI_ETOOSMALL);
   n->name.size = (uint16_t)size;
   return RAIL_OK;

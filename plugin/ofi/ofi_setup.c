@@ -85,8 +85,23 @@ static rail_result_t recv_offer(struct rail_setup *base) {
                          s->device->rails[0]->provider, s->theirs.provider, s->theirs.domain);
 }
 
+/* Providers of one name may have addresses of several kinds: each is compared with that of the NIC that sends to it. */
+static bool are_addresses_good(const struct ofi_setup *s) {
+  unsigned int npaths = RAIL_MAX(s->endpoint->nnics, s->theirs.npaths);
+  for (unsigned int i = 0; i < npaths; i++) {
+    const struct ofi_endpoint_nic *nic = &s->endpoint->nics[i % s->endpoint->nnics];
+    bool is_string = nic->nic->info->addr_format == FI_ADDR_STR;
+    if (!ofi_address_fits(&s->theirs.addrs[i % s->theirs.npaths], &nic->name, is_string)) return false;
+  }
+  return true;
+}
+
 static rail_result_t step_resolve(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
+  if (!are_addresses_good(s))
+    return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent an address that is none of provider "
+                           "%s's; check: the same libfabric and FI_PROVIDER or RAIL_OFI_PROVIDER on both hosts",
+                           s->device->rails[0]->provider);
   ofi_endpoint_lock(s->endpoint);
   int err = ofi_comm_connect(s->comm, &s->mine, &s->theirs);
   ofi_endpoint_unlock(s->endpoint);

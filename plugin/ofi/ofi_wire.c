@@ -81,9 +81,14 @@ const char *ofi_offer_decode(const void *body, size_t size, struct ofi_offer *of
     offer->addrs[i].size = le16toh(wire.addrs[i].size);
     if (offer->addrs[i].size < 1 || offer->addrs[i].size > OFI_ADDR_SIZE)
       return "an offer with an address that is none";
-    memcpy(offer->addrs[i].bytes, wire.addrs[i].bytes, sizeof offer->addrs[i].bytes);
+    memcpy(offer->addrs[i].bytes, wire.addrs[i].bytes, offer->addrs[i].size);
   }
   return NULL;
+}
+
+bool ofi_address_fits(const struct ofi_address *address, const struct ofi_address *own, bool is_string) {
+  if (is_string) return strnlen((const char *)address->bytes, address->size) < address->size;
+  return address->size == own->size;
 }
 
 /* ---- frames ------------------------------------------------------------------- */

@@ -80,7 +80,7 @@ struct ofi_offer {
   char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE]; /* domain: of the first NIC, for log lines */
   struct ofi_address {
     uint16_t size;
-    uint8_t bytes[OFI_ADDR_SIZE];
+    uint8_t bytes[OFI_ADDR_SIZE + 1]; /* zero behind the address */
   } addrs[OFI_MAX_PATHS];
 };
 
@@ -104,6 +104,9 @@ _Static_assert(sizeof(struct ofi_offer_wire) <= RAIL_BODY_MAX, "the largest body
 size_t ofi_offer_encode(const struct ofi_offer *offer, struct ofi_offer_wire *wire);
 /* NULL, or what is wrong. */
 const char *ofi_offer_decode(const void *body, size_t size, struct ofi_offer *offer);
+/* May libfabric read a peer's address, which it takes without a length? `own`: this side's, of the same provider, which
+ * has strings (FI_ADDR_STR) or bytes of one length. */
+bool ofi_address_fits(const struct ofi_address *address, const struct ofi_address *own, bool is_string);
 
 /* ---- frames ----------------------------------------------------------------- */
 

@@ -99,6 +99,32 @@ TEST(a_first_message_that_fails) {
   end();
 }
 
+/* A peer's address that libfabric would read beyond its end, or beyond what was sent. */
+TEST(an_address_without_an_end) {
+  static const struct { const char *offers; uint16_t size; } rows[] = {{"nic=fake0 addr=str", OFI_ADDR_SIZE},
+                                                                       {"nic=fake0 addr=in", 5}};
+  for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
+    rail_result_t connect, accept;
+    begin(rows[i].offers);
+    run(0, &connect, &accept);
+    CHECK(r.sc && r.rc);
+    struct ofi_endpoint *endpoint = rig_comm(r.sc)->endpoint;
+    CHECK_OK(net->close_send(r.sc));
+    CHECK_OK(net->close_recv(r.rc));
+    r.sc = r.rc = NULL;
+    ofi_endpoint_lock(endpoint); /* what the next connection's sender says of itself */
+    endpoint->nics[0].name.size = rows[i].size;
+    memset(endpoint->nics[0].name.bytes, 'a', OFI_ADDR_SIZE);
+    ofi_endpoint_unlock(endpoint);
+    long inserted = fake_calls("av_insert");
+    run(0, &connect, &accept);
+    CHECK_INT(connect, RAIL_REMOTE_ERROR);
+    CHECK_INT(fake_calls("av_insert"), inserted);
+    CHECK_MSG(log_said("it sent an address that is none of provider fake's"), "%s", log_lines);
+    end();
+  }
+}
+
 /* ---- that end half-way ------------------------------------------------------------------------------ */
 
 /* After so many calls of each side one gives up: its context is finalized, or its listener closed. The other ends. */
@@ -153,4 +179,5 @@ TEST(many_in_turn) {
 
 RIG_MAIN(TEST_CASE(another_provider), TEST_CASE(a_fabric_that_carries_nothing),
          TEST_CASE(one_path_that_carries_nothing), TEST_CASE(a_first_message_that_fails),
+         TEST_CASE(an_address_without_an_end),
          TEST_CASE(ended_after_each_call), TEST_CASE(many_in_turn))

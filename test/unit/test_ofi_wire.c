@@ -84,6 +84,21 @@ TEST(offer_refuses) {
 #undef REFUSED
 }
 
+/* libfabric reads a peer's address without a length: a string must end, others must be as long as this side's. */
+TEST(addresses) {
+  const struct ofi_address own = {.size = 16};
+  struct ofi_address a = {.size = OFI_ADDR_SIZE};
+  memset(a.bytes, 'a', OFI_ADDR_SIZE);
+  CHECK(!ofi_address_fits(&a, &own, true) && !ofi_address_fits(&a, &own, false));
+  CHECK(strlen((const char *)a.bytes) == OFI_ADDR_SIZE); /* it ends all the same */
+  a.bytes[OFI_ADDR_SIZE - 1] = 0;
+  CHECK(ofi_address_fits(&a, &own, true));
+  a.size = 5;
+  CHECK(!ofi_address_fits(&a, &own, true) && !ofi_address_fits(&a, &own, false));
+  a.size = 16;
+  CHECK(!ofi_address_fits(&a, &own, true) && ofi_address_fits(&a, &own, false));
+}
+
 /* ---- frames --------------------------------------------------------------------------- */
 
 static uint8_t bytes[OFI_FRAME_MAX + OFI_MAX_INLINE + 64];
@@ -312,6 +327,7 @@ TEST(tags) {
   for (uint32_t seq = 0; seq != 1u << 16; seq++) CHECK(ofi_tag(1, 5, OFI_FIRST_SEQ, 0) != ofi_tag(1, 6, seq, 0));
 }
 
-TEST_MAIN(TEST_CASE(offer_round_trip), TEST_CASE(offer_names), TEST_CASE(offer_refuses), TEST_CASE(frames_round_trip),
+TEST_MAIN(TEST_CASE(offer_round_trip), TEST_CASE(offer_names), TEST_CASE(offer_refuses), TEST_CASE(addresses),
+          TEST_CASE(frames_round_trip),
           TEST_CASE(layout), TEST_CASE(payloads_of_every_size), TEST_CASE(fields_of_other_types),
           TEST_CASE(bytes_out_of_range), TEST_CASE(grants_of_several_receives), TEST_CASE(tags))
