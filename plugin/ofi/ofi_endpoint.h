@@ -83,6 +83,8 @@ struct ofi_endpoint_ops {
   void (*completed)(struct ofi_op *op, const struct ofi_completion *completion);
   /* A control message for the comm, which may be anything that ofi_frame_decode accepts. */
   void (*frame)(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload);
+  /* A message of so many bytes that names the comm, and that ofi_frame_decode does not accept. */
+  void (*malformed)(struct ofi_comm *comm, unsigned int type, size_t size);
   /* The comm's report is due (ofi_endpoint_report); it is in no list any more. */
   void (*report)(struct ofi_report_link *link);
   /* The endpoint is shut: no operation of the comm will complete. Closes the comm's registrations. */

@@ -12,6 +12,12 @@ static struct ofi_comm *comm_of_frame(const struct ofi_endpoint *endpoint, const
   return comm && comm->token == frame->token ? comm : NULL;
 }
 
+RAIL_COLD static void malformed(struct ofi_endpoint *endpoint, const void *bytes, size_t size) {
+  struct ofi_frame frame;
+  struct ofi_comm *comm = ofi_frame_decode_head(bytes, size, &frame) ? comm_of_frame(endpoint, &frame) : NULL;
+  if (comm) endpoint->ops->malformed(comm, (unsigned int)frame.type, size);
+}
+
 /* Messages that are no frames, and frames for comms that are closed, are dropped: anybody may send them. */
 static void frame_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_endpoint_nic *nic = op->nic;
@@ -23,6 +29,8 @@ static void frame_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const s
     if (ofi_frame_decode(op->data, completion->size, &frame, &payload)) {
       struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
       if (comm) endpoint->ops->frame(comm, &frame, payload);
+    } else {
+      malformed(endpoint, op->data, completion->size);
     }
   } else if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) { /* anybody may send too much */
     ofi_shut(endpoint, completion->text);

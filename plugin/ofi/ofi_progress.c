@@ -49,6 +49,11 @@ static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const
   else ofi_recv_frame(ofi_recv_comm_of(comm), frame, payload);
 }
 
+static void malformed(struct ofi_comm *comm, unsigned int type, size_t size) {
+  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control message of type %u and %zu bytes that is none "
+                      "of this version's; is the peer of another release?", type, size);
+}
+
 static void shut(struct ofi_comm *comm, const char *why) {
   comm->nops = comm->nposted = 0;
   ofi_comm_close_mrs(comm);
@@ -59,7 +64,7 @@ static void shut(struct ofi_comm *comm, const char *why) {
 }
 
 const struct ofi_endpoint_ops ofi_progress_ops = {
-  .completed = on_completion, .frame = frame_in, .report = ofi_recv_report, .shut = shut};
+  .completed = on_completion, .frame = frame_in, .malformed = malformed, .report = ofi_recv_report, .shut = shut};
 
 /* ---- test ----------------------------------------------------------------------------- */
 

@@ -170,6 +170,17 @@ __attribute__((noinline)) static bool decode_report(const uint8_t *at, size_t si
   return !group && fits_type(frame, 0);
 }
 
+bool ofi_frame_decode_head(const void *bytes, size_t size, struct ofi_frame *frame) {
+  struct ofi_frame_wire wire;
+  if (size < sizeof wire) return false;
+  memcpy(&wire, bytes, sizeof wire);
+  if (wire.magic != OFI_FRAME_MAGIC || wire.version != OFI_WIRE_VERSION) return false;
+  ofi_frame_begin(frame, (enum ofi_frame_type)wire.type);
+  frame->comm = le32toh(wire.comm);
+  frame->token = le64toh(wire.token);
+  return true;
+}
+
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload) {
   struct ofi_frame_wire wire;
   *payload = NULL;

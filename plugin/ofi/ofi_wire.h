@@ -232,6 +232,8 @@ size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes);
 /* A received message of `size` bytes. False: no frame that this version sends. Fields that name a comm, a GRANT, an
  * EAGER, a path or a number of keys are the caller's to check. *payload: of EAGER and DATA, frame->size of them. */
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload);
+/* Of a message that is none: begins it as one of this version's? Then its comm and token, and its type as it is. */
+bool ofi_frame_decode_head(const void *bytes, size_t size, struct ofi_frame *frame);
 
 /* The tag of a tagged message, 44 bits: the receiver's comm and bits of its token, the GRANT, the buffer. Receives of
  * one comm have GRANTs of different numbers modulo OFI_MAX_GRANTS. A message that comes late, for a comm that is closed,

@@ -368,6 +368,23 @@ TEST(frames_that_no_receiver_sends) {
 #undef GRANT
 }
 
+/* Of the right comm, and not as this version sends them: a type that there is none of, a DATA without its payload. */
+TEST(frames_that_cannot_be_decoded) {
+  static const struct { struct ofi_frame frame; const char *said; } wrong[] = {
+    {{.type = (enum ofi_frame_type)OFI_FRAME_TYPES, .seq = OFI_FIRST_SEQ}, "a control message of type 11 and 32 bytes"},
+    {{.type = OFI_FRAME_TOO_LARGE, .seq = OFI_FIRST_SEQ, .size = UINT64_MAX}, "a control message of type 6 and 32"}};
+  for (int side = 0; side < 2; side++)
+    for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
+      open_pair("nic=fake0");
+      void *to = side ? r.rc : r.sc;
+      CHECK(two_buffers());
+      forge(side ? r.sc : r.rc, wrong[i].frame);
+      CHECK_INT(error_of(to), RAIL_REMOTE_ERROR);
+      CHECK_MSG(log_warnings() == 1 && log_said("protocol error") && log_said(wrong[i].said), "%s", log_lines);
+      rig_close_pair(&r);
+    }
+}
+
 /* Frames for nobody: another token, an index that is free or none. And what is no frame. They change nothing. */
 TEST(messages_that_are_dropped) {
   static const struct ofi_frame frames[] = {
@@ -475,5 +492,5 @@ RIG_MAIN(TEST_CASE(each_operation), TEST_CASE(an_operation_that_never_ends),
          TEST_CASE(an_endpoint_that_cannot_be_opened),
          TEST_CASE(an_address_that_is_refused), TEST_CASE(memory_that_is_refused),
          TEST_CASE(frames_that_no_sender_sends), TEST_CASE(frames_that_no_receiver_sends),
-         TEST_CASE(messages_that_are_dropped), TEST_CASE(a_send_after_the_peer_revoked),
+         TEST_CASE(frames_that_cannot_be_decoded), TEST_CASE(messages_that_are_dropped), TEST_CASE(a_send_after_the_peer_revoked),
          TEST_CASE(sizes_that_do_not_fit), TEST_CASE(two_sizes_that_do_not_fit_and_no_room))
