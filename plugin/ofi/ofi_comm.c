@@ -106,8 +106,9 @@ int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const 
     path->local_nic = (uint8_t)(i % endpoint->nnics);
     path->nic = &endpoint->nics[path->local_nic];
     path->remote_nic = (uint8_t)(i % peer->npaths);
-    int err = ofi_endpoint_resolve(endpoint, path->local_nic, &peer->addrs[path->remote_nic], &path->to);
+    int err = ofi_endpoint_resolve(endpoint, path->local_nic, &peer->addrs[path->remote_nic], &path->peer);
     if (err) return err;
+    path->to = path->peer->addr;
   }
   return 0;
 }

@@ -42,7 +42,8 @@ struct ofi_mhandle {
 struct ofi_path {
   struct ofi_endpoint_nic *nic;
   uint8_t local_nic, remote_nic; /* their indices */
-  fi_addr_t to;
+  struct ofi_peer *peer;
+  fi_addr_t to; /* its address */
 };
 
 struct ofi_comm {

@@ -106,7 +106,6 @@ static rail_result_t open_nics(struct ofi_endpoint *endpoint) {
   for (unsigned int i = 0; i < endpoint->device->nrails; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
     n->nic = endpoint->device->rails[i];
-    n->self = FI_ADDR_UNSPEC;
     n->next_key = 1;
     n->max_inject = n->nic->local ? RAIL_MIN(n->nic->caps.inject_size, OFI_MAX_INJECT) : 0;
     SLIST_INIT(&n->peers);
@@ -227,12 +226,12 @@ bool ofi_endpoint_add(struct ofi_endpoint *endpoint, struct ofi_comm *comm, uint
 void ofi_endpoint_remove(struct ofi_endpoint *endpoint, uint32_t index) { endpoint->comms[index] = NULL; }
 
 int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const struct ofi_address *name,
-                         fi_addr_t *addr) {
+                         struct ofi_peer **out) {
   struct ofi_endpoint_nic *n = &endpoint->nics[nic];
   struct ofi_peer *peer;
   SLIST_FOREACH(peer, &n->peers, link)
     if (peer->name.size == name->size && memcmp(peer->name.bytes, name->bytes, name->size) == 0) {
-      *addr = peer->addr;
+      *out = peer;
       return 0;
     }
   if (endpoint->shut) return -FI_ESHUTDOWN;
@@ -245,7 +244,7 @@ int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const 
     return n_inserted < 0 ? n_inserted : -FI_EADDRNOTAVAIL;
   }
   SLIST_INSERT_HEAD(&n->peers, peer, link);
-  *addr = peer->addr;
+  *out = peer;
   return 0;
 }
 

@@ -34,6 +34,7 @@ struct ofi_comm;
 struct ofi_peer {
   SLIST_ENTRY(ofi_peer) link;
   fi_addr_t addr;
+  uint64_t full; /* the last pass over what waits in which it took nothing */
   struct ofi_address name;
 };
 
@@ -57,7 +58,7 @@ struct ofi_endpoint_nic {
   struct fid_av *av;
   struct fid_ep *ep;
   struct ofi_address name;
-  fi_addr_t self; /* for flushes; FI_ADDR_UNSPEC until needed */
+  struct ofi_peer *self; /* for flushes; NULL until needed */
   SLIST_HEAD(, ofi_peer) peers;
   struct ofi_op_list waiting, waiting_receives; /* -FI_EAGAIN */
   struct ofi_op *receives;
@@ -68,6 +69,7 @@ struct ofi_endpoint_nic {
   unsigned int failed_receives; /* in a row */
   uint64_t next_key;     /* of registrations, where the provider leaves keys to us */
   uint64_t bytes_posted; /* of comms, outstanding */
+  uint64_t passes; /* over what waits */
   size_t max_inject;    /* bytes of a frame and its payload that go by fi_inject; 0: none go so */
 };
 
@@ -168,9 +170,9 @@ static inline void ofi_endpoint_report(struct ofi_endpoint *endpoint, struct ofi
 /* An index for the comm, and the comm under it; false: out of memory, or too many. */
 bool ofi_endpoint_add(struct ofi_endpoint *endpoint, struct ofi_comm *comm, uint32_t *index);
 void ofi_endpoint_remove(struct ofi_endpoint *endpoint, uint32_t index);
-/* The address of a peer's endpoint for this NIC. 0, or libfabric's error. */
+/* A peer's endpoint for this NIC, by its address. 0, or libfabric's error. */
 int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const struct ofi_address *name,
-                         fi_addr_t *addr);
+                         struct ofi_peer **out);
 
 /* ---- ofi_poll.c -------------------------------------------------------------- */
 

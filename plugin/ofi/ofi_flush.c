@@ -21,7 +21,7 @@ static int prepare(struct ofi_recv_comm *rc) {
   if (!rc->flush_target.bytes && !ofi_memory_alloc(endpoint, FLUSH_BYTES, &rc->flush_target)) return -FI_ENOMEM;
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *nic = &endpoint->nics[i];
-    int err = nic->self == FI_ADDR_UNSPEC ? ofi_endpoint_resolve(endpoint, i, &nic->name, &nic->self) : 0;
+    int err = !nic->self ? ofi_endpoint_resolve(endpoint, i, &nic->name, &nic->self) : 0;
     if (err) return err;
   }
   return 0;
@@ -40,7 +40,7 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
     op->comm = comm;
     op->request = flush;
     op->nic = &comm->endpoint->nics[i];
-    op->to = op->nic->self;
+    op->to = op->nic->self->addr;
     op->data = rc->flush_target.bytes;
     op->size = RAIL_MIN(FLUSH_BYTES, mr->memory.size - offset);
     op->desc = rc->flush_target.descs[i];

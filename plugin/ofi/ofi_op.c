@@ -8,8 +8,6 @@
 
 #include "plugin/ofi/ofi_comm.h"
 
-#define MAX_FULL 16 /* peers that may take nothing in one pass over what waits */
-
 /* A message that the provider copies and never completes. Only on one host, where nothing can lose it: other providers
  * say nothing of one whose connection breaks. */
 #define INJECTED 1
@@ -164,19 +162,21 @@ static bool is_ahead_of_its_write(const struct ofi_op *op) {
   return op->kind == OFI_OP_FIN && rail_container_of(op, struct ofi_part, fin)->data.state != OFI_OP_IDLE;
 }
 
+static struct ofi_peer *peer_of(const struct ofi_op *op) {
+  return op->kind == OFI_OP_FLUSH ? op->nic->self : op->comm->paths[op->path].peer;
+}
+
 /* Tries those that wait, in order; of what goes to a peer that takes nothing now, only the first. */
 void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list) {
-  fi_addr_t full[MAX_FULL];
-  unsigned int nfull = 0;
+  const bool receives = list == &nic->waiting_receives;
+  nic->passes++;
   for (struct ofi_op *op = STAILQ_FIRST(list), *next; op && !endpoint->shut; op = next) {
-    bool skip = false;
-    for (unsigned int i = 0; i < nfull; i++) skip |= full[i] == op->to;
     next = STAILQ_NEXT(op, link);
-    if (skip) continue;
+    if (!receives && peer_of(op)->full == nic->passes) continue;
     int err = must_not_send(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? -FI_EAGAIN : post_now(op);
     if (err == -FI_EAGAIN) {
-      if (list == &nic->waiting_receives || nfull == MAX_FULL) return;
-      full[nfull++] = op->to;
+      if (receives) return;
+      peer_of(op)->full = nic->passes;
       continue;
     }
     STAILQ_REMOVE(list, op, ofi_op, link);
@@ -193,6 +193,5 @@ void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
     ofi_op_end(op);
     endpoint->ops->completed(op, &result);
     next = STAILQ_FIRST(list); /* others may have left the list */
-    nfull = 0;
   }
 }

@@ -234,6 +234,51 @@ TEST(a_call_that_is_refused) {
   refuse_after("nic=fake0 prov=shm inject=4096", "shm", 1, 50, 0);
 }
 
+/* ---- peers that take nothing --------------------------------------------------------------------- */
+
+static fi_addr_t good_peer;
+static bool good_is_full;
+static ssize_t only_to_the_good_peer(struct fid_ep *ep, const struct fi_msg *msg, uint64_t flags) {
+  return msg->addr != good_peer || good_is_full ? -FI_EAGAIN : usual_msg.sendmsg(ep, msg, flags);
+}
+
+/* However many peers take nothing, what waits behind their messages for another one goes out. */
+TEST(a_peer_behind_many_that_take_nothing) {
+  enum { MANY = 40 };
+  static struct ofi_send_comm others[MANY];
+  static struct ofi_peer peers[MANY];
+  open_pair("nic=fake0", "fake");
+  struct ofi_comm *comm = rig_comm(r.sc);
+  struct ofi_endpoint *endpoint = comm->endpoint;
+  RIG_UNTIL(RIG_LOCKED(r.sc, comm->nops) == 0, rig_poll(r.sc));
+  ofi_endpoint_lock(endpoint);
+  struct fi_ops_msg *msg = endpoint->nics[0].ep->msg, choosy = usual_msg = *msg;
+  choosy.sendmsg = only_to_the_good_peer;
+  good_peer = comm->paths[0].to;
+  good_is_full = true;
+  endpoint->nics[0].ep->msg = &choosy;
+  for (int i = 0; i < MANY; i++) {
+    others[i] = *ofi_send_comm_of(comm);
+    peers[i] = (struct ofi_peer){.addr = 1000 + (fi_addr_t)i};
+    others[i].base.paths[0].peer = &peers[i];
+    others[i].base.paths[0].to = peers[i].addr;
+    CHECK_OK(ofi_comm_ping(&others[i].base, 0));
+  }
+  CHECK_OK(ofi_comm_ping(comm, 0));
+  CHECK_INT(comm->pings[0].state, OFI_OP_WAITING);
+  good_is_full = false;
+  (void)ofi_poll(endpoint);
+  CHECK(comm->pings[0].state != OFI_OP_WAITING);
+  for (int i = 0; i < MANY; i++) {
+    CHECK_INT(others[i].base.pings[0].state, OFI_OP_WAITING);
+    ofi_op_cancel(&others[i].base.pings[0]);
+  }
+  endpoint->nics[0].ep->msg = msg;
+  ofi_endpoint_unlock(endpoint);
+  close_pair();
+}
+
 RIG_MAIN(TEST_CASE(a_failed_write_is_not_received), TEST_CASE(large_messages_go_in_several_writes),
          TEST_CASE(over_connections_the_fin_follows_at_once),
-         TEST_CASE(a_fin_without_room_waits_for_its_write), TEST_CASE(a_call_that_is_refused))
+         TEST_CASE(a_fin_without_room_waits_for_its_write), TEST_CASE(a_call_that_is_refused),
+         TEST_CASE(a_peer_behind_many_that_take_nothing))
