@@ -81,7 +81,7 @@ struct ofi_comm {
   bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */
   bool revoke_sent; /* REVOKE, or a sender's REVOKED */
   uint32_t verified; /* paths that have carried a PING to us, as bits */
-  uint64_t closed_deadline; /* after the peer's GOODBYE: operations of ours end by then; 0: no GOODBYE */
+  uint64_t gone_deadline, gone_polls; /* of a peer that is gone: what there is of it is here by then; 0: it is not */
   LIST_HEAD(, ofi_mhandle) mhandles;
   struct ofi_memory frames; /* of what is posted */
   struct ofi_op pings[OFI_MAX_PATHS], revoke;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test, and where completions and control messages go. Only when a poll finds nothing does test look at what the watch
- * thread found.
+ * test, and where completions and control messages go. Behind its poll test looks at what the watch thread found.
  */
 #include "plugin/ofi/ofi_progress.h"
 
 #include "common/base/clock.h"
 
-#define CLOSED_MS 1000 /* after a peer's GOODBYE: for what libfabric has yet to complete */
+#define GONE_MS 1000   /* after a peer's end: for what libfabric has yet to complete, or has of it */
+#define GONE_POLLS 256 /* and so many polls: a caller may stand still for longer */
 #define MAX_STALLS 3   /* thirds of RAIL_OFI_DEADLINE */
 
 /* ---- what the files below the endpoint call ------------------------------------ */
@@ -68,17 +68,19 @@ const struct ofi_endpoint_ops ofi_progress_ops = {
 
 /* ---- test ----------------------------------------------------------------------------- */
 
-/* The poll found nothing, so all that the peer sent before it went has been handled. A receiver that closed with
- * nothing outstanding has every message that was sent to buffers of it; libfabric has yet to complete their operations.
- */
-RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faults) {
+/* When a poll has found nothing, all that the peer sent before it went has been handled; on an endpoint with other
+ * connections that may never be. A receiver that closed with nothing outstanding has every message that was sent to
+ * buffers of it; libfabric has yet to complete their operations. */
+RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faults, bool found) {
   struct ofi_comm *comm = r->comm;
   if (r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* needs no peer */
-  if (comm->sender && faults & RAIL_OOB_PEER_CLOSED && !(faults & RAIL_OOB_PEER_GAVE_UP)) {
-    if (!comm->closed_deadline) comm->closed_deadline = rail_deadline_in_ms(CLOSED_MS);
-    if (!rail_deadline_passed(comm->closed_deadline)) return RAIL_OK;
+  if (!comm->gone_deadline) {
+    comm->gone_deadline = rail_deadline_in_ms(GONE_MS);
+    comm->gone_polls = comm->endpoint->polls + GONE_POLLS;
   }
-  return ofi_comm_fail_faults(comm, faults);
+  bool over = rail_deadline_passed(comm->gone_deadline) && comm->endpoint->polls >= comm->gone_polls;
+  bool has_all = comm->sender && faults & RAIL_OOB_PEER_CLOSED && !(faults & RAIL_OOB_PEER_GAVE_UP);
+  return (found || has_all) && !over ? RAIL_OK : ofi_comm_fail_faults(comm, faults);
 }
 
 /* Nothing was posted or completed for a third of RAIL_OFI_DEADLINE. Operations that libfabric has not completed for all
@@ -100,10 +102,10 @@ static rail_result_t progress_request(struct ofi_request *r) {
   RAIL_TRY(ofi_comm_status(comm));
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
   bool found = ofi_poll(comm->endpoint);
-  if (!found && !ofi_request_is_complete(r)) {
+  if (!ofi_request_is_complete(r)) {
     uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
-    if (rail_unlikely(faults & OFI_PEER_FAULTS)) (void)check_faults(r, faults);
-    else if (rail_unlikely(faults)) check_stalled(comm);
+    if (rail_unlikely(faults & OFI_PEER_FAULTS)) (void)check_faults(r, faults, found);
+    else if (rail_unlikely(faults) && !found) check_stalled(comm);
   }
   ofi_endpoint_unlock(comm->endpoint);
   return rail_first_error(&comm->error);

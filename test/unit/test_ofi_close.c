@@ -245,6 +245,47 @@ TEST(a_receive_that_the_provider_keeps) {
   end();
 }
 
+/* ---- an endpoint that is never idle -------------------------------------------------------------------- */
+
+static struct ofi_op busy;
+static struct fi_ops_cq usual_cq;
+
+/* There is always a completion, of another connection's. */
+static ssize_t read_one_more(struct fid_cq *cq, void *buf, size_t count) {
+  ssize_t n = usual_cq.read(cq, buf, count);
+  if (n != -FI_EAGAIN) return n;
+  busy.comm->nops++;
+  busy.comm->nposted++;
+  busy.comm->endpoint->nops++;
+  *(struct fi_cq_msg_entry *)buf = (struct fi_cq_msg_entry){.op_context = &busy};
+  return 1;
+}
+
+TEST(a_peer_that_goes_while_others_are_busy) {
+  open_pair("nic=fake0", 1);
+  struct rig other = {.ctx = {r.ctx[0], r.ctx[1]}};
+  rig_connect(&other, 0, 0);
+  struct ofi_endpoint *endpoint = rig_comm(r.rc)->endpoint;
+  void *recv = rig_recv(&r, in, 9000, 1, mh_in);
+  busy = (struct ofi_op){.kind = OFI_OP_PING, .comm = rig_comm(other.rc), .nic = &endpoint->nics[0]};
+  ofi_endpoint_lock(endpoint);
+  struct fi_ops_cq *cq = endpoint->nics[0].cq->ops, counting = usual_cq = *cq;
+  counting.read = read_one_more;
+  endpoint->nics[0].cq->ops = &counting;
+  ofi_endpoint_unlock(endpoint);
+  CHECK_OK(net->close_send(r.sc));
+  CHECK_INT(rig_error(recv), RAIL_REMOTE_ERROR);
+  CHECK_MSG(log_said("the peer closed the connection while requests were outstanding"), "%s", log_lines);
+  ofi_endpoint_lock(endpoint);
+  endpoint->nics[0].cq->ops = cq;
+  ofi_endpoint_unlock(endpoint);
+  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  CHECK_OK(net->close_recv(r.rc));
+  CHECK_OK(net->close_send(other.sc));
+  CHECK_OK(net->close_recv(other.rc));
+  end();
+}
+
 /* ---- a call that waits for the endpoint's lock ------------------------------------------------------ */
 
 static void *flushed;
@@ -285,4 +326,5 @@ TEST(an_end_that_comes_before_the_lock) {
 
 RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing),
          TEST_CASE(a_message_for_a_comm_that_is_closed), TEST_CASE(a_receive_that_the_provider_keeps),
+         TEST_CASE(a_peer_that_goes_while_others_are_busy),
          TEST_CASE(an_end_that_comes_before_the_lock))
