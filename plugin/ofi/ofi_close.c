@@ -31,7 +31,7 @@
 /* ---- stopping, under the lock ------------------------------------------------------ */
 
 static void cancel(struct ofi_op *op, bool posted) {
-  if (op->state == OFI_OP_WAITING || (posted && op->state == OFI_OP_POSTED)) ofi_op_cancel(op);
+  if (op->state == OFI_OP_WAITING || (posted && op->state == OFI_OP_POSTED)) (void)ofi_op_cancel(op);
 }
 
 /* Operations that wait are dropped, but REVOKE, REVOKED and a refusal, which the peer may wait for; data operations
@@ -52,6 +52,7 @@ static void cancel_all(struct ofi_comm *comm, bool posted) {
   }
   struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
   for (unsigned int r = 0; r < OFI_MAX_RECVS; r++) {
+    for (unsigned int p = 0; p < OFI_MAX_PATHS; p++) cancel(&rc->flushes[r].ops[p], false);
     cancel(&rc->recvs[r].grant, false);
     for (unsigned int i = 0; i < OFI_MAX_GROUP; i++) cancel(&rc->recvs[r].buffers[i].op, posted);
   }

@@ -139,14 +139,16 @@ int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   return err;
 }
 
-void ofi_op_cancel(struct ofi_op *op) {
-  if (ofi_endpoint_is_shut(op->comm->endpoint)) return;
+int ofi_op_cancel(struct ofi_op *op) {
+  if (ofi_endpoint_is_shut(op->comm->endpoint)) return 0;
   if (op->state == OFI_OP_WAITING) {
     STAILQ_REMOVE(list_of(op), op, ofi_op, link);
     ofi_op_end(op);
   } else if (op->state == OFI_OP_POSTED) {
-    (void)fi_cancel(&op->nic->ep->fid, &op->context); /* a request: the completion says what became of it */
+    int err = (int)fi_cancel(&op->nic->ep->fid, &op->context);
+    return err == -FI_ENOENT ? 0 : err; /* it has ended, and its completion is yet to be read */
   }
+  return 0;
 }
 
 /* Data of a comm that has failed, and the FIN of what was perhaps never written, must not go out any more. */

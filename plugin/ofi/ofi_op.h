@@ -73,8 +73,8 @@ int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op);
 /* Posts those of a list of the NIC's that there is room for now. */
 void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list);
 /* One that waits is idle afterwards; of one that is posted the provider is asked to end it, which its completion says.
- */
-void ofi_op_cancel(struct ofi_op *op);
+ * 0, or libfabric's error: it goes on. */
+int ofi_op_cancel(struct ofi_op *op);
 /* It has completed, and is idle again. */
 void ofi_op_end(struct ofi_op *op);
 

@@ -111,8 +111,14 @@ static uint8_t *payload_at(struct ofi_recv_comm *rc, uint32_t seq) {
   return rc->payloads + (size_t)(seq % OFI_MAX_GRANTS) * rc->base.max_inline;
 }
 
+RAIL_COLD static void cancel_failed(struct ofi_comm *comm, int err) {
+  (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the provider does not cancel a receive: fi_cancel: %s; check: another "
+                      "protocol (RAIL_OFI_PROTOCOL=rma), another provider (RAIL_OFI_PROVIDER)",
+                      ofi_fabric_strerror(err));
+}
+
 /* The buffer's message. A tagged receive that is posted for it, and that the sender sends nothing to, is cancelled: the
- * memory is libfabric's until that has ended. False: it is too large, and the comm has failed. */
+ * memory is libfabric's until that has ended. False: the comm has failed, as where the message is too large. */
 static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size) {
   if (rail_unlikely(size > b->capacity)) {
     refuse_eager(rc, size, b);
@@ -122,7 +128,11 @@ static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void
   b->arrived = size;
   if (rail_unlikely(b->op.state != OFI_OP_IDLE)) {
     b->cancelled = true;
-    ofi_op_cancel(&b->op);
+    int err = ofi_op_cancel(&b->op);
+    if (rail_unlikely(err)) {
+      cancel_failed(&rc->base, err);
+      return false;
+    }
     if (b->op.state != OFI_OP_IDLE) return true;
   }
   complete_buffer(b, size);

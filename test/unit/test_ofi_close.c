@@ -245,6 +245,44 @@ TEST(a_receive_that_the_provider_keeps) {
   end();
 }
 
+static struct ofi_comm *flushing;
+static int late_reads;
+static ssize_t no_room_for_reads(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from, uint64_t addr,
+                                 uint64_t key, void *context) {
+  (void)ep, (void)buf, (void)len, (void)desc, (void)from, (void)addr, (void)key, (void)context;
+  late_reads += atomic_load(&flushing->stopped);
+  return -FI_EAGAIN;
+}
+
+/* A flush that found no room is not begun for a connection that has ended. */
+TEST(a_flush_that_waits) {
+  rig_start("nic=fake0");
+  ofi_params.flush = OFI_FLUSH_ALWAYS;
+  rig_open(&r, 1, 1);
+  out = pages();
+  in = pages();
+  mh_in = rig_reg(r.rc, in, SIDE);
+  flushing = rig_comm(r.rc);
+  ofi_endpoint_lock(flushing->endpoint);
+  struct fid_ep *ep = flushing->endpoint->nics[0].ep;
+  struct fi_ops_rma *rma = ep->rma, full = *rma;
+  full.read = no_room_for_reads;
+  ep->rma = &full;
+  ofi_endpoint_unlock(flushing->endpoint);
+  void *data = in, *request = NULL;
+  CHECK_OK(net->iflush(r.rc, 1, &data, &(int){8}, &mh_in, &request));
+  CHECK(request);
+  CHECK_INT(RIG_LOCKED(r.rc, ((struct ofi_flush *)request)->ops[0].state), OFI_OP_WAITING);
+  ofi_params.close_ms = 300;
+  CHECK_OK(net->dereg_mr(r.rc, mh_in));
+  CHECK_INT(late_reads, 0);
+  CHECK_INT(log_warnings(), 0);
+  RIG_LOCKED(r.rc, ep->rma = rma);
+  CHECK_OK(net->close_send(r.sc));
+  CHECK_OK(net->close_recv(r.rc));
+  end();
+}
+
 /* ---- an endpoint that is never idle -------------------------------------------------------------------- */
 
 static struct ofi_op busy;
@@ -326,5 +364,6 @@ TEST(an_end_that_comes_before_the_lock) {
 
 RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing),
          TEST_CASE(a_message_for_a_comm_that_is_closed), TEST_CASE(a_receive_that_the_provider_keeps),
+         TEST_CASE(a_flush_that_waits),
          TEST_CASE(a_peer_that_goes_while_others_are_busy),
          TEST_CASE(an_end_that_comes_before_the_lock))

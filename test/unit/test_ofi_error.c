@@ -385,6 +385,27 @@ TEST(frames_that_cannot_be_decoded) {
     }
 }
 
+static ssize_t refuse_to_cancel(struct fid *fid, void *context) {
+  (void)fid, (void)context;
+  return -FI_ENOSYS;
+}
+
+/* A message on credit fills a buffer that was granted meanwhile: its tagged receive must be ended. */
+TEST(a_receive_that_cannot_be_cancelled) {
+  open_pair("nic=fake0 no=rma");
+  struct fid_ep *ep = rig_comm(r.rc)->endpoint->nics[0].ep;
+  struct fi_ops_ep *usual = ep->ops, refusing = *usual;
+  refusing.cancel = refuse_to_cancel;
+  RIG_LOCKED(r.rc, ep->ops = &refusing);
+  void *recv = rig_recv(&r, in, SIZE, 1, r.mh_in);
+  forge(r.sc, (struct ofi_frame){.type = OFI_FRAME_EAGER, .seq = OFI_FIRST_SEQ, .tag = 1, .count = OFI_FIRST_SEQ,
+                                 .size = 10});
+  CHECK_INT(rig_error(recv), RAIL_SYSTEM_ERROR);
+  CHECK_MSG(log_said("fi_cancel: ") && log_said("RAIL_OFI_PROVIDER"), "%s", log_lines);
+  RIG_LOCKED(r.rc, ep->ops = usual);
+  rig_close_pair(&r);
+}
+
 /* Frames for nobody: another token, an index that is free or none. And what is no frame. They change nothing. */
 TEST(messages_that_are_dropped) {
   static const struct ofi_frame frames[] = {
@@ -492,5 +513,6 @@ RIG_MAIN(TEST_CASE(each_operation), TEST_CASE(an_operation_that_never_ends),
          TEST_CASE(an_endpoint_that_cannot_be_opened),
          TEST_CASE(an_address_that_is_refused), TEST_CASE(memory_that_is_refused),
          TEST_CASE(frames_that_no_sender_sends), TEST_CASE(frames_that_no_receiver_sends),
-         TEST_CASE(frames_that_cannot_be_decoded), TEST_CASE(messages_that_are_dropped), TEST_CASE(a_send_after_the_peer_revoked),
+         TEST_CASE(frames_that_cannot_be_decoded), TEST_CASE(a_receive_that_cannot_be_cancelled),
+         TEST_CASE(messages_that_are_dropped), TEST_CASE(a_send_after_the_peer_revoked),
          TEST_CASE(sizes_that_do_not_fit), TEST_CASE(two_sizes_that_do_not_fit_and_no_room))

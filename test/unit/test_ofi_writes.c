@@ -271,7 +271,7 @@ TEST(a_peer_behind_many_that_take_nothing) {
   CHECK(comm->pings[0].state != OFI_OP_WAITING);
   for (int i = 0; i < MANY; i++) {
     CHECK_INT(others[i].base.pings[0].state, OFI_OP_WAITING);
-    ofi_op_cancel(&others[i].base.pings[0]);
+    CHECK_INT(ofi_op_cancel(&others[i].base.pings[0]), 0);
   }
   endpoint->nics[0].ep->msg = msg;
   ofi_endpoint_unlock(endpoint);
