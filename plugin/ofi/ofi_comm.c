@@ -130,16 +130,15 @@ void ofi_comm_free(struct ofi_comm *comm) {
     mr->memory.magic = 0;
     free(mr);
   }
-  if (!comm->sender) {
-    struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
-    ofi_endpoint_report(comm->endpoint, &rc->report_link, OFI_REPORT_NONE);
-    ofi_memory_free(&rc->flush_target);
-  } else if (ofi_send_comm_of(comm)->unreported) {
+  if (!comm->sender)
+    ofi_endpoint_report(comm->endpoint, &ofi_recv_comm_of(comm)->report_link, OFI_REPORT_NONE);
+  else if (ofi_send_comm_of(comm)->unreported)
     comm->endpoint->nunreported--;
-  }
-  ofi_memory_free(&comm->frames);
   ofi_endpoint_remove(comm->endpoint, comm->index);
   ofi_stats_comm_end(comm);
+  if (comm->endpoint->kept) return;
+  if (!comm->sender) ofi_memory_free(&ofi_recv_comm_of(comm)->flush_target);
+  ofi_memory_free(&comm->frames);
   free_memory(comm);
 }
 

@@ -96,7 +96,7 @@ static void destroy(struct ofi_endpoint *endpoint) {
       SLIST_REMOVE_HEAD(&n->peers, link);
       free(peer);
     }
-    free(n->receives);
+    if (!endpoint->kept) free(n->receives);
   }
   free(endpoint->comms);
   free(endpoint);

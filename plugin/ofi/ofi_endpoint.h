@@ -89,6 +89,8 @@ struct ofi_endpoint_ops {
   void (*malformed)(struct ofi_comm *comm, unsigned int type, size_t size);
   /* The comm's report is due (ofi_endpoint_report); it is in no list any more. */
   void (*report)(struct ofi_report_link *link);
+  /* Closes all registrations of the comm. */
+  void (*unbind)(struct ofi_comm *comm);
   /* The endpoint is shut: no operation of the comm will complete. Closes the comm's registrations. */
   void (*shut)(struct ofi_comm *comm, const char *why);
 };
@@ -104,6 +106,7 @@ struct ofi_endpoint {
 
   struct rail_lock lock; /* guards all below */
   _Atomic bool shut;    /* its endpoints are closed; written under the lock */
+  bool kept;            /* one of them could not be closed: what was posted stays libfabric's, and is never freed */
   bool ending;          /* its last user has gone: completed receives are not posted again, failures change nothing */
   unsigned int nnics;
   struct ofi_endpoint_nic nics[OFI_MAX_PATHS];

@@ -62,9 +62,15 @@ bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_mem
   return true;
 }
 
-void ofi_memory_free(struct ofi_memory *memory) {
-  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++)
+void ofi_memory_close_mrs(struct ofi_memory *memory) {
+  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) {
     if (memory->mrs[i]) (void)fi_close(&memory->mrs[i]->fid);
+    memory->mrs[i] = NULL;
+  }
+}
+
+void ofi_memory_free(struct ofi_memory *memory) {
+  ofi_memory_close_mrs(memory);
   free(memory->bytes);
   memset(memory, 0, sizeof *memory);
 }

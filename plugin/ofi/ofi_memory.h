@@ -19,6 +19,8 @@ struct ofi_memory {
 /* Memory for libfabric, on pages of its own, registered with every NIC that wants it. False after one line. */
 bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_memory *memory);
 void ofi_memory_free(struct ofi_memory *memory);
+/* Closes its registrations alone. */
+void ofi_memory_close_mrs(struct ofi_memory *memory);
 /* Registers a range with one NIC. 0, or libfabric's error. attr->iface: FI_HMEM_SYSTEM or another. */
 int ofi_memory_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
                         struct fid_mr **mr);

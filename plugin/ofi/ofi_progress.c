@@ -54,6 +54,12 @@ static void malformed(struct ofi_comm *comm, unsigned int type, size_t size) {
                       "of this version's; is the peer of another release?", type, size);
 }
 
+static void unbind(struct ofi_comm *comm) {
+  ofi_comm_close_mrs(comm);
+  ofi_memory_close_mrs(&comm->frames);
+  if (!comm->sender) ofi_memory_close_mrs(&ofi_recv_comm_of(comm)->flush_target);
+}
+
 static void shut(struct ofi_comm *comm, const char *why) {
   comm->nops = comm->nposted = 0;
   ofi_comm_close_mrs(comm);
@@ -64,7 +70,8 @@ static void shut(struct ofi_comm *comm, const char *why) {
 }
 
 const struct ofi_endpoint_ops ofi_progress_ops = {
-  .completed = on_completion, .frame = frame_in, .malformed = malformed, .report = ofi_recv_report, .shut = shut};
+  .completed = on_completion, .frame = frame_in, .malformed = malformed, .report = ofi_recv_report, .unbind = unbind,
+  .shut = shut};
 
 /* ---- test ----------------------------------------------------------------------------- */
 

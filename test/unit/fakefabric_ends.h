@@ -105,8 +105,10 @@ __attribute__((unused)) static void open_both(const char *script) {
 }
 
 static void close_end(struct end *e) {
-  if (e->ep) CHECK_OK(fi_close(&e->ep->fid)); /* with all that is in flight */
+  int err = e->ep ? fi_close(&e->ep->fid) : 0; /* with all that is in flight */
   CHECK_OK(fi_close(&e->mr->fid));
+  if (err == -FI_EBUSY) err = fi_close(&e->ep->fid); /* the MR was bound to it */
+  CHECK_OK(err);
   CHECK_OK(fi_close(&e->av->fid));
   CHECK_OK(fi_close(&e->cq->fid));
   CHECK_OK(fi_close(&e->domain->fid));

@@ -213,8 +213,9 @@ TEST(strict_rma) {
   expect_violation("bound to another endpoint");
   CHECK_OK(fi_write(left.ep, left.memory, 8, NULL, left.peer, (uintptr_t)right.memory, fi_mr_key(right.mr), c));
   CHECK(wait_for(&left).op_context == c);
-  CHECK_OK(fi_close(&other->fid));
+  CHECK_INT(fi_close(&other->fid), -FI_EBUSY); /* it is bound */
   CHECK_OK(fi_close(&mr->fid));
+  CHECK_OK(fi_close(&other->fid));
   close_both();
 }
 

@@ -124,6 +124,24 @@ TEST(a_peer_that_is_gone_while_a_message_is_injected) {
   rig_close_pair(&r);
 }
 
+/* Registrations of everything are bound to it, and receives are posted: it closes, and nothing is left. */
+TEST(an_endpoint_with_registrations) {
+  static const char *const offers[] = {"nic=fake0 mr_mode=local,endpoint", "nic=fake0 mr_mode=virt_addr,endpoint"};
+  for (size_t i = 0; i < RAIL_COUNT_OF(offers); i++) {
+    rig_start(offers[i]);
+    rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
+    long open = fake_live("ep");
+    CHECK(rig_recv(&r, in, SIZE, 1, r.mh_in));
+    struct ofi_endpoint *endpoint = rig_comm(r.rc)->endpoint;
+    ofi_endpoint_lock(endpoint);
+    ofi_shut(endpoint, "a test");
+    ofi_endpoint_unlock(endpoint);
+    CHECK_INT(fake_live("ep"), open - 1);
+    CHECK_MSG(log_warnings() == 2 && log_said("the endpoint was closed: a test"), "%s", log_lines);
+    rig_close_pair(&r);
+  }
+}
+
 static int reported;
 static ssize_t read_error(struct fid_cq *cq, void *buf, size_t count) {
   (void)cq, (void)buf, (void)count;
@@ -162,4 +180,4 @@ TEST(an_error_that_belongs_to_no_operation) {
 
 RIG_MAIN(TEST_CASE(a_completion_queue_that_overruns), TEST_CASE(a_receive_of_control_messages_that_is_refused),
          TEST_CASE(a_peer_that_is_gone_while_a_message_is_injected), TEST_CASE(the_last_is_read_but_not_over_shm),
-         TEST_CASE(an_error_that_belongs_to_no_operation))
+         TEST_CASE(an_endpoint_with_registrations), TEST_CASE(an_error_that_belongs_to_no_operation))

@@ -21,6 +21,7 @@
  *   inject=N (64) cq_data=N (8) mr_key=N (8) max_msg=N (2^30) tx_size=N (256) rx_size=N (1024) iov=N (4) mr_cnt=N
  *   ep_cnt=N cq_cnt=N (0: no limit is said)   tag_format=HEX (64 bits)
  *   mr_mode=LIST|none         local virt_addr allocated prov_key endpoint hmem (virt_addr,allocated,prov_key)
+ *                             endpoint: one with MRs answers fi_close with -FI_EBUSY, then they may be closed first
  *   mode=context|context2|none   threading=safe|fid|endpoint|completion|domain (domain)
  *   data=manual|auto (manual)   what is said of progress; `move` is what is done
  *   av=map|table|any (any)    rm=0|1 (1: resource management)
@@ -209,7 +210,8 @@ struct ff_ep {
   uint64_t caps, tx_flags, rx_flags, tx_size, rx_size, inject, ntx, nrx, min_multi_recv;
   struct ff_cq *tx_cq, *rx_cq;
   struct ff_av *av;
-  bool tx_selective, rx_selective, enabled;
+  bool tx_selective, rx_selective, enabled, closing;
+  unsigned int bound; /* open MRs (FI_MR_ENDPOINT) */
   uint32_t number;
   struct ff_list tx, hung, rx_new, rx[2], inbox, unexpected[2];
   uint64_t scan, seen; /* which kinds of this sender one walk through an inbox has left behind */

@@ -207,7 +207,8 @@ static int ep_control(struct fid *fid, int command, void *arg) {
 static int ep_close(struct fid *fid) {
   struct ff_ep *ep = (struct ff_ep *)(void *)fid;
   if (!ff_enter(&ep->o, "fi_close")) return -FI_EBADF;
-  int err = ff_shut(&ep->o);
+  ep->closing = ep->bound != 0;
+  int err = ep->bound ? -FI_EBUSY : ff_shut(&ep->o);
   if (!err) {
     ff_drop(ep);
     if (ep->tx_cq) ep->tx_cq->o.users--;

@@ -61,8 +61,10 @@ static bool is_mapped(const void *p, size_t len) {
 static int mr_close(struct fid *fid) {
   struct ff_mr *mr = (struct ff_mr *)(void *)fid;
   if (!ff_enter(&mr->o, "fi_close")) return -FI_EBADF;
-  if (mr->uses) ff_violate("fi_close of an MR that %u operations in flight use", mr->uses);
-  int err = mr->uses ? -FI_EBUSY : ff_shut(&mr->o);
+  bool in_use = mr->uses && !(mr->ep && mr->ep->closing);
+  if (in_use) ff_violate("fi_close of an MR that %u operations in flight use", mr->uses);
+  int err = in_use ? -FI_EBUSY : ff_shut(&mr->o);
+  if (!err && mr->ep) mr->ep->bound--;
   ff_leave(&mr->o);
   return err;
 }
@@ -72,7 +74,7 @@ static int mr_bind(struct fid *fid, struct fid *to, uint64_t flags) {
   (void)flags;
   if (!ff_enter(&mr->o, "fi_mr_bind")) return -FI_EBADF;
   bool good = to->fclass == FI_CLASS_EP && !mr->enabled && !mr->ep;
-  if (good) mr->ep = (struct ff_ep *)(void *)to;
+  if (good) mr->ep = (struct ff_ep *)(void *)to, mr->ep->bound++;
   else ff_violate("fi_mr_bind of an MR that is enabled or bound, or to something else than an endpoint");
   ff_leave(&mr->o);
   return good ? 0 : -FI_EINVAL;
