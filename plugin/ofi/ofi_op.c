@@ -12,7 +12,7 @@
  * say nothing of one whose connection breaks. */
 #define INJECTED 1
 static bool can_inject(const struct ofi_op *op) {
-  return op->head_size + op->size <= op->nic->max_inject && (!op->size || op->host);
+  return op->head_size + op->size <= op->nic->max_inject;
 }
 
 /* A frame and its payload, side by side. Returns their size. */

@@ -50,14 +50,13 @@ struct ofi_op {
   void *request;         /* of a send's operations, of TRECV and FLUSH: struct ofi_send, ofi_recv, ofi_flush */
   STAILQ_ENTRY(ofi_op) link;
   fi_addr_t to;
-  /* A frame, then user memory; or user memory alone. */
+  /* A frame, then user memory, which is host memory; or user memory alone. */
   void *head;
   size_t head_size;
   void *head_desc;
   void *data;
   size_t size;
   void *desc;
-  bool host;                 /* EAGER, DATA: the payload is in host memory */
   uint64_t remote_addr, key; /* WRITE, FLUSH */
   uint64_t tag;              /* TSEND, TRECV */
 };

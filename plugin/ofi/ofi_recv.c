@@ -228,10 +228,11 @@ static int first_bad_buffer(const struct ofi_comm *comm, int n, void **data, con
   return n;
 }
 
-/* How the buffer's message is to come. */
+/* How the buffer's message is to come. A sender may have it in memory of a device where there are no EAGERs: it cannot
+ * follow a frame, which is in host memory (rxm and efa take the kind of memory from the first piece of a message). */
 static void choose_kind(const struct ofi_comm *comm, struct ofi_recv_buffer *b) {
   bool host = !b->mr || b->mr->memory.type == RAIL_PTR_HOST;
-  if (host && b->capacity <= comm->max_inline) b->kind = OFI_BUFFER_INLINE;
+  if (host && b->capacity <= comm->max_inline && (comm->eager || !b->capacity)) b->kind = OFI_BUFFER_INLINE;
   else if (comm->device->rails[0]->protocol == OFI_PROTOCOL_RMA) b->kind = OFI_BUFFER_RMA;
   else b->kind = OFI_BUFFER_TAGGED;
   b->takes_data = host && b->kind != OFI_BUFFER_TAGGED;

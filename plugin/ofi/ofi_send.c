@@ -206,10 +206,12 @@ static struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, u
   return NULL;
 }
 
+static bool is_in_host_memory(const struct ofi_mhandle *mr) { return !mr || mr->memory.type == RAIL_PTR_HOST; }
+
 /* The receiver has a place for it. A message in memory of a device is not copied there. */
 static bool has_credit(const struct ofi_send_comm *sc, uint64_t size, const struct ofi_mhandle *mr) {
   return sc->base.eager && size <= sc->base.max_inline && sc->next_eager - sc->report.freed < sc->base.eager &&
-         (!mr || mr->memory.type == RAIL_PTR_HOST);
+         is_in_host_memory(mr);
 }
 
 static struct ofi_send *take_request(struct ofi_send_comm *sc) {
@@ -234,7 +236,6 @@ RAIL_HOT_INLINE void prepare_inline(struct ofi_send *send, enum ofi_op_kind kind
   struct ofi_comm *comm = send->base.comm;
   struct ofi_op *op = &send->parts[0].data;
   op->desc = send->mr ? send->mr->descs[comm->paths[0].local_nic] : NULL;
-  op->host = !send->mr || send->mr->memory.type == RAIL_PTR_HOST;
   frame->size = send->size;
   rail_stats_add(&comm->stats[OFI_COMM_INLINE], 1);
   ofi_comm_prepare_frame(comm, op, kind, 0, frame, send->frames);
@@ -276,7 +277,8 @@ static struct ofi_op *prepare(struct ofi_send *send, const struct ofi_buffer *bu
   op->size = send->size;
   if (!buffer) prepare_eager(send, tag);
   else if (rail_unlikely(send->size > buffer->size)) return NULL;
-  else if (buffer->takes_data && send->size <= send->base.comm->max_inline) prepare_data(send);
+  else if (buffer->takes_data && send->size <= send->base.comm->max_inline && is_in_host_memory(send->mr))
+    prepare_data(send);
   else if (buffer->kind == OFI_BUFFER_TAGGED) prepare_tagged(send, buffer);
   else return NULL;
   return op;

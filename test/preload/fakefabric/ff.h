@@ -136,7 +136,7 @@ struct ff_mr {
   char *base;
   size_t len;
   struct ff_ep *ep; /* FI_MR_ENDPOINT */
-  bool enabled;
+  bool enabled, device; /* device: of memory of a device */
   unsigned int uses; /* by operations */
 };
 

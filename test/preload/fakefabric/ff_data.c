@@ -112,6 +112,7 @@ static bool keep_copy(struct ff_op *op) {
 static ssize_t check_local(const struct ff_ep *ep, const struct ff_request *r, bool copied, size_t *total) {
   const struct ff_domain *d = ep->o.domain;
   const char *what = ff_kind_names[r->kind];
+  bool first_on_device = false;
   *total = 0;
   for (size_t i = 0; i < r->n; i++) {
     void *desc = r->desc ? r->desc[i] : NULL;
@@ -131,6 +132,8 @@ static ssize_t check_local(const struct ff_ep *ep, const struct ff_request *r, b
     else if (mr->o.domain != d) wrong = "is another domain's";
     else if (base < mr->base || base + len > mr->base + mr->len) wrong = "is of another range";
     else if (local && !(mr->access & access_of[r->kind])) wrong = "is without this access";
+    if (!i) first_on_device = mr && mr->device;
+    else if (!wrong && first_on_device != (mr && mr->device)) wrong = "is of another kind of memory than the first";
     if (!wrong) continue;
     ff_violate("%s: the descriptor %s", what, wrong);
     return -FI_EINVAL;

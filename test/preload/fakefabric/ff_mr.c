@@ -124,6 +124,7 @@ static int mr_regattr(struct fid *fid, const struct fi_mr_attr *attr, uint64_t f
     mr->o.domain = d;
     mr->id = ++ff.nmrs;
     mr->access = attr->access;
+    mr->device = attr->iface != FI_HMEM_SYSTEM;
     mr->base = attr->mr_iov->iov_base;
     mr->len = attr->mr_iov->iov_len;
     err = choose_key(mr, attr->requested_key);
