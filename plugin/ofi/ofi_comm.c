@@ -200,13 +200,24 @@ static bool is_remote(int err) {
   }
 }
 
+/* Bytes, the frame's too. */
+static size_t size_of(const struct ofi_op *op) {
+  switch (op->kind) {
+    case OFI_OP_TRECV:
+    case OFI_OP_TSEND:
+    case OFI_OP_WRITE:
+    case OFI_OP_FLUSH: return op->size;
+    default: return op->head_size + op->size;
+  }
+}
+
 rail_result_t ofi_comm_fail_op(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_comm *comm = op->comm;
   return ofi_comm_fail(
       comm, is_remote(completion->err) ? RAIL_REMOTE_ERROR : RAIL_SYSTEM_ERROR,
       "%s of %zu bytes with %s: %s (error %d; the provider says %d: %s); %u requests outstanding; check: "
       "the peer's log, the fabric between the two, fi_pingpong -p '%s'",
-      operation(op->kind), op->size, op->nic->nic->name, ofi_fabric_strerror(completion->err),
+      operation(op->kind), size_of(op), op->nic->nic->name, ofi_fabric_strerror(completion->err),
       completion->err, completion->prov_errno, completion->text ? completion->text : "",
       atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
 }

@@ -336,7 +336,6 @@ rail_result_t ofi_get_properties(int dev, struct rail_net_props_v12 *props) {
   props->ptr_support = ptr_support(device);
   props->speed = speed_of(device);
   props->port = first->port;
-  props->latency = first->latency;
   props->max_comms = 65536; /* they share endpoints */
   props->max_recvs = OFI_MAX_GROUP;
   props->max_p2p_bytes = props->max_coll_bytes = most_bytes(device);

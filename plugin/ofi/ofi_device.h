@@ -29,7 +29,6 @@ struct ofi_nic {
   int speed;            /* Mb/s */
   uint64_t guid;        /* never 0 */
   int port;             /* tells NICs of one guid apart */
-  float latency;        /* us; 0: NCCL's default */
 };
 
 struct ofi_device {

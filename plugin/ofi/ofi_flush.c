@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * iflush: bytes that a NIC wrote to GPU memory are visible to the GPU when a read behind them has completed. Each NIC
- * reads a few bytes of each buffer from its own endpoint. Host memory needs none.
+ * reads a few bytes of the last buffer with data from its own endpoint: its reads do not pass its writes. Host memory
+ * needs none.
  */
 #include <string.h>
 
@@ -27,11 +28,12 @@ static int prepare(struct ofi_recv_comm *rc) {
   return 0;
 }
 
-/* The buffer that was received last is the one to read: a NIC's reads do not pass its writes. */
+/* Each NIC reads the beginning of `data`. */
 static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flush, const void *data) {
   struct ofi_comm *comm = &rc->base;
   const struct ofi_mhandle *mr = flush->mr;
   int err = prepare(rc);
+  const char *what = err ? "its own memory and address (fi_mr_reg, fi_av_insert)" : "fi_read";
   flush->pending = 1;
   for (unsigned int i = 0; i < comm->endpoint->nnics && !err; i++) {
     struct ofi_op *op = &flush->ops[i];
@@ -51,7 +53,8 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
   }
   flush->pending--;
   if (!err) return RAIL_OK;
-  return ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "iflush: fi_read: %s", ofi_fabric_strerror(err));
+  return ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "iflush: %s: %s; check: `ulimit -l` (memlock), RAIL_OFI_FLUSH",
+                       what, ofi_fabric_strerror(err));
 }
 
 static void complete_flush(struct ofi_flush *flush) {

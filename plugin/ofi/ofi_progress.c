@@ -50,8 +50,8 @@ static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const
 }
 
 static void malformed(struct ofi_comm *comm, unsigned int type, size_t size) {
-  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control message of type %u and %zu bytes that is none "
-                      "of this version's; is the peer of another release?", type, size);
+  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control message of type %u and %zu bytes that is "
+                      "none of this version's; is the peer of another release?", type, size);
 }
 
 static void unbind(struct ofi_comm *comm) {

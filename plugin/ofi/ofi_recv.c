@@ -380,7 +380,9 @@ static void trecv_done(struct ofi_recv_comm *rc, struct ofi_op *op, const struct
   } else if (rail_likely(!completion->err)) {
     complete_granted(rc, b, completion->size);
   } else if (completion->err == FI_ETRUNC) {
-    too_large(&rc->base, 0, b);
+    (void)ofi_comm_fail(&rc->base, RAIL_BAD_USAGE, "a message of the peer's with tag %u is larger than the receive "
+                        "buffer of %llu bytes; send and receive do not fit together", b->tag,
+                        (unsigned long long)b->capacity);
   } else {
     (void)ofi_comm_fail_op(op, completion);
   }

@@ -36,9 +36,9 @@ struct ofi_caps {
   bool hmem;              /* FI_HMEM: memory of devices may be registered */
   bool hmem_cuda;         /* with CUDA, as far as the library can */
   bool buffered_recv;     /* mode FI_BUFFERED_RECV */
-  bool mr_local, mr_virt_addr, mr_allocated, mr_prov_key, mr_endpoint, mr_hmem;
+  bool mr_local, mr_virt_addr, mr_prov_key, mr_endpoint;
   bool manual_progress; /* data moves while the caller reads the CQ */
-  size_t inject_size, max_msg_size, cq_data_size, mr_key_size, iov_limit;
+  size_t inject_size, max_msg_size, mr_key_size, iov_limit;
   size_t tx_size, rx_size; /* operations outstanding; 0: not said */
   uint64_t tag_format;
   unsigned int tag_bits;

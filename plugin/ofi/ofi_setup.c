@@ -107,15 +107,19 @@ static rail_result_t step_resolve(struct rail_setup *base) {
   ofi_endpoint_unlock(s->endpoint);
   if (!err) return RAIL_OK;
   return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "provider %s does not take the peer's address: "
-                         "fi_av_insert: %s", s->device->rails[0]->provider, ofi_fabric_strerror(err));
+                         "fi_av_insert: %s; check: are the NICs of both sides of one network?",
+                         s->device->rails[0]->provider,
+                         ofi_fabric_strerror(err));
 }
 
 /* ---- the fabric -------------------------------------------------------------------- */
 
 static rail_result_t fabric_failed(struct rail_setup *base) {
   const struct ofi_setup *s = of(base);
-  return rail_setup_fail(base, OFI_REASON_FABRIC, RAIL_REMOTE_ERROR, "provider %s cannot reach the peer's %s from %s",
-                         s->device->rails[0]->provider, s->theirs.domain, s->device->name);
+  return rail_setup_fail(base, OFI_REASON_FABRIC, RAIL_REMOTE_ERROR, "provider %s cannot reach the peer's %s from "
+                         "%s; an earlier line says why; check: the fabric between the two, fi_pingpong -p '%s'",
+                         s->device->rails[0]->provider, s->theirs.domain, s->device->name,
+                         s->device->rails[0]->provider);
 }
 
 static rail_result_t step_ping(struct rail_setup *base) {

@@ -236,8 +236,8 @@ bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, c
 bool ofi_frame_decode_head(const void *bytes, size_t size, struct ofi_frame *frame);
 
 /* The tag of a tagged message, 44 bits: the receiver's comm and bits of its token, the GRANT, the buffer. Receives of
- * one comm have GRANTs of different numbers modulo OFI_MAX_GRANTS. A message that comes late, for a comm that is closed,
- * must not fit a receive of the next comm with that index: all the other bits are the token's. */
+ * one comm have GRANTs of different numbers modulo OFI_MAX_GRANTS. One that comes late, for a comm that is closed,
+ * must not fit a receive of the next comm with that index: all other bits are the token's. */
 #define OFI_TAG_INDEX_BITS 3
 #define OFI_TAG_SEQ_BITS 7
 #define OFI_TAG_TOKEN_BITS 14

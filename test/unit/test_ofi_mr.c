@@ -68,6 +68,19 @@ TEST(keys_are_taken_in_turn) {
   rig_end();
 }
 
+TEST(memory_that_is_refused) {
+  void *mhandle = &r;
+  rig_start("nic=fake0");
+  rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
+  fake_script("fail=mr_reg:1:ENOMEM");
+  CHECK_INT(net->reg_mr(r.rc, in, 100, RAIL_PTR_HOST, &mhandle), RAIL_SYSTEM_ERROR);
+  CHECK(!mhandle);
+  CHECK_MSG(log_said("fi_mr_regattr") && log_said("ulimit -l"), "%s", log_lines);
+  CHECK_OK(net->reg_mr(r.rc, in, 100, RAIL_PTR_HOST, &mhandle));
+  CHECK_OK(net->dereg_mr(r.rc, mhandle));
+  rig_close_pair(&r);
+}
+
 /* ---- memory of a GPU ------------------------------------------------------------------------ */
 
 /* The driver: dlopen finds what is open already by its name. */
@@ -198,5 +211,6 @@ TEST(a_registration_that_fails_leaves_nothing) {
 }
 
 RIG_MAIN(TEST_CASE(keys_have_as_many_bytes_as_the_domain_says), TEST_CASE(keys_are_taken_in_turn),
+         TEST_CASE(memory_that_is_refused),
          TEST_CASE(device_memory_is_sent_received_and_flushed), TEST_CASE(device_memory_that_cannot_be_is_refused),
          TEST_CASE(a_registration_that_fails_leaves_nothing))

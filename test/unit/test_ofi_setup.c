@@ -99,6 +99,16 @@ TEST(a_first_message_that_fails) {
   end();
 }
 
+TEST(an_address_that_is_refused) {
+  rail_result_t connect, accept;
+  begin("nic=fake0");
+  fake_script("fail=av_insert:1:EINVAL:0:9");
+  run(0, &connect, &accept);
+  CHECK(connect != RAIL_OK || accept != RAIL_OK);
+  CHECK_MSG(log_said("does not take the peer's address"), "%s", log_lines);
+  end();
+}
+
 /* A peer's address that libfabric would read beyond its end, or beyond what was sent. */
 TEST(an_address_without_an_end) {
   static const struct { const char *offers; uint16_t size; } rows[] = {{"nic=fake0 addr=str", OFI_ADDR_SIZE},
@@ -179,5 +189,5 @@ TEST(many_in_turn) {
 
 RIG_MAIN(TEST_CASE(another_provider), TEST_CASE(a_fabric_that_carries_nothing),
          TEST_CASE(one_path_that_carries_nothing), TEST_CASE(a_first_message_that_fails),
-         TEST_CASE(an_address_without_an_end),
+         TEST_CASE(an_address_that_is_refused), TEST_CASE(an_address_without_an_end),
          TEST_CASE(ended_after_each_call), TEST_CASE(many_in_turn))
