@@ -486,10 +486,9 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
 }
 
 rail_result_t ib_send_finish(struct ib_send *send, int *sizes) {
-  struct ib_send_comm *sc = ib_send_comm_of(send->base.comm);
   if (sizes) sizes[0] = send->length > INT_MAX ? INT_MAX : (int)send->length;
   send->base.magic = IB_REQ_FREE;
-  SLIST_INSERT_HEAD(&sc->free, &send->base, free);
+  SLIST_INSERT_HEAD(&ib_send_comm_of(send->base.comm)->free, &send->base, free);
   return send->base.result;
 }
 
