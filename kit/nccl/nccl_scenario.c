@@ -79,6 +79,9 @@ static void repeated(struct kit_nccl_rank *r) {
     kit_barrier(r->self);
     kit_nccl_destroy_comm(r, r->comm);
   }
+  /* A plugin that NCCL leaves loaded may still be closing connections. */
+  const uint64_t until = rail_deadline_in_ms(kit_patience_ms(5000));
+  while ((kit_fd_count() > fds || kit_thread_count() > threads) && !rail_deadline_passed(until)) usleep(10000);
   int more_fds = kit_fd_count() - fds, more_threads = kit_thread_count() - threads;
   double each = (double)(kit_rss_kb() - kib) / (n - KIT_NCCL_WARM);
   destroy_kept(r, kept);
