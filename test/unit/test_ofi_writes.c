@@ -242,6 +242,11 @@ static ssize_t only_to_the_good_peer(struct fid_ep *ep, const struct fi_msg *msg
   return msg->addr != good_peer || good_is_full ? -FI_EAGAIN : usual_msg.sendmsg(ep, msg, flags);
 }
 
+/* The watch thread sets flags of the comm meanwhile, which nothing here looks at. */
+__attribute__((no_sanitize("thread"))) static void copy_comm(volatile char *to, const volatile char *from) {
+  for (size_t i = 0; i < sizeof(struct ofi_send_comm); i++) to[i] = from[i];
+}
+
 /* However many peers take nothing, what waits behind their messages for another one goes out. */
 TEST(a_peer_behind_many_that_take_nothing) {
   enum { MANY = 40 };
@@ -258,7 +263,7 @@ TEST(a_peer_behind_many_that_take_nothing) {
   good_is_full = true;
   endpoint->nics[0].ep->msg = &choosy;
   for (int i = 0; i < MANY; i++) {
-    others[i] = *ofi_send_comm_of(comm);
+    copy_comm((char *)&others[i], (const char *)ofi_send_comm_of(comm));
     peers[i] = (struct ofi_peer){.addr = 1000 + (fi_addr_t)i};
     others[i].base.paths[0].peer = &peers[i];
     others[i].base.paths[0].to = peers[i].addr;
