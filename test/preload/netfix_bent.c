@@ -107,7 +107,7 @@ static void bend_numbers(int dev, struct rail_net_props_v12 *p) {
   if (is("change_of_nothing")) {
     /* devices that are not counted, and 4 bytes between fields: as a structure copied from a stack has them */
     p->vprops.devs[1] = calls++;
-    memset((char *)&p->max_p2p_bytes - PADDING, calls, PADDING);
+    memset((char *)p + offsetof(struct rail_net_props_v12, max_p2p_bytes) - PADDING, calls, PADDING);
   }
 }
 
