@@ -256,7 +256,8 @@ static void verify_end(struct kit_inspection *in, int version, const struct kit_
                 ? "NCCL since 2.28 closes the library after the last finalize: these threads then run in code that is "
                   "unmapped."
                 : "NCCL 2.22 to 2.25 and since 2.28 closes the library when the last communicator ends, and tables up "
-                  "to v10 are not told: these threads then run in code that is unmapped. Link with -z nodelete.",
+                  "to v10 are not told: these threads then run in code that is unmapped. End them in a destructor, or "
+                  "link with -z nodelete.",
             "NVIDIA/nccl issue 1620", "%d thread%s left after the end", s->threads_left,
             s->threads_left == 1 ? " is" : "s are");
   if (version >= 11 && s->fds_left > 0)

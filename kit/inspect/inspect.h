@@ -177,7 +177,7 @@ struct kit_seen_start {
   bool fuse_called;
   double init_s, devices_s, properties_s;
   int threads, fds;                        /* more than before init */
-  int threads_left, fds_left;              /* more than before init, after finalize */
+  int threads_left, fds_left;              /* more than before init, after finalize; v10-: threads after dlclose */
 };
 
 /* One device through one version: the structure after two calls on memory that was filled with two patterns. */

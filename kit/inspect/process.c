@@ -306,8 +306,17 @@ static void finalize(const struct rail_net_slots *s, void *ctx, struct kit_seen_
   kit_call_end();
 }
 
-static void start_version(struct seen *seen, int version) {
-  struct kit_seen_start start = {0};
+/* After the last call. A thread that was joined may be counted for a moment. */
+static int threads_left(const struct seen *seen) {
+  int more = kit_thread_count() - seen->threads;
+  for (int i = 0; more > 0 && i < 50; i++) {
+    usleep(2000);
+    more = kit_thread_count() - seen->threads;
+  }
+  return more;
+}
+
+static void start_version(struct seen *seen, int version, struct kit_seen_start *start) {
   struct rail_net_slots s;
   char symbol[32];
   void *ctx = NULL;
@@ -316,54 +325,58 @@ static void start_version(struct seen *seen, int version) {
   if (!vtable) return;
   const char *missing = rail_net_slots_missing_for_init(version, vtable);
   if (missing) kit_skip("ncclNetPlugin_v%d has no %s", version, missing);
-  start.filled = rail_net_slots_fill(&s, version, vtable) != NULL;
+  start->filled = rail_net_slots_fill(&s, version, vtable) != NULL;
   uint64_t begin = rail_now_ns();
   kit_call_begin(KIT_CALL_INIT);
-  start.init = call_init(&s, &ctx);
+  start->init = call_init(&s, &ctx);
   kit_call_end();
-  start.init_called = true;
-  start.init_s = seconds_since(begin);
-  if (start.filled && start.init == RAIL_OK) {
+  start->init_called = true;
+  start->init_s = seconds_since(begin);
+  if (start->filled && start->init == RAIL_OK) {
     look_at_table(seen, version); /* NCCL, too, looks at a slot when it calls it */
     missing = rail_net_slots_fill(&s, version, vtable);
-    start.filled = !missing;
+    start->filled = !missing;
   }
   if (missing) {
-    send_record(seen->self, KIT_RECORD_START, version, &start, sizeof start);
+    send_record(seen->self, KIT_RECORD_START, version, start, sizeof *start);
     kit_skip("ncclNetPlugin_v%d has no %s, also after init", version, missing);
   }
   begin = rail_now_ns();
-  if (start.init == RAIL_OK) {
-    start.devices = call_devices(&s, &start.ndev);
-    start.devices_called = true;
-    start.devices_s = seconds_since(begin);
+  if (start->init == RAIL_OK) {
+    start->devices = call_devices(&s, &start->ndev);
+    start->devices_called = true;
+    start->devices_s = seconds_since(begin);
   }
-  send_record(seen->self, KIT_RECORD_START, version, &start, sizeof start);
+  send_record(seen->self, KIT_RECORD_START, version, start, sizeof *start);
   begin = rail_now_ns();
-  if (start.devices_called && start.devices == RAIL_OK && start.ndev > 0) {
+  if (start->devices_called && start->devices == RAIL_OK && start->ndev > 0) {
     struct no_pci no_pci = {0};
-    look_at_devices(seen->self, &s, version, start.ndev, &no_pci);
-    start.properties_s = seconds_since(begin);
-    (void)call_devices(&s, &start.ndev_again);
-    ask_to_fuse(&s, &no_pci, &start);
+    look_at_devices(seen->self, &s, version, start->ndev, &no_pci);
+    start->properties_s = seconds_since(begin);
+    (void)call_devices(&s, &start->ndev_again);
+    ask_to_fuse(&s, &no_pci, start);
   }
-  start.threads = kit_thread_count() - seen->threads;
-  start.fds = kit_fd_count() - seen->fds;
-  if (start.init == RAIL_OK) finalize(&s, ctx, &start);
-  start.threads_left = kit_thread_count() - seen->threads;
-  start.fds_left = kit_fd_count() - seen->fds;
-  start.ended = true;
-  send_record(seen->self, KIT_RECORD_START, version, &start, sizeof start);
+  start->threads = kit_thread_count() - seen->threads;
+  start->fds = kit_fd_count() - seen->fds;
+  if (start->init == RAIL_OK) finalize(&s, ctx, start);
+  start->threads_left = threads_left(seen);
+  start->fds_left = kit_fd_count() - seen->fds;
+  start->ended = true;
+  send_record(seen->self, KIT_RECORD_START, version, start, sizeof *start);
 }
 
 void kit_inspect_process(struct kit_process *self) {
   struct seen seen = {.self = self};
+  struct kit_seen_start start = {0};
   int version = kit_process_job(self)->version;
   load(&seen);
   if (!seen.library) return;
   said.self = self;
   said.version = version;
-  if (version != 0) start_version(&seen, version);
+  if (version != 0) start_version(&seen, version, &start);
   for (int v = RAIL_NET_VERSION_MIN; version == 0 && v <= RAIL_NET_VERSION_MAX; v++) look_at_table(&seen, v);
   unload(&seen);
+  if (!start.ended || version >= 11) return;
+  start.threads_left = threads_left(&seen); /* there is no finalize: a destructor may have ended them */
+  send_record(self, KIT_RECORD_START, version, &start, sizeof start);
 }

@@ -60,6 +60,16 @@ def our_plugin_is_fine_in_all_versions():
     assert "(NCCL_DEBUG=INFO), as v12\n" in text and "device 0 is " in text, text
 
 
+def a_destructor_may_end_threads():
+    ofi = BUILD / "lib/libnccl-net-ofi.so"
+    if not ofi.exists():
+        raise Skip("the ofi plugin is not built")
+    report = inspect(str(ofi), LD_LIBRARY_PATH=str(BUILD / "lib"), NCCL_SOCKET_IFNAME="lo")
+    started = {v["version"]: v["start"] for v in report["versions"]}
+    assert started[9]["threads"] > 0, started[9]
+    assert started[9]["threads_left"] == 0 and "finalize.threads" not in ids(report), report["findings"]
+
+
 def parameters_are_printed():
     for name, some in (("socket", "NCCL_SOCKET_IFNAME"), ("ib", "NCCL_IB_TIMEOUT"), ("ofi", "RAIL_OFI_PROVIDER"),
                        ("template", "RAIL_"), ("railtrace", "RAIL_TRACE_FILE")):
@@ -394,7 +404,8 @@ def bad_arguments():
 
 
 main([(case.__name__.replace("_", " "), case) for case in (
-    our_plugin_is_fine_in_all_versions, parameters_are_printed, every_release_takes_its_version, straight_has_no_error,
+    our_plugin_is_fine_in_all_versions, a_destructor_may_end_threads, parameters_are_printed,
+    every_release_takes_its_version, straight_has_no_error,
     what_a_process_does_is_a_result, calls_that_fail_are_findings, each_bad_property_is_named,
     only_values_that_count_can_change,
     pci_paths_end_within_16_bytes, one_device_is_enough,
