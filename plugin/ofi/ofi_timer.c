@@ -22,14 +22,20 @@ void ofi_timer_close(void) {
   if (fd >= 0) close(fd);
 }
 
+/* Of two threads that set it at once, the later one's system call may have the longer time: it looks again. */
 void ofi_timer_set(long ms) {
-  const struct itimerspec once = {.it_value.tv_nsec = ms * 1000000};
   long set = atomic_load_explicit(&timer_ms, memory_order_relaxed);
   do
     if (set && set <= ms) return;
   while (!atomic_compare_exchange_weak(&timer_ms, &set, ms));
   int fd = atomic_load(&timer_fd);
-  if (fd >= 0) (void)timerfd_settime(fd, 0, &once, NULL);
+  while (fd >= 0) {
+    const struct itimerspec once = {.it_value.tv_nsec = ms * 1000000};
+    (void)timerfd_settime(fd, 0, &once, NULL);
+    set = atomic_load(&timer_ms);
+    if (!set || set >= ms) return;
+    ms = set;
+  }
 }
 
 void ofi_timer_read(void) {
