@@ -102,13 +102,19 @@ static bool sleep_until(uint64_t then) {
   return nothing;
 }
 
-/* Under the lock, which is released meanwhile. The peers report this process as silent; here is the reason. */
-static void report_absence(uint64_t ns) {
-  bool in_use = false;
-  if (!sk_params.stall_ms || ns < (uint64_t)sk_params.stall_ms * 1000000) return;
+/* Under the lock. */
+static bool any_in_use(void) {
   const struct sk_comm *comm;
-  LIST_FOREACH(comm, &comms, next) in_use |= sk_comm_in_use(comm) != 0;
-  if (!in_use) return;
+  LIST_FOREACH(comm, &comms, next)
+    if (sk_comm_in_use(comm)) return true;
+  return false;
+}
+
+/* Under the lock, which is released meanwhile. The peers report this process as silent; here is the reason. `used`:
+ * requests were outstanding before, which a caller's thread may have completed by now. */
+static void report_absence(uint64_t ns, bool used) {
+  if (!sk_params.stall_ms || ns < (uint64_t)sk_params.stall_ms * 1000000) return;
+  if (!used && !any_in_use()) return;
   pthread_mutex_unlock(&lock);
   RAIL_WARN("RailSocket: this process did not run for %.1f s (it was stopped, in a debugger, being checkpointed, or "
             "its machine was); its peers have waited, and it goes on", (double)ns / 1e9);
@@ -118,19 +124,21 @@ static void report_absence(uint64_t ns) {
 static void *run(void *arg) {
   (void)arg;
   uint64_t last = rail_now_ns(), now = last; /* now: of time in which this thread ran */
+  bool used = false;
   rail_thread_coarse_timers();
   pthread_mutex_lock(&lock);
   while (!ending) {
     bool nothing = sleep_until(rail_now_ns() + TICK_NS);
     if (ending) break;
     uint64_t real = rail_now_ns();
-    if (!nothing) report_absence(real - last);
+    if (!nothing) report_absence(real - last, used);
     now += real - last < LATE_NS ? real - last : TICK_NS;
     last = real;
     tick(now);
     pthread_mutex_unlock(&lock);
     rail_linger_reap();
     pthread_mutex_lock(&lock);
+    used = any_in_use();
   }
   pthread_mutex_unlock(&lock);
   return NULL;
