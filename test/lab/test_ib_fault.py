@@ -27,7 +27,8 @@ FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep"}
 # Soft-RoCE takes 7 retries for endless ones.
 QUICK = {"NCCL_IB_TIMEOUT": "16", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "3s"}
 SOON = {"RAIL_IB_DEADLINE": "3s", "RAIL_IB_PEER_WARN": "2s"}  # else half a minute, and 10 s
-LOSSY = {"NCCL_IB_TIMEOUT": "17"}  # what is lost is sent again after half a second, not four
+# What is lost is sent again after half a second, not four, and again when that is lost, too.
+LOSSY = {"NCCL_IB_TIMEOUT": "17", "RAIL_IB_LINGER": "3s"}
 
 
 def flowing(p, amount=200000):
