@@ -78,10 +78,10 @@ int rail_abi_isend_v10(void *send_comm, void *data, size_t size, int tag, void *
                        void **request);                                                               /* v10- */
 int rail_abi_irecv_v10(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                        void **phandles, void **request);                                              /* v10- */
-int rail_abi_make_vdevice_v9(int *dev, struct rail_net_vprops_v9 *props);                             /* v9-v11 */
-/* v9, v10: NCCL up to 2.27 counts on the devices that were made for an earlier communicator also where it has unloaded
- * the plugin in between. A library that has made some stays loaded. */
-int rail_abi_make_vdevice_and_stay(int *dev, struct rail_net_vprops_v9 *props);
+int rail_abi_make_vdevice_v11(int *dev, struct rail_net_vprops_v9 *props);
+/* v9, v10. NCCL up to 2.27 expects the devices that were made for an earlier communicator, also where it has unloaded
+ * the plugin in between: a library that has made some stays loaded. */
+int rail_abi_make_vdevice_v10(int *dev, struct rail_net_vprops_v9 *props);
 
 /* v12's properties, zeroed first: a field that a plugin forgets is 0, never garbage. */
 rail_result_t rail_abi_properties(int dev, struct rail_net_props_v12 *props);

@@ -99,7 +99,7 @@ void rail_abi_vprops_to_v9(const struct rail_net_vprops_v12 *from, struct rail_n
   for (int i = 0; i < to->ndevs; i++) to->devs[i] = from->devs[i];
 }
 
-int rail_abi_make_vdevice_v9(int *dev, struct rail_net_vprops_v9 *props) {
+int rail_abi_make_vdevice_v11(int *dev, struct rail_net_vprops_v9 *props) {
   struct rail_net_vprops_v12 wide = {.ndevs = props ? props->ndevs : -1};
   if (wide.ndevs < 0 || wide.ndevs > (int)RAIL_COUNT_OF(props->devs))
     return bad_argument("makeVDevice", "a device count of", wide.ndevs);
@@ -107,9 +107,9 @@ int rail_abi_make_vdevice_v9(int *dev, struct rail_net_vprops_v9 *props) {
   return rail_abi_result(OPS.make_vdevice(dev, &wide), "makeVDevice");
 }
 
-int rail_abi_make_vdevice_and_stay(int *dev, struct rail_net_vprops_v9 *props) {
+int rail_abi_make_vdevice_v10(int *dev, struct rail_net_vprops_v9 *props) {
   Dl_info self;
-  int result = rail_abi_make_vdevice_v9(dev, props);
+  int result = rail_abi_make_vdevice_v11(dev, props);
   if (result == RAIL_OK && dladdr(&process, &self)) {
     void *library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
     if (library) dlclose(library); /* the flag stays */

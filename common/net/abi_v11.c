@@ -36,7 +36,7 @@ const struct rail_net_v11 ncclNetPlugin_v11 = {
   .close_listen = rail_abi_close_listen,
   .get_device_mr = rail_abi_get_device_mr,
   .irecv_consumed = rail_abi_irecv_consumed,
-  .make_vdevice = rail_abi_make_vdevice_v9,
+  .make_vdevice = rail_abi_make_vdevice_v11,
   .finalize = rail_abi_finalize,
   .set_net_attr = rail_abi_set_net_attr,
 };

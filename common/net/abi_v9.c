@@ -40,5 +40,5 @@ const struct rail_net_v9 ncclNetPlugin_v9 = {
   .close_listen = rail_abi_close_listen,
   .get_device_mr = rail_abi_get_device_mr,
   .irecv_consumed = rail_abi_irecv_consumed,
-  .make_vdevice = rail_abi_make_vdevice_and_stay,
+  .make_vdevice = rail_abi_make_vdevice_v10,
 };

@@ -35,7 +35,7 @@ static rail_result_t add_members(const struct rail_fuse_rules *rules, const stru
   return RAIL_OK;
 }
 
-/* Of the devices that makeVDevice has made, or that were fused before. */
+/* The device that makeVDevice has made of these; -1: it has made none. */
 static int find_same(const struct rail_fuse_rules *rules, int have, const int *members, int n) {
   struct rail_fuse_device device;
   for (int dev = 0; dev < have; dev++)

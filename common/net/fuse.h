@@ -32,16 +32,16 @@ struct rail_fuse_rules {
 };
 
 /* The members of the device that is asked for, ascending, 1 to `max_members` of them: `members` has room for these.
- * *same: the one of the `have` devices that has just these, or -1: a device that the caller makes now.
+ * *same: the one of the `have` devices that makeVDevice has made of these, or -1: the caller makes a device now.
  *
- * One member: NCCL 2.24 to 2.26 ask so for each device that they do not merge, and use those that were made alone, if
- * any were. It gets a device of its own; itself where there is no room for more. 2.26 would ask again and again after
- * an error.
+ * One member: NCCL 2.24 to 2.26 call makeVDevice for each device that they do not fuse, too, and if it has made any
+ * devices they use no others. So one device gets a second one, which has it as its only member; where there is no room
+ * for more, *same is the device itself. After an error 2.26 would ask again without end.
  *
  * RAIL_BAD_ARGUMENT, after one line: no such devices, a number of them that cannot be, no room, or a device without a
- * PCI path. NCCL takes that answer for the latter and goes on with the single devices; after ncclInvalidUsage 2.24 and
- * 2.25 would not. If NCCL up to 2.30.7 got a device that is fused from such, it would put it where its topology search
- * does not look, and ncclCommInitRank would fail (ncclInternalError). */
+ * PCI path. NCCL up to 2.30.7 would put a device that is fused from such where its topology search does not look, and
+ * ncclCommInitRank would fail (ncclInternalError); after an error it goes on with the single devices. The error is not
+ * RAIL_BAD_USAGE (ncclInvalidUsage), with which ncclCommInitRank of 2.24 and 2.25 fails. */
 rail_result_t rail_fuse_members(const struct rail_fuse_rules *rules, const struct rail_net_vprops_v12 *props,
                                 int have, int *members, int *count, int *same);
 
