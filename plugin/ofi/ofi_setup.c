@@ -108,8 +108,7 @@ static rail_result_t step_resolve(struct rail_setup *base) {
   if (!err) return RAIL_OK;
   return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "provider %s does not take the peer's address: "
                          "fi_av_insert: %s; check: are the NICs of both sides of one network?",
-                         s->device->rails[0]->provider,
-                         ofi_fabric_strerror(err));
+                         s->device->rails[0]->provider, ofi_fabric_strerror(err));
 }
 
 /* ---- the fabric -------------------------------------------------------------------- */
