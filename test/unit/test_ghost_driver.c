@@ -221,6 +221,34 @@ TEST(a_dma_buf_leads_to_its_memory) {
   close(fd);
 }
 
+/* Of the runtime; see open_graphs. */
+static int (*begin)(void *, int), (*end)(void *, void **);
+static int (*info)(void *, int *, unsigned long long *, void **, void *const **, const void **, size_t *);
+static int (*follow)(void *, void **, const void *, size_t, unsigned);
+static int (*add_record)(void **, void *, void *const *, size_t, void *);
+static int (*instantiate)(void **, void *, unsigned long long), (*launch)(void *, void *);
+static int (*end_exec)(void *), (*end_graph)(void *), (*query)(void *), (*call_host)(void *, void (*)(void *), void *);
+static int (*make_event)(void **), (*end_event)(void *), (*record)(void *, void *), (*over)(void *);
+
+static void open_graphs(void) {
+  open_libraries();
+  begin = symbol("cudaStreamBeginCapture");
+  end = symbol("cudaStreamEndCapture");
+  info = symbol("cudaStreamGetCaptureInfo");
+  follow = symbol("cudaStreamUpdateCaptureDependencies");
+  add_record = symbol("cudaGraphAddEventRecordNode");
+  instantiate = symbol("cudaGraphInstantiate");
+  launch = symbol("cudaGraphLaunch");
+  end_exec = symbol("cudaGraphExecDestroy");
+  end_graph = symbol("cudaGraphDestroy");
+  query = symbol("cudaStreamQuery");
+  call_host = symbol("cudaLaunchHostFunc");
+  make_event = symbol("cudaEventCreate");
+  end_event = symbol("cudaEventDestroy");
+  record = symbol("cudaEventRecord");
+  over = symbol("cudaEventQuery");
+}
+
 static atomic_int gate;
 
 static void wait_for_gate(void *arg) {
@@ -228,25 +256,15 @@ static void wait_for_gate(void *arg) {
   while (!atomic_load(&gate)) usleep(100);
 }
 
+#define TIME_TO_RUN_US 20000 /* for a launch that does not wait though it should */
+
 /* As NCCL captures: a stream joins without what came before, waits for an event of a stream that is not captured, and
  * the event's next record is a node of its own. The event is the one of each launch. */
 TEST(a_launch_waits_for_events_outside_of_its_graph) {
   enum { SIZE = 64, REPLACE = 1, EXTERNAL = 1, THREAD = 1, LAUNCHES = 2, BUSY = 600 };
-  open_libraries();
-  int (*begin)(void *, int) = symbol("cudaStreamBeginCapture");
-  int (*end)(void *, void **) = symbol("cudaStreamEndCapture");
-  int (*info)(void *, int *, unsigned long long *, void **, void *const **, const void **, size_t *) =
-      symbol("cudaStreamGetCaptureInfo");
-  int (*follow)(void *, void **, const void *, size_t, unsigned) = symbol("cudaStreamUpdateCaptureDependencies");
-  int (*add_record)(void **, void *, void *const *, size_t, void *) = symbol("cudaGraphAddEventRecordNode");
+  open_graphs();
   int (*depend)(void *, void *const *, void *const *, const void *, size_t) = symbol("cudaGraphAddDependencies");
-  int (*instantiate)(void **, void *, unsigned long long) = symbol("cudaGraphInstantiate");
-  int (*launch)(void *, void *) = symbol("cudaGraphLaunch"), (*end_exec)(void *) = symbol("cudaGraphExecDestroy");
-  int (*end_graph)(void *) = symbol("cudaGraphDestroy"), (*query)(void *) = symbol("cudaStreamQuery");
-  int (*make_event)(void **) = symbol("cudaEventCreate"), (*end_event)(void *) = symbol("cudaEventDestroy");
-  int (*record)(void *, void *) = symbol("cudaEventRecord"), (*over)(void *) = symbol("cudaEventQuery");
   int (*wait)(void *, void *, unsigned) = symbol("cudaStreamWaitEvent");
-  int (*call_host)(void *, void (*)(void *), void *) = symbol("cudaLaunchHostFunc");
   char *memory;
   void *origin, *joined, *live, *fork, *outside, *graph, *exec, *capture, *node, *const *nodes;
   size_t n;
@@ -282,6 +300,7 @@ TEST(a_launch_waits_for_events_outside_of_its_graph) {
     CUDA(call_host(live, wait_for_gate, NULL));
     CUDA(record(outside, live));
     CUDA(launch(exec, origin));
+    usleep(TIME_TO_RUN_US);
     CHECK(query(origin) == BUSY && memory[0] == 0);
     atomic_store(&gate, 1);
     CUDA(sync_stream(origin));
@@ -298,22 +317,10 @@ static void set_flag(void *arg) { atomic_store((atomic_int *)arg, 1); }
 /* As NCCL 2.24 captures: nodes that no stream was asked for, the first of which waits for an event. */
 TEST(nodes_of_no_stream) {
   enum { THREAD = 1, BUSY = 600, ACTIVE = 1 };
-  open_libraries();
-  int (*begin)(void *, int) = symbol("cudaStreamBeginCapture");
-  int (*end)(void *, void **) = symbol("cudaStreamEndCapture");
-  int (*info)(void *, int *, unsigned long long *, void **, void *const **, const void **, size_t *) =
-      symbol("cudaStreamGetCaptureInfo");
-  int (*follow)(void *, void **, const void *, size_t, unsigned) = symbol("cudaStreamUpdateCaptureDependencies");
+  open_graphs();
   int (*add_wait)(void **, void *, void *const *, size_t, void *) = symbol("cudaGraphAddEventWaitNode");
-  int (*add_record)(void **, void *, void *const *, size_t, void *) = symbol("cudaGraphAddEventRecordNode");
   int (*add_host)(void **, void *, void *const *, size_t, const void *) = symbol("cudaGraphAddHostNode");
   int (*add_kernel)(void) = symbol("cudaGraphAddKernelNode");
-  int (*instantiate)(void **, void *, unsigned long long) = symbol("cudaGraphInstantiate");
-  int (*launch)(void *, void *) = symbol("cudaGraphLaunch"), (*end_exec)(void *) = symbol("cudaGraphExecDestroy");
-  int (*end_graph)(void *) = symbol("cudaGraphDestroy"), (*query)(void *) = symbol("cudaStreamQuery");
-  int (*make_event)(void **) = symbol("cudaEventCreate"), (*end_event)(void *) = symbol("cudaEventDestroy");
-  int (*record)(void *, void *) = symbol("cudaEventRecord"), (*over)(void *) = symbol("cudaEventQuery");
-  int (*call_host)(void *, void (*)(void *), void *) = symbol("cudaLaunchHostFunc");
   static atomic_int called;
   const struct { void (*call)(void *); void *arg; } host = {set_flag, &called};
   void *stream, *live, *before, *after, *graph, *exec, *capture, *node, *const *nodes;
@@ -341,6 +348,7 @@ TEST(nodes_of_no_stream) {
     CUDA(call_host(live, wait_for_gate, NULL));
     CUDA(record(before, live));
     CUDA(launch(exec, stream));
+    usleep(TIME_TO_RUN_US);
     CHECK(query(stream) == BUSY && atomic_load(&called) == 0);
     atomic_store(&gate, 1);
     CUDA(sync_stream(stream));

@@ -375,10 +375,10 @@ TEST(stopped_with_everything_in_flight) {
       open_simple(&rotating);
       for (int i = 0; i < n; i++) CHECK(pair_irecv(&p, in + i * 1000, 1000, i, mh_in));
       for (int i = 0; i < sent; i++) CHECK(pair_isend(&p, out, 1000, i, mh_out));
-      uint64_t begun = kit_cpu_ns(); /* of the processor: the machine may stand still */
+      uint64_t begun = kit_cpu_ns(); /* a drain that waits polls, and the machine may stand still */
       ib_comm_stop(p.rc);
       CHECK(ib_qp_drain(p.rc) && ib_qp_drain(p.rc));
-      CHECK(kit_cpu_ns() - begun < 1000000000ull);
+      CHECK(kit_cpu_ns() - begun < 200000000ull); /* it gives up, and is false, after 1 s */
       for (unsigned int i = 0; i < rotating.nqps; i++) CHECK_INT(atomic_load(&p.rc->qps[i].receives), 0);
       pair_close(&p);
     }

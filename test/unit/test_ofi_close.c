@@ -254,14 +254,19 @@ static ssize_t no_room_for_reads(struct fid_ep *ep, void *buf, size_t len, void 
   return -FI_EAGAIN;
 }
 
-/* A flush that found no room is not begun for a connection that has ended. */
-TEST(a_flush_that_waits) {
+/* A pair whose receiver flushes host memory, too. */
+static void open_flushing(void) {
   rig_start("nic=fake0");
   ofi_params.flush = OFI_FLUSH_ALWAYS;
   rig_open(&r, 1, 1);
   out = pages();
   in = pages();
   mh_in = rig_reg(r.rc, in, SIDE);
+}
+
+/* A flush that found no room is not begun for a connection that has ended. */
+TEST(a_flush_that_waits) {
+  open_flushing();
   flushing = rig_comm(r.rc);
   ofi_endpoint_lock(flushing->endpoint);
   struct fid_ep *ep = flushing->endpoint->nics[0].ep;
@@ -336,12 +341,7 @@ static void *flush(void *result) {
 
 /* While iflush waits, the owner of the lock ends the connection, as deregMr does: what iflush saw before is over. */
 TEST(an_end_that_comes_before_the_lock) {
-  rig_start("nic=fake0");
-  ofi_params.flush = OFI_FLUSH_ALWAYS;
-  rig_open(&r, 1, 1);
-  out = pages();
-  in = pages();
-  mh_in = rig_reg(r.rc, in, SIDE);
+  open_flushing();
   struct ofi_comm *comm = rig_comm(r.rc);
   rail_result_t result = RAIL_OK;
   pthread_t thread;
