@@ -69,8 +69,8 @@ static const struct rail_param rows[] = {
           "or ncclCommRegister did it."},
   {.name = "RAIL_STALL_WARN", .type = RAIL_PARAM_MS, .def = "60s", .lo = 0, .hi = 24 * HOUR_MS,
    AT(stall_warn_ms),
-   .doc = "When a collective, send or receive on host memory has not moved for this long, a line says for which rank "
-          "it waits; again whenever the time has doubled. 0: never."},
+   .doc = "When a collective, send or receive has not moved for this long, a line says for which rank it waits; "
+          "again whenever the time has doubled. 0: never."},
   {.name = "NCCL_SHM_DISABLE", .type = RAIL_PARAM_BOOL, .def = "0", .lo = 0, .hi = 1, AT(shm_disable),
    .doc = "1 sends through the network plugin even between ranks of one host. P2P between GPUs ends with it: "
           "its counters lie in shared memory."},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/gpu/rt_launch.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "core/comm/rt_comm.h"
@@ -119,6 +120,52 @@ int rt_launch_departed_peer(const struct rt_launch *launch) {
   }
   return -1;
 }
+
+/* ---- a launch that does not move ------------------------------------------------------ */
+
+uint64_t rt_launch_progress(const struct rt_launch *launch) {
+  uint64_t sum = 0;
+  for (int j = 0; j < launch->plan->njobs; j++) {
+    const struct rt_job *job = &launch->plan->jobs[j];
+    sum += job_over(launch, j);
+    for (int p = 0; p < job->nlinks; p++) {
+      const struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
+      if (recv) sum += rt_observe(recv->conn.tail) + rt_observe(recv->conn.credit);
+      if (send) sum += rt_observe(send->conn.tail) + rt_observe(send->conn.credit);
+    }
+  }
+  return sum;
+}
+
+/* What an unfinished job waits for. Whether its kernel has begun cannot be seen from here. */
+static void describe_wait(const struct rt_launch *launch, int j, char text[RT_WAIT_TEXT]) {
+  const struct rt_job *job = &launch->plan->jobs[j];
+  char end[RT_WAIT_TEXT / 2];
+  snprintf(text, RT_WAIT_TEXT, "for what is before it on its stream");
+  for (int i = 0; i < 2 * job->nlinks; i++) {
+    const int p = i % job->nlinks;
+    const struct rt_job_end *e = i < job->nlinks ? &job->recv[p] : &job->send[p];
+    const struct rt_connector *c = e->connector;
+    if (!c) continue;
+    const uint64_t target = c->is_send ? launch->targets[j].send[p] : launch->targets[j].recv[p];
+    const uint64_t there = rt_observe(c->is_send ? c->conn.credit : c->conn.tail);
+    if (there >= target) continue;
+    rt_job_wait_text(c, target - there < e->steps ? e->steps - (target - there) : 0, e->steps, end, sizeof end);
+    snprintf(text, RT_WAIT_TEXT, "%s, or for what is before it on its stream", end);
+    return;
+  }
+}
+
+void rt_launch_report_stall(const struct rt_launch *launch, uint64_t ms) {
+  const struct rt_plan *plan = launch->plan;
+  char wait[RT_WAIT_TEXT] = "for the network to send what it produced"; /* its kernel is over */
+  int j = 0;
+  while (j < plan->njobs && job_over(launch, j)) j++;
+  if (j < plan->njobs) describe_wait(launch, j, wait);
+  rt_job_report_stall(plan->comm, &plan->jobs[j % plan->njobs], ms, wait);
+}
+
+/* ---- when it is over ------------------------------------------------------------------ */
 
 /* A plan of a graph that is gone may be freed by another thread as soon as it has no launches. */
 void rt_launch_retire(const struct rt_launch *launch) {

@@ -168,30 +168,39 @@ static const struct rt_job_end *awaited_end(const struct rt_job *job) {
   return NULL;
 }
 
-static void describe_wait(const struct ncclComm *comm, const struct rt_job *job, char *text, size_t size) {
+void rt_job_wait_text(const struct rt_connector *c, uint64_t step, uint64_t nsteps, char *text, size_t size) {
+  snprintf(text, size, "for rank %d%s (%s, channel %d), in step %llu of %llu", c->peer,
+           c->is_send ? " to receive" : "", c->transport->name, c->channel,
+           (unsigned long long)RAIL_MIN(step + 1, nsteps), (unsigned long long)nsteps);
+}
+
+static void describe_wait(const struct ncclComm *comm, const struct rt_job *job, char text[RT_WAIT_TEXT]) {
   const struct rt_job_end *e = job->is_small ? NULL : awaited_end(job);
   const int rank = job->is_small ? rt_small_awaited(&comm->small, &job->small, false) : -1;
   if (e)
-    snprintf(text, size, "for rank %d%s (%s, channel %d), in step %llu of %llu", e->connector->peer,
-             e->connector->is_send ? " to receive" : "", e->connector->transport->name, e->connector->channel,
-             (unsigned long long)RAIL_MIN(job->program.i + 1, job->program.n), (unsigned long long)job->program.n);
+    rt_job_wait_text(e->connector, job->program.i, job->program.n, text, RT_WAIT_TEXT);
   else if (rank >= 0)
-    snprintf(text, size, "for rank %d, which has not made that call", rank);
+    snprintf(text, RT_WAIT_TEXT, "for rank %d, which has not made that call", rank);
   else
-    snprintf(text, size, "for an earlier call");
+    snprintf(text, RT_WAIT_TEXT, "for an earlier call");
 }
 
 void rt_plan_report_stall(const struct ncclComm *comm, const struct rt_plan *plan, uint64_t ms) {
   const struct rt_job *job = NULL;
-  char wait[160], which[80] = "";
+  char wait[RT_WAIT_TEXT];
   for (int i = 0; i < plan->njobs && !job; i++)
     if (!plan->jobs[i].done) job = &plan->jobs[i];
   if (!job) return;
+  describe_wait(comm, job, wait);
+  rt_job_report_stall(comm, job, ms, wait);
+}
+
+void rt_job_report_stall(const struct ncclComm *comm, const struct rt_job *job, uint64_t ms, const char *wait) {
+  char which[80] = "";
   const uint64_t number = job->is_small ? job->small.number : job->number;
   const uint64_t call = job->is_small ? job->small.call.id : job->program.call;
   const enum rt_coll coll = job->is_small ? job->small.call.coll : job->program.sched.coll;
   if (number != RT_NO_NUMBER) snprintf(which, sizeof which, ", collective %llu,", (unsigned long long)number);
-  describe_wait(comm, job, wait, sizeof wait);
   RAIL_WARN("rank %d of %d: %s of %llu bytes%s has not moved for %.1f s: it waits %s. Do all ranks make the same "
             "calls, with the same counts?",
             comm->rank, comm->nranks, coll_names[coll], (unsigned long long)(call >> 4), which, (double)ms / 1000,

@@ -85,6 +85,12 @@ void rt_plan_compare(struct ncclComm *comm, struct rt_plan *plan);
 
 /* ---- anywhere ---- */
 
+#define RT_WAIT_TEXT 160
+/* That a job waits for the other end of a connection, in step `step`, from 0, of so many. */
+void rt_job_wait_text(const struct rt_connector *c, uint64_t step, uint64_t nsteps, char *text, size_t size);
+/* Warns that the job's call has not moved for so long, and what it waits for. */
+void rt_job_report_stall(const struct ncclComm *comm, const struct rt_job *job, uint64_t ms, const char *wait);
+
 /* The memory that the job's schedule works in; rt_plan_free frees it. */
 rail_result_t rt_job_allocate(struct ncclComm *comm, struct rt_job *job);
 /* Does a proxy transfer the steps of this end? */

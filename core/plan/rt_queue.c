@@ -72,7 +72,7 @@ static bool run_plan(struct ncclComm *comm, struct rt_plan *plan) {
 /* Until the launch is over, or it did not end in time after the communicator failed. */
 static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
   struct rt_wait wait;
-  uint64_t now, give_up = 0;
+  uint64_t now, ms, give_up = 0, progress = rt_launch_progress(launch);
   rt_wait_begin(&wait);
   for (int idle = 1; !rt_launch_over(launch) && !comm->gpu.stuck; idle = RAIL_MIN(idle + 1, 2 * YIELD_POLLS)) {
     /* Where no other thread drives the proxy, this one does; else the device needs no help. */
@@ -84,7 +84,13 @@ static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
       nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
     if (!rt_wait_check_due(&wait, &now)) continue;
     if (!rt_gpu_lost(comm)) rt_wait_check_departed(&wait, comm, rt_launch_departed_peer(launch));
-    if (!rt_comm_failed(comm)) continue;
+    if (!rt_comm_failed(comm)) {
+      const uint64_t before = progress;
+      progress = rt_launch_progress(launch);
+      if (progress != before) rt_wait_begin(&wait);
+      else if (rt_wait_is_long(&wait, now, &ms)) rt_launch_report_stall(launch, ms);
+      continue;
+    }
     if (!give_up) give_up = now + RUN_END_NS;
     if (now < give_up) continue;
     comm->gpu.stuck = true;

@@ -3,8 +3,9 @@
  *
  * Proves: a call that does not move is reported after RAIL_STALL_WARN, again after twice that time, and says which call
  * of which rank it is and for whom it waits, over shared memory, over a plugin, with few bytes, with many, and for a
- * send without its receive; the first call of all, too, which waits for connections; also where ranks' calls differ so
- * that they use different connections. Calls that move on afterwards end well. With 0 nothing is reported.
+ * send without its receive; on device buffers, too, also behind what else is on the stream; the first call of all,
+ * which waits for connections; also where ranks' calls differ so that they use different connections. Calls that move
+ * on afterwards end well. With 0 nothing is reported.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "test/device/gpu/calls.h"
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
@@ -53,7 +55,7 @@ static int log_to_memory(void) {
   return fd;
 }
 
-enum what { SMALL, RING, TREE, SEND };
+enum what { SMALL, RING, TREE, SEND, HELD };
 struct stall {
   enum what what;
   const char *call, *wait; /* of the line that rank 0 writes */
@@ -65,6 +67,12 @@ static ncclResult_t call(const struct rank *rank, ncclComm_t comm, enum what wha
   if (what == SEND && rank->rank == 0) return ncclSend(in, MANY, ncclFloat, 1, comm, NULL);
   if (what == SEND) return rank->rank == 1 ? ncclRecv(out, MANY, ncclFloat, 0, comm, NULL) : ncclSuccess;
   return ncclAllReduce(in, out, what == RING ? N : 2, ncclFloat, ncclSum, comm, NULL);
+}
+
+static ncclResult_t device_call(const struct rank *rank, ncclComm_t comm, enum what what, float *x, void *stream) {
+  if (what == SEND && rank->rank == 0) return ncclSend(x, MANY, ncclFloat, 1, comm, stream);
+  if (what == SEND) return ncclRecv(x, MANY, ncclFloat, 0, comm, stream);
+  return ncclAllReduce(x, x, N, ncclFloat, ncclSum, comm, stream);
 }
 
 /* Rank 0 calls, and the others when it has reported that twice. */
@@ -157,6 +165,65 @@ TEST(first_calls) {
   job_run("NCCL_DEBUG=WARN RAIL_STALL_WARN=200ms", 3, kit_patience_ms(TIMEOUT_MS), first, &s);
 }
 
+/* As `late`, with device buffers. HELD: the stream of the only rank does something else first. */
+static void late_on_device(const struct rank *rank, void *arg) {
+  const struct stall *s = arg;
+  atomic_bool *reported = rank->shared;
+  int fd = log_to_memory();
+  gpu_open();
+  ncclComm_t comm = open_comm(rank);
+  void *stream = gpu_stream();
+  struct gpu_gate gate;
+  float *x = gpu_alloc(MANY * sizeof *x), got[2];
+  for (size_t i = 0; i < MANY; i++) in[i] = 1;
+  gpu_put(x, in, sizeof in);
+  OK(device_call(rank, comm, s->what, x, stream));
+  GPU(gpu.cuStreamSynchronize(stream));
+  rank_barrier(rank);
+  while (rank->rank > 0 && !atomic_load(reported)) usleep(1000);
+  if (s->what == HELD && rank->rank == 0) gpu_hold(&gate, stream);
+  OK(device_call(rank, comm, s->what, x, stream));
+  if (rank->rank == 0) {
+    wait_for_log(fd, s->call, s->wait, 2);
+    if (s->what == HELD) gpu_let_go(&gate);
+    atomic_store(reported, true);
+  }
+  GPU(gpu.cuStreamSynchronize(stream));
+  OK(railCommWait(comm));
+  gpu_get(got, x, sizeof got);
+  ENSURE_INT((int)got[1], s->what == SEND || s->what == HELD ? 1 : rank->nranks * rank->nranks);
+  gpu_free(x);
+  close_comm(comm);
+  gpu_nothing_left();
+  GPU(gpu.cuStreamDestroy_v2(stream));
+}
+
+static void run_on_device(const char *env, enum what what, const char *call_text, const char *wait) {
+  char path[RANKS_PATH], all[200];
+  struct stall s = {what, call_text, wait};
+  if (!ranks_built("test/libfakegpu.so", path)) tap_skip_case("the build has no test/libfakegpu.so");
+  snprintf(all, sizeof all, "NCCL_DEBUG=WARN RAIL_STALL_WARN=200ms %s", env);
+  job_run(all, what == HELD ? 1 : 2, kit_patience_ms(TIMEOUT_MS), late_on_device, &s);
+}
+
+#define OR_STREAM ", or for what is before it on its stream. Do all ranks make the same calls"
+
+TEST(device_shared_memory) {
+  run_on_device("", RING, "rank 0 of 2: AllReduce (Ring) of 80000 bytes, collective 1, has not moved for ",
+                " s: it waits for rank 1 (P2P, channel 0), in step 1 of ");
+}
+TEST(device_plugin) {
+  need_plugin();
+  run_on_device(NET, RING, "rank 0 of 2: AllReduce (Ring) of 80000 bytes, collective 1, has not moved for ",
+                " s: it waits for rank 1 (NET, channel 0), in step 1 of ");
+}
+TEST(device_send_without_a_receive) {
+  run_on_device("", SEND, "rank 0 of 2: Send of 8000000 bytes has not moved for ", OR_STREAM);
+}
+TEST(device_stream_is_held) {
+  run_on_device("", HELD, "rank 0 of 1: ", " s: it waits for what is before it on its stream. Do all ranks make");
+}
+
 static void never(const struct rank *rank, void *arg) {
   (void)arg;
   int fd = log_to_memory();
@@ -200,4 +267,6 @@ TEST(calls_that_differ) {
 }
 
 TEST_MAIN(TEST_CASE(small_calls), TEST_CASE(shared_memory), TEST_CASE(plugin), TEST_CASE(send_without_a_receive),
-          TEST_CASE(first_calls), TEST_CASE(zero_is_never), TEST_CASE(calls_that_differ))
+          TEST_CASE(device_shared_memory), TEST_CASE(device_plugin), TEST_CASE(device_send_without_a_receive),
+          TEST_CASE(device_stream_is_held), TEST_CASE(first_calls), TEST_CASE(zero_is_never),
+          TEST_CASE(calls_that_differ))
