@@ -167,7 +167,7 @@ class Machine:
 
     def env_ranks(self, *folders, **more):
         """Those of a step whose processes use the GPU at once. Perhaps MPS has one stock of queues for all: of four
-        processes that asked for 32 some were refused their contexts (docs/results/2026-11-26-gpu.md)."""
+        processes that asked for 32 some were refused their contexts (docs/results/2026-11-27-gpu.md)."""
         mps = {"CUDA_MPS_PIPE_DIRECTORY": self.mps, "CUDA_DEVICE_MAX_CONNECTIONS": 16} if self.mps else {}
         return {**self.env(*folders, **more), **mps}
 
