@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of an emulated GPU (ghost's, where its driver is in the process): what a device writes there no kernel sees
- * until the device has answered a read. Ghost keeps account of that (ghost/driver/gh_nic.h); it is told here.
+ * Memory of an emulated GPU (ghost's, where its driver is in the process): kernels do not
+ * see what a device writes there until the device has answered a read. Ghost keeps account of that
+ * (ghost/driver/gh_nic.h); the functions here report to it.
  */
 #include "emu/emu.h"
 

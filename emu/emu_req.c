@@ -115,7 +115,7 @@ static enum sent send_packet(struct emu_qp *qp, uint64_t place, uint32_t number)
   if (emu_is_lost(qp, payload)) return SENT;
   struct emu_packet *p = emu_link_reserve(qp->link, EMU_HEADER, payload);
   if (!p && qp->ex.qp_base.qp_type == IBV_QPT_UC && !emu_link_is_alive(qp->link)) return SENT; /* to nobody */
-  if (!p) { /* the peer is slow, or dead: that shows when it has had time for all that is in the ring */
+  if (!p) { /* the peer is slow, or dead: the ACK timer decides when it had time for all that is in the ring */
     qp->sent_at = emu_link_position(qp->link);
     qp->wants_room = true;
     return NO_ROOM;
@@ -199,8 +199,8 @@ void emu_req_drained(struct emu_qp *qp) {
 
 static uint64_t ack_timeout(const struct emu_qp *qp) { return 4096ull << qp->attr.timeout; }
 
-/* The ACK timer runs while an ACK is due, from the latest one on, whatever is sent meanwhile. While the first packet
- * that asks for one finds no room it runs, too, for that may be because the peer is dead. */
+/* The ACK timer runs while an ACK is due, from the latest one on, whatever is sent meanwhile. It runs, too,
+ * while the first packet that asks for one finds no room: the peer may be dead. */
 static void restart_timer(struct emu_qp *qp) {
   const bool due = emu_psn_diff(qp->asked_psn, qp->una_psn) > 0;
   emu_timer_off(qp, EMU_TIMER_ACK);
@@ -212,9 +212,9 @@ static void restart_timer(struct emu_qp *qp) {
 }
 
 /* Whether the next request may begin. */
-enum gate { OPEN, WAITS, FAILED };
+enum begun { BEGUN, WAITS, FAILED };
 
-static enum gate begin(struct emu_qp *qp) {
+static enum begun begin(struct emu_qp *qp) {
   struct emu_sqe *e = sqe_at(qp, qp->sq_next);
   if (e->stall) return WAITS;
   if (emu_fault_is_pending() || (!e->counted && emu_turn_is_over(qp))) {
@@ -246,7 +246,7 @@ static enum gate begin(struct emu_qp *qp) {
     return FAILED;
   }
   if ((e->flags & IBV_SEND_FENCE) && qp->reads_outstanding) return WAITS;
-  return has_response(e) && qp->reads_outstanding >= qp->attr.max_rd_atomic ? WAITS : OPEN;
+  return has_response(e) && qp->reads_outstanding >= qp->attr.max_rd_atomic ? WAITS : BEGUN;
 }
 
 /* After a packet of the request at sq_next. */
@@ -282,9 +282,9 @@ bool emu_req_run(struct emu_qp *qp) {
       break;
     }
     if (qp->next_packet == 0) {
-      enum gate gate = begin(qp);
-      if (gate == FAILED) return true;
-      if (gate == WAITS) break;
+      enum begun begun = begin(qp);
+      if (begun == FAILED) return true;
+      if (begun == WAITS) break;
     }
     bool ud = qp->ex.qp_base.qp_type == IBV_QPT_UD;
     enum sent sent = ud ? send_datagram(qp, qp->sq_next) : send_packet(qp, qp->sq_next, qp->next_packet);

@@ -6,7 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Whoever has waited takes it as WANTED: others may still wait. */
+/* A waiter takes it as WANTED: others may still wait. */
 void rail_lock_wait(struct rail_lock *lock) {
   if (rail_lock_try(lock)) return;
   while (atomic_exchange_explicit(&lock->state, RAIL_LOCK_WANTED, memory_order_acquire) != RAIL_LOCK_FREE)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A lock for data paths, which only try it: one compare-and-exchange, one exchange to release it. A mutex of libc does
- * the same at the cost of two calls and of looks at its kind and owner, some 70 instructions. Other threads may wait
- * for it, in the kernel. It is not recursive and has no owner; whoever waits may be overtaken.
+ * the same at the cost of two calls and of checks of its kind and owner, some 70 instructions. Other threads may wait
+ * for it, in the kernel. It is not recursive, has no owner and is not fair: a thread that tries may overtake a waiter.
  */
 #ifndef RAIL_LOCK_H
 #define RAIL_LOCK_H
@@ -12,7 +12,7 @@
 
 #include "common/base/compiler.h"
 
-enum { RAIL_LOCK_FREE, RAIL_LOCK_TAKEN, RAIL_LOCK_WANTED /* taken, and somebody may wait */ };
+enum { RAIL_LOCK_FREE, RAIL_LOCK_TAKEN, RAIL_LOCK_WANTED /* taken, and a thread may wait */ };
 
 /* All zero: free. Nothing to be destroyed. */
 struct rail_lock {

@@ -5,18 +5,18 @@
  * (listener.h) and for the runtime's bootstrap and rendezvous, whose first
  * messages differ: the owner reads them, and takes the connection or drops it.
  *
- * Anybody may connect. A client that sends nothing, or nonsense, costs a place in
- * the set until its deadline, and at most one log line a second and set, ten a
- * second and process. One that has sent its whole message by the time of the poll
- * is never waited for. A set that is full, or that finds no descriptor to accept
- * with, drops the one that has been silent longest. With `max` the oldest goes if
- * none has been silent for a second; and where the owner sleeps until a descriptor
- * may be free, none that is younger than that.
+ * Accepts unauthenticated connections. One that sends nothing, or garbage, holds
+ * an entry of the set until its deadline, and costs at most one log line a second
+ * and set, ten a second and process. One that has sent its whole message by the
+ * time of the poll is never waited for. A set that is full, or that finds no
+ * descriptor to accept with, drops the one that has been silent longest. With
+ * `max` the oldest is dropped if none has been silent for a second; where the
+ * owner sleeps until a descriptor may be free, none that is younger than that.
  *
  * A set with `max` 0 shares its limits with all such sets of the process: at most
  * 1024 connections and at most a quarter of the files that the process may open
- * (RLIMIT_NOFILE). Each set has 2 places whatever the others have, so that a flood
- * of one cannot shut another. No set keeps any that would leave less than a quarter
+ * (RLIMIT_NOFILE). Each set has 2 entries whatever the others have, so that a flood
+ * of one does not block another. No set keeps any that would leave less than a quarter
  * of the files.
  *
  * Not thread-safe: one thread at a time, or the owner's lock. Nothing here waits; a

@@ -95,7 +95,7 @@ RD_FN uint32_t rd_load_relaxed_sys(const uint32_t *p) {
 
 /* ---- waiting ---- */
 
-/* A wait has looked once more in vain. True when the communicator was aborted: the wait shall end. */
+/* After each poll of a wait that found nothing. True when the communicator was aborted: the wait must end. */
 RD_FN bool rd_wait_aborted(uint32_t *looks, const uint32_t *aborted) {
   RD_YIELD();
   return ++*looks % RD_ABORT_LOOK == 0 && rd_load_relaxed_sys(aborted) != 0;
@@ -134,10 +134,10 @@ RD_FN bool rd_ll_load(const char *line, uint64_t *data, uint32_t flag) {
 /* ---- LL128 ----
  * A line is 128 bytes at a multiple of 128: 15 words of 8 bytes of data, one of flag. 8
  * neighbouring lanes move 16 bytes each, in one step of their warp; the last one
- * has the flag. That the data is there when the flag is, is no promise of PTX's
- * memory model: the hardware stores and loads a line of one warp step as a whole,
- * within one GPU and over NVLink. Over PCIe it may not, so whoever chooses the
- * protocol keeps LL128 from there. The emulation does in two steps what the
+ * has the flag. PTX's memory model does not guarantee that the data is there when
+ * the flag is: the hardware stores and loads a line of one warp step as a whole,
+ * within one GPU and over NVLink. Over PCIe it may not, so the
+ * choice of the protocol leaves LL128 out there. The emulation does in two steps what the
  * hardware does in one: the flag is stored after the data, and the data loaded
  * after the flag. */
 

@@ -15,8 +15,8 @@
  * LL128's lines that may come in parts are not looked at until tail has the step.
  *
  * Credit is as with Simple. Tail is published, too, once all lines of a step are
- * written: whoever waits for a line in vain learns from it that the line will not come, since the
- * sender's step is another one than ours. And what the slot says of the step can be read only then.
+ * written: a receiver whose step is not the sender's waits for a line that will not come, and
+ * learns that from tail. What the slot says of the step can be read only then.
  */
 #ifndef RD_LL_CUH
 #define RD_LL_CUH

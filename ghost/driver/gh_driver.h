@@ -7,10 +7,10 @@
  *   - a kernel that would touch memory which is neither the device's nor registered ends with an error
  *     that all later calls return, as CUDA's do;
  *   - what is forbidden while a stream captures, is;
- *   - mapped memory is for the devices that were allowed to use it, and for nobody before that;
+ *   - mapped memory is for the devices that were given access, and for none before that;
  *   - kernels of a graph must be ordered, since here they are one communicator's;
- *   - calls that a real driver may have wait for what runs in the context do wait for it, see gh_wait.c; if that does
- *     not end, neither would they, so the process does, with a line that names the call;
+ *   - calls that may synchronize with the context in a real driver do so here, see gh_wait.c; if the context's work
+ *     does not end, the process does, with a line that names the call;
  *   - kernels begin when all their blocks find room on the device beside those that run;
  *   - host functions run one at a time, and may not make calls; neither may destructors of user objects.
  *
@@ -105,16 +105,16 @@ void gh_remove_mapped(const void *base);
 /* What cuMemAlloc has given out at this address; 0: nothing. */
 size_t gh_allocated(const void *base);
 
-/* gh_wait.c. Waits until all is over that the context was given before; for calls that may do so. */
+/* gh_wait.c. For calls that may synchronize with the context: waits until all its earlier work is over. */
 void gh_wait_for(const char *call, const struct gh_context *context);
-/* For calls that may by what CUDA promises, and do not by all that is known of drivers: where the environment says. */
+/* For calls that may do so by CUDA's documentation, and do not in known drivers: waits with GHOST_MAPPING=waits. */
 void gh_may_wait_for(const char *call, const struct gh_context *context);
 void gh_wait_for_all(const char *call);
-/* As the calls do that work on the legacy stream: for it, and for streams that are not non-blocking. */
+/* For calls on the legacy stream: waits for it, and for blocking streams. */
 void gh_wait_for_legacy(const char *call);
-/* Says that, and ends the process. */
+/* Prints the line and ends the process. */
 __attribute__((noreturn, format(printf, 1, 2))) void gh_deadlock(const char *format, ...);
-/* Zeroed memory of the driver's own. Without it the process ends with a line. */
+/* calloc of the driver's own; out of memory ends the process with a line. */
 void *gh_need(size_t size);
 /* While a host function runs in this thread, it may make no calls. */
 void gh_enter_callback(void);

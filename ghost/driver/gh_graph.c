@@ -88,8 +88,8 @@ GH_API int cuStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t 
   return gh_queue_leave(OK);
 }
 
-/* What the node waits for was captured before, as all that is told of it later (cuGraphAddDependencies) must have been:
- * items of a launch run in the order of the capture. */
+/* The node's dependencies, and those that cuGraphAddDependencies adds later, must have been captured before it: items
+ * of a launch run in the order of the capture. */
 static int add_item(const char *call, void **node, const void *graph, void *const *after, size_t n,
                     const struct item *item) {
   struct before before = {{0}};

@@ -120,8 +120,8 @@ GH_API int cuMemGetAllocationGranularity(size_t *granularity, const struct gh_al
   return r;
 }
 
-/* The host's memory comes from its kernel as zeros, which NCCL relies on. What is in a device's nobody has promised;
- * NCCL relies on zeros there, too, in memory that a peer maps (p2pSendProxySetup in src/transport/p2p.cc). */
+/* The kernel zeroes host memory, which NCCL relies on. CUDA does not document what a device's memory holds; NCCL relies
+ * on zeros there, too, in memory that a peer maps (p2pSendProxySetup in src/transport/p2p.cc). */
 static bool comes_as_zeros(int device) {
   const char *told = getenv("GHOST_MAPPED");
   return device == ON_HOST || (told && strcmp(told, "zeros") == 0);

@@ -117,7 +117,7 @@ struct stream *gh_queue_all(void);
 int gh_queue_add(struct stream *s, const struct item *item);
 /* Always into the queue. */
 void gh_queue_append(struct stream *s, const struct item *item);
-/* A new mark, recorded at the end of the queue; what *mark was is let go. */
+/* A new mark, recorded at the end of the queue; releases the mark that was there. */
 void gh_queue_record(struct stream *s, struct mark **mark);
 void gh_queue_wait(struct stream *s, struct mark *mark); /* NULL: for nothing */
 void gh_mark_unref(struct mark *m);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where calls of the driver wait for what runs. CUDA promises of few calls that they do not: memory goes, and code
- * comes, when nothing runs that might use it; mapping memory may mean the same. A process with kernels of two ranks in
+ * Where calls of the driver wait for what runs. CUDA documents of few calls that they do not: freeing memory and
+ * loading code may wait until no kernel runs, and so may mapping memory. A process with kernels of two ranks in
  * one context, which wait for each other, must not need such a call in between. */
 #include <stdarg.h>
 #include <stdio.h>
