@@ -13,7 +13,7 @@
 #include "core/comm/rt_reg.h"
 #include "core/gpu/rt_device_plan.h"
 #include "core/gpu/rt_export.h"
-#include "core/gpu/rt_gate.h"
+#include "core/gpu/rt_launch_lock.h"
 #include "core/topo/rt_topo.h"
 
 /* ---- making ---------------------------------------------------------------------- */
@@ -414,11 +414,11 @@ static void close_connections(struct ncclComm *comm) {
 
 bool rt_comm_drop_connections(struct ncclComm *comm) {
   const bool on_device = comm->gpu.open;
-  if (on_device && !rt_gate_free_begin()) return false;
+  if (on_device && !rt_launch_lock_free_begin()) return false;
   rt_proxy_quiesce(&comm->proxy); /* it may still be in the pass that finished its last operation */
   rt_reg_drop_connectors(comm);
   close_connections(comm);
-  if (on_device) rt_gate_free_end();
+  if (on_device) rt_launch_lock_free_end();
   return true;
 }
 
@@ -466,12 +466,12 @@ static void abandon(struct ncclComm *comm) {
   pthread_mutex_unlock(&abandoned_lock);
 }
 
-/* False: not now, see rt_gate.h. */
+/* False: not now, see rt_launch_lock.h. */
 static bool free_now(struct ncclComm *comm) {
   bool on_device = comm->gpu.open;
-  if (still_used(comm) || (on_device && !rt_gate_free_try_begin())) return false;
+  if (still_used(comm) || (on_device && !rt_launch_lock_free_try_begin())) return false;
   free_parts(comm);
-  if (on_device) rt_gate_free_end();
+  if (on_device) rt_launch_lock_free_end();
   return true;
 }
 

@@ -73,7 +73,7 @@ struct ncclComm {
   enum rt_memory_kind memory; /* of its calls' buffers: the first call with some decides */
   int initial_gpu; /* the device that was current when it was made; -1: none */
   struct rt_fd_receiver fd_receiver;
-  bool shares_process; /* with another of its ranks: rt_gate.h */
+  bool shares_process; /* with another of its ranks: rt_launch_lock.h */
   uint64_t collectives; /* plans with one: their number is the same on all ranks */
   uint64_t calls;       /* collectives with data: the same on all ranks */
   struct rt_peer *peers; /* nranks */
@@ -168,7 +168,7 @@ struct rt_comm_memory {
 };
 struct rt_comm_memory rt_comm_count_memory(const struct ncclComm *comm);
 /* Takes down all connections; the next operations make new ones. Nothing is enqueued, and no graph has a plan. False:
- * kernels of other communicators went on running, see rt_gate.h. */
+ * kernels of other communicators went on running, see rt_launch_lock.h. */
 bool rt_comm_drop_connections(struct ncclComm *comm);
 
 /* The connector, allocated on first use; NULL without memory. */

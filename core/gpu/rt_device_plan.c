@@ -8,7 +8,7 @@
 #include "core/host/rt_device.h"
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_cuda.h"
-#include "core/gpu/rt_gate.h"
+#include "core/gpu/rt_launch_lock.h"
 #include "core/gpu/rt_graph.h"
 #include "core/plan/rt_plan.h"
 #include "core/gpu/rt_module.h"
@@ -279,8 +279,8 @@ rail_result_t rt_device_plan_launch(struct ncclComm *comm, struct rt_plan *plan)
   struct rt_cuda_scope scope;
   plan->streams = NULL;
   drop_graphs(comm);
-  if (plan->waits_at_gate) rt_gate_wait_for_setups(comm->peers[0].nonce, comm->collectives);
-  if (comm->shares_process) rt_gate_wait_for_frees();
+  if (plan->waits_for_setups) rt_launch_lock_wait_for_setups(comm->peers[0].nonce, comm->collectives);
+  if (comm->shares_process) rt_launch_lock_wait_for_frees();
   rail_result_t r = rt_cuda_enter(&scope, comm->gpu.context);
   if (r == RAIL_OK) r = launch(&l);
   rt_cuda_leave(&scope);

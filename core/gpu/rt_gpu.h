@@ -53,7 +53,7 @@ struct rt_gpu {
   /* The end of the latest launch; the same inside a stream capture, and in which; for streams that join a launch. */
   void *last, *captured, *join;
   bool has_last;
-  bool called_driver; /* to make something for the plan that is being built: rt_gate.h */
+  bool called_driver; /* to make something for the plan that is being built: rt_launch_lock.h */
   void *own_stream; /* of the runtime; NULL until one is made */
   uint64_t capture; /* 0: none */
   /* Guards slabs, memory; the beginning of a captured plan's launch; connectors' launches, planned. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "core/comm/rt_comm.h"
-#include "core/gpu/rt_gate.h"
+#include "core/gpu/rt_launch_lock.h"
 #include "core/host/rt_device.h"
 #include "core/plan/rt_plan.h"
 
@@ -63,7 +63,7 @@ static void submit_op(struct rt_launch *launch, const struct rt_job *job, const 
 void rt_launch_begin(struct rt_launch *launch) {
   const struct rt_plan *plan = launch->plan;
   set_targets(launch);
-  if (plan->comm->shares_process) rt_gate_kernel_begin();
+  if (plan->comm->shares_process) rt_launch_lock_kernel_begin();
   /* Receives first: a rank that posts early is never what others wait for. */
   for (int j = 0; j < plan->njobs; j++)
     for (int p = 0; p < plan->jobs[j].nlinks; p++) submit_op(launch, &plan->jobs[j], &plan->jobs[j].recv[p]);
@@ -180,7 +180,7 @@ void rt_launch_retire(const struct rt_launch *launch) {
   }
   atomic_fetch_sub(&launch->plan->launches, 1);
   pthread_mutex_unlock(&comm->gpu.lock);
-  if (comm->shares_process) rt_gate_kernel_end();
+  if (comm->shares_process) rt_launch_lock_kernel_end();
 }
 
 void rt_launch_free(struct rt_launch *launch) {

@@ -10,7 +10,7 @@
 #include "core/bootstrap/rt_boot_wire.h"
 #include "core/host/rt_types.h"
 #include "core/comm/rt_error.h"
-#include "core/gpu/rt_gate.h"
+#include "core/gpu/rt_launch_lock.h"
 #include "core/plan/rt_plan.h"
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
@@ -434,11 +434,11 @@ static rail_result_t make_ready(struct ncclComm *comm, struct rt_plan *plan) {
 rail_result_t rt_plan_make_ready(struct rt_plan *plan) {
   struct ncclComm *comm = plan->comm;
   if (!plan->has_collective || !plan->on_device || !comm->shares_process) return make_ready(comm, plan);
-  struct rt_gate_setup setup;
-  rt_gate_setup_begin(&setup, comm->peers[0].nonce, comm->collectives);
+  struct rt_launch_lock_setup setup;
+  rt_launch_lock_setup_begin(&setup, comm->peers[0].nonce, comm->collectives);
   rail_result_t r = make_ready(comm, plan);
-  rt_gate_setup_end(&setup);
-  plan->waits_at_gate = comm->gpu.called_driver;
+  rt_launch_lock_setup_end(&setup);
+  plan->waits_for_setups = comm->gpu.called_driver;
   return r;
 }
 

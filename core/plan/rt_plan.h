@@ -55,7 +55,7 @@ struct rt_plan {
   int nstreams;
   bool on_device, has_collective;
   bool opens_small;     /* it is the first with data, and makes the memory of small calls, too: rt_small.h */
-  bool waits_at_gate;   /* before it is launched: rt_gate.h */
+  bool waits_for_setups; /* before it is launched: rt_launch_lock.h */
   bool captured;        /* in a graph: kept until that is gone, or the communicator ends */
   struct rt_graph_ref *graph; /* captured: has the graph been destroyed? */
   atomic_int launches;  /* that are not over */

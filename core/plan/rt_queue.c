@@ -11,7 +11,7 @@
 #include "common/base/thread.h"
 #include "core/comm/rt_comm.h"
 #include "core/comm/rt_wait.h"
-#include "core/gpu/rt_gate.h"
+#include "core/gpu/rt_launch_lock.h"
 
 /* Polls without progress: first spin, then yield the processor, then sleep, for about what a wake-up costs. Where a
  * host is oversubscribed, spinning keeps the rank that is waited for from running, and each yield runs others. */
@@ -94,7 +94,8 @@ static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
     if (!give_up) give_up = now + RUN_END_NS;
     if (now < give_up) continue;
     comm->gpu.stuck = true;
-    rt_gate_kernel_begin(); /* without its end: the driver would wait for this kernel in any call that frees memory */
+    /* Without its end: the driver would wait for this kernel in any call that frees memory. */
+    rt_launch_lock_kernel_begin();
     return;
   }
 }

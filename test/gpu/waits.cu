@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which calls wait for a kernel that runs? CUDA leaves that open for most, and the runtime depends on some that do not
- * wait: ranks of one process have kernels that wait for each other (core/gpu/rt_gate.h). A kernel spins in one stream,
- * and each call is made beside it. Those that must not wait are cases; of the others it is said, as the fake driver
- * (test/device/gpu/wait.c) takes them for calls that do. Prints TAP. Exit status 77 and one line with the reason where
- * there is no GPU that can be used.
+ * Which calls wait for a kernel that runs? CUDA leaves that open for most, and the runtime depends on some that do
+ * not wait: ranks of one process have kernels that wait for each other (core/gpu/rt_launch_lock.h). A kernel spins in
+ * one stream, and each call is made beside it. Those that must not wait are cases; of the others it is said, as the
+ * fake driver (test/device/gpu/wait.c) takes them for calls that do. Prints TAP. Exit status 77 and one line with the
+ * reason where there is no GPU that can be used.
  */
 #include <atomic>
 #include <stdint.h>

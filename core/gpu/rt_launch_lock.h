@@ -7,33 +7,33 @@
  *   - a communicator's memory is not given back while kernels run, and none is launched meanwhile.
  * These waits are bounded: the other rank may itself wait for what comes after this launch.
  */
-#ifndef RT_GATE_H
-#define RT_GATE_H
+#ifndef RT_LAUNCH_LOCK_H
+#define RT_LAUNCH_LOCK_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 /* A rank that makes what the kernel of a call needs: it loads code, connects, maps memory. Ranks of one communicator
  * know each other's calls by a number. */
-struct rt_gate_setup {
-  struct rt_gate_setup *next;
+struct rt_launch_lock_setup {
+  struct rt_launch_lock_setup *next;
   uint64_t comm, call;
 };
-void rt_gate_setup_begin(struct rt_gate_setup *s, uint64_t comm, uint64_t call);
-void rt_gate_setup_end(struct rt_gate_setup *s);
+void rt_launch_lock_setup_begin(struct rt_launch_lock_setup *s, uint64_t comm, uint64_t call);
+void rt_launch_lock_setup_end(struct rt_launch_lock_setup *s);
 /* Waits, within the bound, while a rank of the communicator makes something for this call, or for one before it. */
-void rt_gate_wait_for_setups(uint64_t comm, uint64_t call);
+void rt_launch_lock_wait_for_setups(uint64_t comm, uint64_t call);
 
 /* Waits, within the bound, while a communicator frees memory. */
-void rt_gate_wait_for_frees(void);
+void rt_launch_lock_wait_for_frees(void);
 /* A kernel is about to be launched; it has ended. Neither call waits. */
-void rt_gate_kernel_begin(void);
-void rt_gate_kernel_end(void);
+void rt_launch_lock_kernel_begin(void);
+void rt_launch_lock_kernel_end(void);
 
-/* Never waits. False: kernels run, so memory must not be freed now. True: none is launched until rt_gate_free_end. */
-bool rt_gate_free_try_begin(void);
+/* Never waits. False: kernels run, so memory must not be freed now. True: none is launched until free_end. */
+bool rt_launch_lock_free_try_begin(void);
 /* The same, but waits, within the bound, while kernels run: one may be over, and its executor not have seen it yet. */
-bool rt_gate_free_begin(void);
-void rt_gate_free_end(void);
+bool rt_launch_lock_free_begin(void);
+void rt_launch_lock_free_end(void);
 
 #endif

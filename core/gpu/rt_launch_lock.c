@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "core/gpu/rt_gate.h"
+#include "core/gpu/rt_launch_lock.h"
 
 #include <pthread.h>
 #include <time.h>
 
 #include "common/base/clock.h"
 
-#define MAX_WAIT_MS 2000u /* the bound of the waits (rt_gate.h): longer than loading code takes, short for a hang */
+#define MAX_WAIT_MS 2000u /* the bound of the waits: longer than loading code takes, short for a hang */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of it */
-static struct rt_gate_setup *setups;
+static struct rt_launch_lock_setup *setups;
 static int frees, kernels;
 
 static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL); }
 
 /* ---- setups ------------------------------------------------------------------------ */
 
-void rt_gate_setup_begin(struct rt_gate_setup *s, uint64_t comm, uint64_t call) {
+void rt_launch_lock_setup_begin(struct rt_launch_lock_setup *s, uint64_t comm, uint64_t call) {
   s->comm = comm;
   s->call = call;
   pthread_mutex_lock(&lock);
@@ -25,9 +25,9 @@ void rt_gate_setup_begin(struct rt_gate_setup *s, uint64_t comm, uint64_t call) 
   pthread_mutex_unlock(&lock);
 }
 
-void rt_gate_setup_end(struct rt_gate_setup *s) {
+void rt_launch_lock_setup_end(struct rt_launch_lock_setup *s) {
   pthread_mutex_lock(&lock);
-  struct rt_gate_setup **at = &setups;
+  struct rt_launch_lock_setup **at = &setups;
   while (*at != s) at = &(*at)->next;
   *at = s->next;
   pthread_mutex_unlock(&lock);
@@ -35,13 +35,13 @@ void rt_gate_setup_end(struct rt_gate_setup *s) {
 
 static bool any_setup(uint64_t comm, uint64_t call) {
   pthread_mutex_lock(&lock);
-  const struct rt_gate_setup *s = setups;
+  const struct rt_launch_lock_setup *s = setups;
   while (s && !(s->comm == comm && s->call <= call)) s = s->next;
   pthread_mutex_unlock(&lock);
   return s != NULL;
 }
 
-void rt_gate_wait_for_setups(uint64_t comm, uint64_t call) {
+void rt_launch_lock_wait_for_setups(uint64_t comm, uint64_t call) {
   uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
   while (any_setup(comm, call) && !rail_deadline_passed(until)) nap();
 }
@@ -61,15 +61,15 @@ static bool any_free(void) {
   return found;
 }
 
-void rt_gate_wait_for_frees(void) {
+void rt_launch_lock_wait_for_frees(void) {
   uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
   while (any_free() && !rail_deadline_passed(until)) nap();
 }
 
-void rt_gate_kernel_begin(void) { add(&kernels, 1); }
-void rt_gate_kernel_end(void) { add(&kernels, -1); }
+void rt_launch_lock_kernel_begin(void) { add(&kernels, 1); }
+void rt_launch_lock_kernel_end(void) { add(&kernels, -1); }
 
-bool rt_gate_free_try_begin(void) {
+bool rt_launch_lock_free_try_begin(void) {
   pthread_mutex_lock(&lock);
   bool may = kernels == 0;
   if (may) frees++;
@@ -77,14 +77,14 @@ bool rt_gate_free_try_begin(void) {
   return may;
 }
 
-bool rt_gate_free_begin(void) {
+bool rt_launch_lock_free_begin(void) {
   uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
-  bool may = rt_gate_free_try_begin();
+  bool may = rt_launch_lock_free_try_begin();
   while (!may && !rail_deadline_passed(until)) {
     nap();
-    may = rt_gate_free_try_begin();
+    may = rt_launch_lock_free_try_begin();
   }
   return may;
 }
 
-void rt_gate_free_end(void) { add(&frees, -1); }
+void rt_launch_lock_free_end(void) { add(&frees, -1); }
