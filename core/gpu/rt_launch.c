@@ -20,16 +20,16 @@ struct rt_launch *rt_launch_new(struct rt_plan *plan) {
     for (int p = 0; p < job->nlinks; p++) nops += (size_t)has_op(&job->recv[p]) + (size_t)has_op(&job->send[p]);
   }
   struct rt_launch *launch =
-      calloc(1, sizeof *launch + nops * sizeof launch->ops[0] + (size_t)plan->njobs * sizeof launch->targets[0]);
+      calloc(1, sizeof *launch + nops * sizeof launch->ops[0] + (size_t)plan->njobs * sizeof launch->last_steps[0]);
   if (!launch) return NULL;
   launch->plan = plan;
   launch->owns_plan = !plan->captured;
   launch->number = plan->launch->run;
-  launch->targets = (struct rt_target *)(void *)&launch->ops[nops];
+  launch->last_steps = (struct rt_last_steps *)(void *)&launch->ops[nops];
   return launch;
 }
 
-static uint64_t next_target(const struct rt_job_end *e) {
+static uint64_t last_step(const struct rt_job_end *e) {
   struct rt_connector *c = e->connector;
   if (!c) return 0;
   /* While a kernel may use the connection, its count of steps is the kernel's. */
@@ -38,13 +38,13 @@ static uint64_t next_target(const struct rt_job_end *e) {
 }
 
 /* A graph may begin a launch while the program makes a call: which of them counts first does not matter. */
-static void set_targets(struct rt_launch *launch) {
+static void set_last_steps(struct rt_launch *launch) {
   pthread_mutex_lock(&launch->plan->comm->gpu.lock);
   for (int j = 0; j < launch->plan->njobs; j++) {
     const struct rt_job *job = &launch->plan->jobs[j];
     for (int p = 0; p < job->nlinks; p++) {
-      launch->targets[j].recv[p] = next_target(&job->recv[p]);
-      launch->targets[j].send[p] = next_target(&job->send[p]);
+      launch->last_steps[j].recv[p] = last_step(&job->recv[p]);
+      launch->last_steps[j].send[p] = last_step(&job->send[p]);
     }
   }
   atomic_fetch_add(&launch->plan->launches, 1);
@@ -62,7 +62,7 @@ static void submit_op(struct rt_launch *launch, const struct rt_job *job, const 
 
 void rt_launch_begin(struct rt_launch *launch) {
   const struct rt_plan *plan = launch->plan;
-  set_targets(launch);
+  set_last_steps(launch);
   if (plan->comm->shares_process) rt_launch_lock_kernel_begin();
   /* Receives first: a rank that posts early is never what others wait for. */
   for (int j = 0; j < plan->njobs; j++)
@@ -109,13 +109,13 @@ static bool has_departed(const struct rt_connector *c) { return c && c->end->pee
 int rt_launch_departed_peer(const struct rt_launch *launch) {
   for (int j = 0; j < launch->plan->njobs; j++) {
     const struct rt_job *job = &launch->plan->jobs[j];
-    const struct rt_target *target = &launch->targets[j];
+    const struct rt_last_steps *last = &launch->last_steps[j];
     if (job_over(launch, j)) continue;
     /* A kernel that has not begun may still find all that it needs. */
     for (int p = 0; p < job->nlinks; p++) {
       const struct rt_connector *recv = job->recv[p].connector, *send = job->send[p].connector;
-      if (has_departed(recv) && rt_observe(recv->conn.tail) < target->recv[p]) return recv->peer;
-      if (has_departed(send) && rt_observe(send->conn.credit) < target->send[p]) return send->peer;
+      if (has_departed(recv) && rt_observe(recv->conn.tail) < last->recv[p]) return recv->peer;
+      if (has_departed(send) && rt_observe(send->conn.credit) < last->send[p]) return send->peer;
     }
   }
   return -1;
@@ -147,7 +147,7 @@ static void describe_wait(const struct rt_launch *launch, int j, char text[RT_WA
     const struct rt_job_end *e = i < job->nlinks ? &job->recv[p] : &job->send[p];
     const struct rt_connector *c = e->connector;
     if (!c) continue;
-    const uint64_t target = c->is_send ? launch->targets[j].send[p] : launch->targets[j].recv[p];
+    const uint64_t target = c->is_send ? launch->last_steps[j].send[p] : launch->last_steps[j].recv[p];
     const uint64_t there = rt_observe(c->is_send ? c->conn.credit : c->conn.tail);
     if (there >= target) continue;
     rt_job_wait_text(c, target - there < e->steps ? e->steps - (target - there) : 0, e->steps, end, sizeof end);

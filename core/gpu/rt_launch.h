@@ -10,7 +10,7 @@
 #include "core/plan/rt_plan.h"
 
 /* Steps of a job's connections when it is over. */
-struct rt_target {
+struct rt_last_steps {
   uint64_t send[RT_PEERS], recv[RT_PEERS];
 };
 
@@ -19,7 +19,7 @@ struct rt_launch {
   struct rt_plan *plan;
   bool owns_plan;            /* else a graph has it */
   uint64_t number;           /* `run` of its struct rt_device_launch */
-  struct rt_target *targets; /* one a job; behind the ops */
+  struct rt_last_steps *last_steps; /* one a job; behind the ops */
   int nops;
   struct rt_proxy_op ops[];
 };
