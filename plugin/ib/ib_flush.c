@@ -164,7 +164,6 @@ RAIL_COLD static rail_result_t too_many(void) {
 }
 
 rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request) {
-  *request = NULL;
   struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "iflush");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!data || !sizes || !mhandles || n < 1 || n > IB_MAX_GROUP))

@@ -367,7 +367,6 @@ static rail_result_t register_on_rails(struct ib_comm *comm, struct ib_mr_key *k
 
 static rail_result_t reg(const char *call, void *comm_arg, void *data, size_t size, int type, uint64_t offset, int fd,
                          void **mhandle) {
-  *mhandle = NULL;
   struct ib_comm *comm = ib_comm_of(comm_arg, 0, call);
   if (!comm) return RAIL_BAD_ARGUMENT;
   RAIL_TRY(check_args(comm, call, data, size, type, fd));
@@ -398,7 +397,6 @@ rail_result_t ib_reg_mr(void *comm, void *data, size_t size, int type, void **mh
 
 rail_result_t ib_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mhandle) {
   if (fd < 0) {
-    *mhandle = NULL;
     RAIL_WARN("RailIB: regMrDmaBuf of %p+%zu: file descriptor %d", data, size, fd);
     return RAIL_BAD_ARGUMENT;
   }

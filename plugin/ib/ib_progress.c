@@ -293,7 +293,6 @@ static inline rail_result_t finish(struct ib_request *r, int *sizes) {
 }
 
 rail_result_t ib_test(void *request, int *done, int *sizes) {
-  *done = 0;
   struct ib_request *r = request;
   if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return rail_net_refuse_request("RailIB", r);
   if (rail_unlikely(!ib_request_is_outstanding(r))) return rail_net_refuse_request("RailIB", r);

@@ -345,7 +345,6 @@ static __attribute__((noinline)) rail_result_t isend_in_turn(struct ib_send_comm
 
 rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                        void **request) {
-  *request = NULL;
   struct ib_comm *comm = ib_comm_of(send_comm, IB_SEND_COMM_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!rail_net_memory_covers(mhandle, comm, data, size) || size > RAIL_NET_MAX_BYTES))

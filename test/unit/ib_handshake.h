@@ -112,7 +112,7 @@ static void hs_connect_once(struct hs *h, int dev) {
   uint64_t start = rail_now_ns();
   if (h->connect != RAIL_IN_PROGRESS) return;
   memcpy(at, h->handle, sizeof h->handle);
-  h->sent = &h;
+  h->sent = NULL;
   rail_result_t result = ib_connect(h->ctx, dev, at, -1, &h->sent, NULL);
   hs_note_time(h, start);
   memcpy(h->handle, at, sizeof h->handle);
@@ -123,7 +123,7 @@ static void hs_connect_once(struct hs *h, int dev) {
 static void hs_accept_once(struct hs *h) {
   uint64_t start = rail_now_ns();
   if (h->accept != RAIL_IN_PROGRESS || !h->listen) return;
-  h->received = &h;
+  h->received = NULL;
   rail_result_t result = ib_accept(h->listen, &h->received, NULL);
   hs_note_time(h, start);
   if (result != RAIL_OK) ENSURE(!h->received, "an error, and a comm");

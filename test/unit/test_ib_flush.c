@@ -101,7 +101,7 @@ TEST(steps_that_fail) {
 }
 
 static void *flush_of(int n, int first, int second, struct ib_mhandle *second_mh) {
-  void *data[2] = {memory, memory + 2048}, *mhs[2] = {mh, second_mh}, *request = &p;
+  void *data[2] = {memory, memory + 2048}, *mhs[2] = {mh, second_mh}, *request = NULL;
   int sizes[2] = {first, second};
   CHECK_OK(ib_iflush(p.rc, n, data, sizes, mhs, &request));
   CHECK(request != &p);
@@ -131,7 +131,7 @@ TEST(what_is_read) {
   request = flush_of(2, 100, 0, &gone);
   pair_finish(request, RAIL_OK);
   request = flush_of(2, 100, 1, &gone);
-  int done;
+  int done = 0;
   CHECK_INT(ib_test(request, &done, NULL), RAIL_REMOTE_ERROR);
   CHECK(strstr(pair_line, "iflush"));
   close_one(flush);
@@ -168,7 +168,7 @@ TEST(always) {
 TEST(many) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
-  void *requests[IB_MAX_FLUSHES], *request = &p, *data = memory, *mhs = mh;
+  void *requests[IB_MAX_FLUSHES], *request = NULL, *data = memory, *mhs = mh;
   int size = 8;
   emu_do("progress poll");
   for (int round = 0; round < 3; round++) {
@@ -205,7 +205,7 @@ TEST(lost) {
   void *request = flush_of(1, 8, 0, NULL);
   p.rc->qps[0].attr.timeout = 1;
   while (result == RAIL_OK && rail_now_ns() - begun < 5000000000ull) {
-    int done;
+    int done = 0;
     atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
     (void)ib_test(waiting, &done, NULL); /* the first to test sees it, and then both */
     CHECK(!done);
@@ -296,7 +296,7 @@ TEST(a_loss_that_the_peer_cannot_be_told) {
 TEST(bad_arguments) {
   open_one(IB_FLUSH_ALWAYS);
   struct ib_flush *flush = open_good();
-  void *data = memory, *mhs = NULL, *request = &p;
+  void *data = memory, *mhs = NULL, *request = NULL;
   int size = 8;
   CHECK_INT(ib_iflush(p.rc, 0, &data, &size, &mhs, &request), RAIL_BAD_ARGUMENT);
   CHECK_INT(ib_iflush(p.rc, 1, &data, &size, &mhs, &request), RAIL_BAD_ARGUMENT);

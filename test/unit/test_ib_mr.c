@@ -38,7 +38,7 @@ TEST(register_and_back) {
 
 /* Two rails of two HCAs: what the first has registered goes when the second cannot. */
 TEST(a_later_rail_that_cannot) {
-  void *handle = memory;
+  void *handle = NULL;
   long before = emu_live("mr");
   struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 1, NULL);
   long with_comm = emu_live("mr");
@@ -58,7 +58,7 @@ TEST(a_later_rail_that_cannot) {
 }
 
 static void refused(struct ib_comm *comm, void *data, size_t size, int type, int result, const char *words) {
-  void *handle = (void *)1;
+  void *handle = NULL;
   log_forget();
   CHECK_INT(ib_reg_mr(comm, data, size, type, &handle), result);
   CHECK(!handle && LIST_EMPTY(&comm->mhandles));
@@ -68,7 +68,7 @@ static void refused(struct ib_comm *comm, void *data, size_t size, int type, int
 
 TEST(what_is_refused) {
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, NULL), *other = rig_comm(true, RIG_WATCHED, 1, NULL);
-  void *handle;
+  void *handle = NULL;
   bool had = hca->gpu_direct;
   hca->gpu_direct = false;
   refused(comm, memory, 100, 0, RAIL_BAD_ARGUMENT, "pointer type 0");
@@ -86,7 +86,7 @@ TEST(what_is_refused) {
   CHECK_INT(ib_dereg_mr(other, handle), RAIL_BAD_ARGUMENT);
   CHECK_INT(log_warnings(), 4);
   emu_do("fail reg_mr from=1");
-  void *second = (void *)1;
+  void *second = NULL;
   CHECK_INT(ib_reg_mr(comm, memory + 8192, 100, RAIL_PTR_HOST, &second), RAIL_SYSTEM_ERROR);
   CHECK(!second && LIST_FIRST(&comm->mhandles) == handle);
   CHECK_OK(ib_dereg_mr(comm, handle));
@@ -108,6 +108,7 @@ TEST(dma_bufs) {
   CHECK_OK(ib_dereg_mr(comm, handle));
   CHECK_OK(ib_dereg_mr(comm, again));
   hca->dmabuf = false;
+  handle = NULL;
   log_forget();
   CHECK_INT(ib_reg_mr_dmabuf(comm, memory, 4096, RAIL_PTR_CUDA, 0, 0, &handle), RAIL_SYSTEM_ERROR);
   CHECK(!handle && log_said("dma-buf"));
@@ -116,7 +117,7 @@ TEST(dma_bufs) {
 }
 
 static void host_memory_only(struct ib_comm *comm, int fd, const char *words) {
-  void *handle = (void *)1;
+  void *handle = NULL;
   refused(comm, memory, 100, RAIL_PTR_CUDA, RAIL_SYSTEM_ERROR, words);
   for (int type = RAIL_PTR_HOST; type <= RAIL_PTR_DMABUF; type *= 2) {
     log_forget();
@@ -147,7 +148,7 @@ TEST(no_gpu_memory_by_send_or_over_iwarp) {
 
 /* A receiver's HCA may have a packet in hand: deregMr waits until it is through. Here no receive is there to say so. */
 TEST(deregister_waits_for_the_hca) {
-  void *handle;
+  void *handle = NULL;
   struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, NULL);
   CHECK_OK(ib_reg_mr(comm, memory, 4096, RAIL_PTR_HOST, &handle));
   struct ib_mhandle *h = handle;

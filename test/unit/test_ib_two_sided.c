@@ -77,7 +77,7 @@ TEST(nothing_is_told_of_the_buffer) {
 /* 32 groups of 8 buffers; the last is sent first, and each is where it belongs. */
 static void all_outstanding(const struct pair_shape *shape, const char *way) {
   enum { SIZE = 1024 };
-  void *recvs[IB_MAX_RECVS], *sends[IB_MAX_SENDS], *data[8], *mhs[8], *more = &p;
+  void *recvs[IB_MAX_RECVS], *sends[IB_MAX_SENDS], *data[8], *mhs[8], *more = NULL;
   size_t sizes[8];
   int tags[8], got[8];
   open_simple(shape);
@@ -124,7 +124,7 @@ TEST(all_that_can_be_outstanding) {
 
 /* The message of a later receive waits for that of an earlier one, however long; it is not taken for lost. */
 TEST(a_turn_that_is_late) {
-  int done;
+  int done = 0;
   open_simple(&simple);
   pair_lines = 0;
   void *first = pair_irecv(&p, in, 100, 1, mh_in), *second = pair_irecv(&p, in + 100, 100, 2, mh_in);
@@ -212,7 +212,7 @@ TEST(larger_and_awaited_by_all) {
 TEST(larger_than_one_of_a_group) {
   open_simple(&four);
   void *data[3] = {in, in + 1000, in + 2000}, *mhs[3] = {mh_in, mh_in, mh_in}, *r = NULL, *s[4];
-  int got[3], done;
+  int got[3], done = 0;
   CHECK_OK(ib_irecv(p.rc, 3, data, (size_t[]){100, 100, 100}, (int[]){1, 2, 3}, mhs, NULL, &r));
   for (int i = 3; i >= 1; i--) CHECK((s[i] = pair_isend(&p, out, i == 2 ? 101 : 100, i, mh_out)));
   CHECK_INT(pair_finish(s[1], RAIL_OK), 100);
@@ -227,7 +227,7 @@ TEST(larger_than_one_of_a_group) {
 /* 32 messages of a port; a group of 8 such buffers takes nearly all of a queue pair's receive WRs. */
 TEST(the_largest_buffers) {
   enum { MOST = IB_LARGE_PARTS * 4096 };
-  void *request = &p, *data[8], *mhs[8], *r, *more = &p;
+  void *request = NULL, *data[8], *mhs[8], *r, *more = NULL;
   size_t sizes[8];
   int tags[8], got[8], done = 0;
   open_simple(&(struct pair_shape){1, 1, 1, 12, 64, 0});
@@ -258,7 +258,7 @@ TEST(the_largest_buffers) {
 TEST(a_receive_that_is_not_all_posted) {
   enum { SIZE = 9000, PARTS = 2 * 3 }; /* of at most 4 KiB each */
   void *r;
-  int done;
+  int done = 0;
   for (int k = 1; k <= PARTS + 1; k++) {
     char script[64];
     open_simple(&short_sends);
@@ -287,7 +287,7 @@ TEST(a_ring_with_nonsense) {
     {0, 0, 8}, {IB_MAX_QPS + 1, 0, 8}, {UINT32_MAX, 0, 8}, {1, 4, 8}, {1, UINT32_MAX, 8}, {2, 0, 2 * 4096 + 1},
     {1, 0, RAIL_NET_MAX_BYTES}};
   for (unsigned int i = 0; i < RAIL_COUNT_OF(rows); i++) {
-    int done;
+    int done = 0;
     open_simple(&short_sends);
     struct ib_cts cts = {.size = rows[i].size, .count = 1};
     cts.parts = rows[i].parts;
@@ -312,7 +312,7 @@ static void post_raw(enum ibv_wr_opcode opcode, size_t size) {
 
 /* Without an entry there is no memory for it: the sender's HCA waits. */
 TEST(a_send_without_a_receive) {
-  int done;
+  int done = 0;
   open_simple(&simple);
   pair_lines = 0;
   emu_do("progress poll");
@@ -335,7 +335,7 @@ TEST(a_send_without_a_receive) {
 
 /* An entry behind which nothing was posted: the HCA is not to blame alone. */
 TEST(an_announcement_without_a_receive) {
-  int done;
+  int done = 0;
   rail_result_t result = RAIL_OK;
   open_simple(&simple);
   emu_do("progress poll");
@@ -357,7 +357,7 @@ TEST(an_announcement_without_a_receive) {
 }
 
 TEST(an_immediate_in_place_of_a_send) {
-  int done;
+  int done = 0;
   open_simple(&simple);
   void *r = pair_irecv(&p, in, 50, 1, mh_in);
   post_raw(IBV_WR_RDMA_WRITE_WITH_IMM, 0);
