@@ -128,7 +128,6 @@ static rail_result_t open_tls(struct sk_comm *comm) {
 
 rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) {
   struct sk_send_comm *sc = calloc(1, sizeof *sc);
-  *send_comm = NULL;
   if (!sc) {
     drop_args(args);
     return out_of_memory("connect");
@@ -145,7 +144,6 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
 
 rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) {
   struct sk_recv_comm *rc = calloc(1, sizeof *rc);
-  *recv_comm = NULL;
   if (!rc) {
     drop_args(args);
     return out_of_memory("accept");

@@ -192,7 +192,6 @@ rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic
     RAIL_WARN("RailSocket: connect: handle %p, sendComm %p; neither may be NULL", handle_bytes, (void *)send_comm);
     return RAIL_BAD_ARGUMENT;
   }
-  *send_comm = NULL;
   struct rail_net_ctx *ctx = rail_net_ctx_of("RailSocket", ctx_arg, "connect");
   const struct sk_device *device = sk_device_at(dev, "connect");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;

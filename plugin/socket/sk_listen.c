@@ -28,7 +28,6 @@ rail_result_t sk_listen(void *ctx_arg, int dev, void *handle_bytes, void **liste
     RAIL_WARN("RailSocket: listen: handle %p, listenComm %p; neither may be NULL", handle_bytes, (void *)listen_comm);
     return RAIL_BAD_ARGUMENT;
   }
-  *listen_comm = NULL;
   struct rail_net_ctx *ctx = rail_net_ctx_of("RailSocket", ctx_arg, "listen");
   const struct sk_device *device = sk_device_at(dev, "listen");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;
@@ -129,7 +128,6 @@ rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
               (void *)recv_comm);
     return RAIL_BAD_ARGUMENT;
   }
-  *recv_comm = NULL;
   rail_linger_reap();
   if (!accept_next(l, &args, &result)) return result;
   if (result != RAIL_OK) {

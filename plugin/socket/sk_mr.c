@@ -9,7 +9,6 @@
 #include "plugin/socket/sk_comm.h"
 
 rail_result_t sk_reg_mr(void *comm_arg, void *data, size_t size, int type, void **mhandle) {
-  *mhandle = NULL;
   struct sk_comm *comm = sk_comm_of(comm_arg, 0, "regMr");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (type != RAIL_PTR_HOST) {

@@ -329,7 +329,6 @@ static rail_result_t help_engine(struct sk_comm *comm) {
 }
 
 rail_result_t sk_test(void *request, int *done, int *sizes) {
-  *done = 0;
   struct sk_request *r = request;
   if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV || (r->magic != SK_REQ_SEND && r->magic != SK_REQ_RECV)))
     return rail_net_refuse_request("RailSocket", request);

@@ -306,7 +306,6 @@ static bool can_batch(const struct sk_send_comm *sc, size_t size) {
 
 rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                        void **request) {
-  *request = NULL;
   struct sk_comm *comm = sk_comm_of(send_comm, SK_SEND_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(size > RAIL_NET_MAX_BYTES || (!data && size))) return bad_send(data, size);

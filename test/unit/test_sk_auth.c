@@ -221,7 +221,7 @@ TEST(a_replay_replaces_no_stream) { in_child(child_replay_for_a_stream, NULL); }
 
 /* A listener with the parameter, a connector without, and the other way round. */
 static void refused_before_dialling(struct hs *h, const char *words) {
-  void *comm = &comm;
+  void *comm = NULL;
   h->handle[5] ^= RAIL_HANDLE_AUTH;
   ENSURE_INT(sk_connect(h->ctx, DEV_A, h->handle, -1, &comm, NULL), RAIL_BAD_USAGE);
   ENSURE(!comm && log_said("RAIL_SOCKET_AUTH_FILE is set") && log_said(words), "it said: %s", log_lines);

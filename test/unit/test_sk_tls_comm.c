@@ -120,7 +120,7 @@ static void pass(size_t size) {
 static void fails(void *send_request, void *recv_request, bool sends) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   rail_result_t results[2] = {RAIL_OK, RAIL_OK};
-  for (int done; results[sends] == RAIL_OK; carry_all()) {
+  for (int done = 0; results[sends] == RAIL_OK; carry_all()) {
     results[1] = sk_test(send_request, &done, NULL);
     results[0] = sk_test(recv_request, &done, NULL);
     ENSURE(!rail_deadline_passed(deadline), "it does not fail: %s", log_lines);
@@ -338,7 +338,7 @@ static unsigned char *no_hmac(const void *md, const void *key, int key_len, cons
 
 TEST(no_key_for_a_stream) {
   struct rail_key *key = (struct rail_key *)(uintptr_t)sk_protocol.key;
-  void *comm;
+  void *comm = NULL;
   CHECK(tls_prepare());
   data_prepare();
   data_begin_another(&receiver, SK_RECEIVER, STREAMS, SK_FEATURE_TLS);
