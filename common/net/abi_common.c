@@ -210,12 +210,13 @@ int rail_abi_isend_v6(void *send_comm, void *data, int size, int tag, void *mhan
 }
 
 /* The entry value of *request may be the optional-completion hint, so it is
- * not cleared before; nor must the hint be left where a request is looked for. */
+ * not cleared before. */
 int rail_abi_irecv_v10(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,
                        void **phandles, void **request) {
-  int result = rail_abi_result(OPS.irecv(recv_comm, n, data, sizes, tags, mhandles, phandles, request), "irecv");
-  if (rail_unlikely(result != RAIL_OK)) *request = NULL;
-  return result;
+  int result = OPS.irecv(recv_comm, n, data, sizes, tags, mhandles, phandles, request);
+  if (rail_likely(result == RAIL_OK)) return RAIL_OK;
+  *request = NULL;
+  return rail_abi_result(result, "irecv");
 }
 
 int rail_abi_irecv_v6(void *recv_comm, int n, void **data, int *sizes, int *tags, void **mhandles, void **request) {

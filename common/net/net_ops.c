@@ -51,7 +51,7 @@ rail_result_t rail_net_no_reg_mr_dmabuf(void *comm, void *data, size_t size, int
   (void)type;
   (void)offset;
   (void)fd;
-  *mhandle = NULL;
+  (void)mhandle;
   return RAIL_BAD_USAGE;
 }
 
@@ -70,7 +70,7 @@ rail_result_t rail_net_no_iflush(void *recv_comm, int n, void **data, const int 
   (void)data;
   (void)sizes;
   (void)mhandles;
-  *request = NULL;
+  (void)request;
   return RAIL_OK;
 }
 

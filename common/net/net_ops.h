@@ -16,7 +16,9 @@
  * and the close of a connection with data under way wait until no HCA, kernel or
  * thread uses the caller's memory; the last finalize waits until what was sent has left.
  *
- * The shims guarantee that what a call writes to (ctx, *_comm, request, done and so on) is not NULL.
+ * Outputs. No pointer that a call writes through is NULL. The caller, a shim or netload.h, writes first: *ctx, *_comm,
+ * *mhandle and *request are NULL, *done is 0. A call writes them when it has something to give, and nobody reads them
+ * after an error. irecv alone finds a hint in *request, and so writes it whenever it returns RAIL_OK.
  *
  * The rules below are what NCCL's callers rely on (nccl 2.13-2.30).
  */
@@ -43,7 +45,7 @@ struct rail_net_ops {
   const struct rail_param_table *params; /* for rail-kit inspect --params */
 
   /* One context per top-level communicator (v11+), or one per process below.
-   * *ctx is NULL on failure. A plugin whose library or hardware is absent
+   * A plugin whose library or hardware is absent
    * succeeds and reports 0 devices. */
   rail_result_t (*init)(void **ctx, const struct rail_net_init *args);
 
@@ -64,7 +66,7 @@ struct rail_net_ops {
 
   /* traffic_class -1: the one given to init.
    * RAIL_OK with *send_comm NULL: in progress, call again with the same handle
-   * bytes (they may hold state, never their own address). On error *send_comm is NULL.
+   * bytes (they may hold state, never their own address).
    * dev_handle is for offloading plugins, the others leave it alone; NULL through v6. */
   rail_result_t (*connect)(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                            struct rail_net_device_handle **dev_handle);
@@ -82,18 +84,18 @@ struct rail_net_ops {
   /* For the device's code of offloading plugins. Optional: unsupported says RAIL_INTERNAL_ERROR. */
   rail_result_t (*get_device_mr)(void *comm, void *mhandle, void **dptr_mhandle);
 
-  /* *request is always written on RAIL_OK: a request, or NULL for "not now,
-   * call again with the same arguments". A full table is "not now". `data`
-   * must stay valid until the request is done, the arrays only during the call. */
+  /* RAIL_OK with *request NULL: "not now, call again with the same arguments",
+   * as where the table is full. `data` must stay valid until the request is
+   * done, the arrays only during the call. */
   rail_result_t (*isend)(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                          void **request);
   /* n grouped receives complete as one request. *request may be
-   * RAIL_NET_OPTIONAL_RECV on entry: a hint, not a pointer. */
+   * RAIL_NET_OPTIONAL_RECV on entry: a hint, not a pointer; it must not be left there. */
   rail_result_t (*irecv)(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                          void **phandles, void **request);
   rail_result_t (*iflush)(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request);
 
-  /* *done is always written. sizes may be NULL; else one entry per buffer is
+  /* *done is 1 when the request is done. sizes may be NULL; else one entry per buffer is
    * written when done. After done the request belongs to the plugin again.
    * Requests of one comm may be tested in any order, or not at all while another is. */
   rail_result_t (*test)(void *request, int *done, int *sizes);

@@ -18,7 +18,6 @@ static void load(struct rail_net_process *p) {
 
 rail_result_t rail_net_process_init(struct rail_net_process *p, void **ctx_out, const struct rail_net_init *args) {
   struct rail_net_ctx *ctx = NULL;
-  *ctx_out = NULL;
   pthread_mutex_lock(&p->lock);
   rail_log_set_prefix(p->log_prefix);
   if (args->log) rail_log_set_sink(args->log);

@@ -40,7 +40,6 @@ rail_result_t rail_net_setup_listen(const struct rail_net_setup_ops *ops, void *
                                     const char *name, void *handle_bytes, void **listen_comm) {
   const char *plugin = ops->protocol->plugin;
   char addr[RAIL_ADDR_TEXT];
-  *listen_comm = NULL;
   struct rail_net_ctx *ctx = rail_net_ctx_of(plugin, ctx_arg, "listen");
   if (!ctx) return RAIL_BAD_ARGUMENT;
   if (!handle_bytes) {
@@ -98,7 +97,6 @@ void rail_net_setup_close_listener(struct rail_net_ctx_link *link) {
 rail_result_t rail_net_setup_accept(const struct rail_net_setup_ops *ops, void *listen_comm, void **recv_comm) {
   struct rail_net_listen *l = listen_comm;
   struct rail_setup *s;
-  *recv_comm = NULL;
   if (!l || l->magic != LISTEN_MAGIC || l->ops != ops) {
     RAIL_WARN("%s: accept: %p is not an open listener", ops->protocol->plugin, listen_comm);
     return RAIL_BAD_ARGUMENT;
@@ -156,7 +154,6 @@ rail_result_t rail_net_setup_connect(const struct rail_net_setup_ops *ops, void 
   const char *plugin = ops->protocol->plugin, *why = "it is NULL";
   struct rail_handle handle;
   struct rail_net_attempt *a;
-  *send_comm = NULL;
   struct rail_net_ctx *ctx = rail_net_ctx_of(plugin, ctx_arg, "connect");
   if (!ctx) return RAIL_BAD_ARGUMENT;
   if (!handle_bytes || !rail_handle_decode(ops->protocol, handle_bytes, &handle, &why)) {

@@ -101,7 +101,6 @@ static bool bad_device(const struct tr_ctx *ctx, int dev, const char *call) {
 rail_result_t tr_listen(void *handle_of_ctx, int dev, void *handle, void **listen_comm) {
   struct rail_trace_event e;
   void *real = TR_POISON;
-  *listen_comm = NULL;
   struct tr_ctx *ctx = tr_ctx_of(handle_of_ctx, "listen");
   if (!ctx || bad_device(ctx, dev, "listen")) return RAIL_INTERNAL_ERROR;
   struct pace pace = pace_now();
@@ -184,7 +183,6 @@ rail_result_t tr_connect(void *handle_of_ctx, int dev, void *handle, int traffic
   struct rail_trace_event e;
   void *real = TR_POISON;
   struct rail_net_device_handle *unused = NULL; /* v6 has none, the plugin's version may */
-  *send_comm = NULL;
   struct tr_ctx *ctx = tr_ctx_of(handle_of_ctx, "connect");
   if (!ctx || bad_device(ctx, dev, "connect")) return RAIL_INTERNAL_ERROR;
   struct pace pace = pace_now();
@@ -216,7 +214,6 @@ rail_result_t tr_accept(void *listen_comm, void **recv_comm, struct rail_net_dev
   struct rail_trace_event e;
   void *real = TR_POISON;
   struct rail_net_device_handle *unused = NULL; /* v6 has none, the plugin's version may */
-  *recv_comm = NULL;
   struct tr_comm *l = tr_comm_of(listen_comm, TR_LISTEN, "accept");
   if (!l) return RAIL_INTERNAL_ERROR;
   struct pace pace = pace_now();

@@ -102,7 +102,6 @@ static rail_result_t finish(struct post *p, int answer, void *real, void *stale,
   struct tr_comm *c = p->c;
   tr_end(&p->e, answer);
   rail_result_t result = tr_result(answer, c, p->call);
-  *request = NULL;
   if (rail_unlikely(result == RAIL_OK && real == stale)) {
     if (tr_broken(RAIL_RULE_REQUEST_UNWRITTEN, c, 0, 0, 0, "%s succeeded without writing *request", p->call))
       result = RAIL_INTERNAL_ERROR;
@@ -125,8 +124,7 @@ static rail_result_t finish(struct post *p, int answer, void *real, void *stale,
 }
 
 /* With no place left the plugin is not asked: "not now" is an answer that every caller understands. */
-static rail_result_t turned_away(const struct post *p, void **request) {
-  *request = NULL;
+static rail_result_t turned_away(const struct post *p) {
   return p->refuse || !p->c ? RAIL_INTERNAL_ERROR : RAIL_OK;
 }
 
@@ -134,10 +132,9 @@ rail_result_t tr_isend(void *send_comm, void *data, size_t size, int tag, void *
                        void **request) {
   struct post p;
   void *real = TR_POISON;
-  *request = NULL;
   if (rail_unlikely(!begin(&p, RAIL_TRACE_ISEND, send_comm, TR_SEND, 1))) return RAIL_INTERNAL_ERROR;
   buffer(&p, 0, data, size, tag, mhandle);
-  if (rail_unlikely(refused(&p))) return turned_away(&p, request);
+  if (rail_unlikely(refused(&p))) return turned_away(&p);
   tr_begin(&p.e, RAIL_TRACE_ISEND);
   int answer = rail_net_raw_isend(p.c->net, p.c->real, data, size, tag, p.mhandles[0], phandle, &real);
   return finish(&p, answer, real, TR_POISON, request);
@@ -163,7 +160,7 @@ rail_result_t tr_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   if (rail_unlikely(!begin(&p, RAIL_TRACE_IRECV, recv_comm, TR_RECV, n))) return RAIL_INTERNAL_ERROR;
   for (int i = 0; i < n; i++) buffer(&p, (unsigned int)i, data[i], sizes[i], tags[i], mhandles ? mhandles[i] : NULL);
   if (tr_checking()) check_tags(&p, n, tags);
-  if (rail_unlikely(refused(&p))) return turned_away(&p, request);
+  if (rail_unlikely(refused(&p))) return turned_away(&p);
   p.r->optional = optional;
   p.e.value = optional;
   tr_begin(&p.e, RAIL_TRACE_IRECV);
@@ -175,11 +172,10 @@ rail_result_t tr_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
 rail_result_t tr_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request) {
   struct post p;
   void *real = TR_POISON;
-  *request = NULL;
   if (rail_unlikely(!begin(&p, RAIL_TRACE_IFLUSH, recv_comm, TR_RECV, n))) return RAIL_INTERNAL_ERROR;
   for (int i = 0; i < n; i++)
     buffer(&p, (unsigned int)i, data[i], sizes[i] > 0 ? (uint64_t)sizes[i] : 0, 0, mhandles ? mhandles[i] : NULL);
-  if (rail_unlikely(refused(&p))) return turned_away(&p, request);
+  if (rail_unlikely(refused(&p))) return turned_away(&p);
   tr_begin(&p.e, RAIL_TRACE_IFLUSH);
   int answer = rail_net_raw_iflush(p.c->net, p.c->real, n, data, sizes, p.mhandles, &real);
   return finish(&p, answer, real, TR_POISON, request);

@@ -86,7 +86,6 @@ static rail_result_t init_wrapped(struct rail_net *net, void **ctx_out, const st
 static rail_result_t tr_init(void **ctx_out, const struct rail_net_init *args) {
   static const struct rail_param_table *const tables[] = {&tr_param_table};
   static bool checked;
-  *ctx_out = NULL;
   pthread_mutex_lock(&init_lock);
   rail_log_set_prefix("NET/railtrace");
   if (args->log) rail_log_set_sink(args->log);

@@ -12,7 +12,6 @@
 static rail_result_t registered(struct tr_comm *c, struct rail_trace_event *e, void *real, void **mhandle) {
   rail_result_t result = tr_result(e->result, c, rail_trace_kind_name(e->kind));
   e->made = 0;
-  *mhandle = NULL;
   if (result == RAIL_OK && real == TR_POISON) {
     if (tr_broken(RAIL_RULE_MHANDLE_UNWRITTEN, c, 0, 0, 0, "%s succeeded without writing *mhandle",
                   rail_trace_kind_name(e->kind)))
@@ -47,7 +46,6 @@ static void begin(struct rail_trace_event *e, enum rail_trace_kind kind, const s
 rail_result_t tr_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle) {
   struct rail_trace_event e;
   void *real = TR_POISON;
-  *mhandle = NULL;
   struct tr_comm *c = tr_comm_of(comm, ON_CONNECTION, "regMr");
   if (!c) return RAIL_INTERNAL_ERROR;
   begin(&e, RAIL_TRACE_REG_MR, c, data, size, type);
@@ -59,7 +57,6 @@ rail_result_t tr_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, ui
                                void **mhandle) {
   struct rail_trace_event e;
   void *real = TR_POISON;
-  *mhandle = NULL;
   struct tr_comm *c = tr_comm_of(comm, ON_CONNECTION, "regMrDmaBuf");
   if (!c) return RAIL_INTERNAL_ERROR;
   begin(&e, RAIL_TRACE_REG_DMABUF, c, data, size, type);

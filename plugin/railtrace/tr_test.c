@@ -80,7 +80,6 @@ rail_result_t tr_test(void *request, int *done, int *sizes) {
   struct tr_request *r;
   int flag = TR_POISON_INT, got[RAIL_TRACE_GROUP + STRIP];
   bool refuse = false;
-  *done = 0;
   enum tr_found found = tr_request_find(request, &c, &r);
   if (rail_unlikely(found != TR_OK)) return not_outstanding(found, c, request);
   if (rail_unlikely(!tr_enter(c)))

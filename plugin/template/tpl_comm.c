@@ -77,7 +77,6 @@ rail_result_t tpl_fail_errno(struct tpl_comm *comm, rail_result_t result) {
 
 /* TCP needs no registration. What is kept is deregMr's guarantee: the memory is not touched afterwards. */
 rail_result_t tpl_reg_mr(void *comm_arg, void *data, size_t size, int type, void **mhandle) {
-  *mhandle = NULL;
   struct tpl_comm *comm = tpl_comm_of(comm_arg, 0, "regMr");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (type != RAIL_PTR_HOST || (!data && size)) {

@@ -90,7 +90,6 @@ static void count(void *owner, enum rail_listener_event event) {
 static const struct rail_listener_ops listener_ops = {.protocol = &protocol, .on_hello = on_hello, .count = count};
 
 rail_result_t tpl_listen(void *ctx_arg, int dev, void *handle, void **listen_comm) {
-  *listen_comm = NULL;
   struct rail_net_ctx *ctx = rail_net_ctx_of(TPL_NAME, ctx_arg, "listen");
   const struct tpl_device *device = tpl_device_at(dev, "listen");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;
@@ -146,7 +145,6 @@ rail_result_t tpl_accept(void *listen_comm, void **recv_comm, struct rail_net_de
   (void)dev_handle;
   struct listen_comm *l = listen_comm;
   struct accepted *a;
-  *recv_comm = NULL;
   if (!l || l->magic != LISTEN_MAGIC) {
     RAIL_WARN(TPL_NAME ": accept: %p is not an open listener", listen_comm);
     return RAIL_BAD_ARGUMENT;
@@ -207,7 +205,6 @@ rail_result_t tpl_connect(void *ctx_arg, int dev, void *handle, int traffic_clas
   struct tpl_attempt *a = NULL;
   struct rail_handle listener;
   const char *why;
-  *send_comm = NULL;
   struct rail_net_ctx *ctx = rail_net_ctx_of(TPL_NAME, ctx_arg, "connect");
   const struct tpl_device *device = tpl_device_at(dev, "connect");
   if (!ctx || !device) return RAIL_BAD_ARGUMENT;

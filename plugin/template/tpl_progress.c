@@ -4,7 +4,6 @@
 #include "plugin/template/tpl_comm.h"
 
 rail_result_t tpl_test(void *arg, int *done, int *sizes) {
-  *done = 0;
   struct tpl_request *request = arg;
   struct tpl_comm *comm = request ? tpl_comm_of(request->comm, 0, "test") : NULL;
   if (!comm) return RAIL_BAD_ARGUMENT;

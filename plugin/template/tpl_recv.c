@@ -198,7 +198,6 @@ rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   pthread_mutex_lock(&comm->lock);
   rail_result_t result = rail_first_error(&comm->error);
   if (result == RAIL_OK) result = post(recv_comm, (unsigned int)n, data, sizes, tags, mhandles, request);
-  if (result != RAIL_OK) *request = NULL;
   pthread_mutex_unlock(&comm->lock);
   return result;
 }

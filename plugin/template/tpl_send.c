@@ -240,7 +240,6 @@ static rail_result_t post(struct tpl_send_comm *sc, const void *data, size_t siz
 rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                         void **request) {
   (void)phandle; /* no events for NCCL's profiler; common/obs/profile.h would make them */
-  *request = NULL;
   struct tpl_comm *comm = tpl_comm_of(send_comm, TPL_SEND_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (size > RAIL_NET_MAX_BYTES) {
@@ -250,7 +249,6 @@ rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void 
   pthread_mutex_lock(&comm->lock);
   rail_result_t result = rail_first_error(&comm->error);
   if (result == RAIL_OK) result = post(send_comm, data, size, tag, mhandle, request);
-  if (result != RAIL_OK) *request = NULL;
   pthread_mutex_unlock(&comm->lock);
   return result;
 }

@@ -45,7 +45,7 @@ static void *send_one(int tag) {
 }
 
 static void ends(void *request, rail_result_t expected) {
-  int done = 1;
+  int done = 0;
   CHECK_INT(tpl_test(request, &done, NULL), expected);
   CHECK_INT(done, 0);
   CHECK_INT(tpl_test(request, &done, NULL), expected); /* and again */
@@ -76,7 +76,7 @@ TEST(receiver) {
     static uint8_t data[2][SIZE];
     open_pair(false);
     void *request = receive(data);
-    int done;
+    int done = 0;
     say(TPL_DATA, 0, 0, 0, 8);
     CHECK_INT(tpl_test(request, &done, NULL), RAIL_OK);
     say(wrong[i].type, wrong[i].slot, wrong[i].buffer, 0, wrong[i].size);
