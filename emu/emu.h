@@ -344,6 +344,7 @@ extern struct emu_state {
   uint64_t next_timer, next_held; /* no timer is earlier; no packet that is held back is due earlier */
   uint64_t reading;      /* position, in its ring, of the packet that is just given to its queue pair */
   uint64_t engine_until; /* the thread sleeps no longer than that; 0: it is awake */
+  bool engine_idle;      /* it sleeps, and had nothing to send */
   int64_t clock_skip;    /* of the virtual clock: ns before real time */
   _Atomic uint64_t polls, armed_polls; /* all of them; those of CQs that were to notify */
 } emu;

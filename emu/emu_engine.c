@@ -151,6 +151,7 @@ static void sleep_until(uint32_t doorbell, uint64_t until) {
   emu.engine_until = until;
   wait_for_doorbell(doorbell, until);
   emu.engine_until = 0;
+  emu.engine_idle = false;
 }
 
 static uint64_t earliest(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -178,7 +179,10 @@ static void *run(void *arg) {
     bool input = emu_wire_has_input(); /* it came in between */
     if (!input && !TAILQ_EMPTY(&emu.run)) sleep_until(doorbell, emu_now() + RETRY_ROOM_NS); /* room rings no doorbell */
     else if (!input && skip_to(timer)) sleep_until(doorbell, emu_now() + RETRY_ROOM_NS / 4);
-    else if (!input) sleep_until(doorbell, earliest(timer, look));
+    else if (!input) {
+      emu.engine_idle = true;
+      sleep_until(doorbell, earliest(timer, look));
+    }
     emu_wire_sleeping(false);
   }
   pthread_mutex_unlock(&emu.lock);
@@ -232,5 +236,6 @@ void emu_engine_stop(void) {
 void emu_engine_forget(void) {
   emu.engine_running = false;
   emu.engine_until = 0;
+  emu.engine_idle = false;
   emu.next_timer = UINT64_MAX;
 }

@@ -13,6 +13,7 @@
 void emu_engine_wake(void) {
   if (!emu.engine_running) return;
   emu.engine_until = 0;
+  emu.engine_idle = false;
   atomic_fetch_add(emu_wire_doorbell(), 1);
   syscall(SYS_futex, emu_wire_doorbell(), FUTEX_WAKE, 1, NULL, NULL, 0);
 }
@@ -41,10 +42,12 @@ void emu_timer_remove(struct emu_qp *qp) {
 
 /* ---- what is to be sent ----------------------------------------------------------- */
 
+/* The program need not post or poll again: the thread sends it, if nobody does before. */
 void emu_run_later(struct emu_qp *qp) {
   if (qp->in_run) return;
   qp->in_run = true;
   TAILQ_INSERT_TAIL(&emu.run, qp, run);
+  if (emu.engine_idle) emu_engine_wake();
 }
 
 void emu_run_remove(struct emu_qp *qp) {

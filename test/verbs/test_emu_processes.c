@@ -147,6 +147,43 @@ TEST(bytes_between_processes) {
   CHECK_INT(files(), 0);
 }
 
+/* The event of a completion, without a post or a poll before it. */
+static void wait_completion_event(struct end *e) {
+  struct pollfd fd = {.fd = e->channel->fd, .events = POLLIN};
+  struct ibv_cq *cq;
+  void *context;
+  CHECK_MSG(poll(&fd, 1, WAIT_MS) == 1, "no event within %d ms", WAIT_MS);
+  CHECK_OK(ibv_get_cq_event(e->channel, &cq, &context));
+  ibv_ack_cq_events(cq, 1);
+}
+
+/* A program that waits for events alone: a request has more packets than are sent at once, or than the bandwidth lets
+ * leave, or it may be sent only later. The device's thread is given time to fall asleep. */
+TEST(events_alone_end_a_request) {
+  enum { LONG = 200000, SHORT = 4000 };
+  static const struct {
+    uint32_t length, bandwidth;
+    bool drained;
+  } ways[] = {{LONG, 0, false}, {SHORT, 1, false}, {SHORT, 0, true}};
+  struct shape s = USUAL_SHAPE;
+  s.channel = true;
+  struct other o = start(until_told, &s);
+  struct end e, peer;
+  connect_over(o.fd, &e, &peer, &s);
+  for (unsigned int i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+    emu_port(&e, "bandwidth", (int)ways[i].bandwidth);
+    CHECK_OK(ibv_req_notify_cq(e.cq, 0));
+    if (ways[i].drained) to_state(&e, IBV_QPS_SQD);
+    poll(NULL, 0, 50);
+    send_work(&e, &peer, IBV_WR_RDMA_WRITE, i, 0, ways[i].length);
+    if (ways[i].drained) to_state(&e, IBV_QPS_RTS);
+    wait_completion_event(&e);
+    CHECK_COMPLETION(&e, i, IBV_WC_SUCCESS);
+  }
+  join_other(&o);
+  end_close(&e);
+}
+
 /* It is at work when it is killed: sends as fast as it can. */
 static void send_for_ever(int fd, struct end *e, struct end *peer) {
   (void)fd;
@@ -349,7 +386,7 @@ TEST(many_come_and_go) {
 }
 
 static const struct tap_case cases[] = {
-  TEST_CASE(bytes_between_processes), TEST_CASE(a_killed_peer_is_silence),
+  TEST_CASE(bytes_between_processes), TEST_CASE(events_alone_end_a_request), TEST_CASE(a_killed_peer_is_silence),
   TEST_CASE(unreliable_writes_to_a_killed_peer), TEST_CASE(datagrams_to_a_killed_peer),
   TEST_CASE(a_stopped_peer_is_waited_for),
   TEST_CASE(a_fork_leaves_connections_alone), TEST_CASE(a_child_closes_what_it_inherited),

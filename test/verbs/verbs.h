@@ -28,6 +28,7 @@ struct end {
   struct ibv_context *context;
   struct ibv_device_attr attr;
   struct ibv_pd *pd;
+  struct ibv_comp_channel *channel; /* the CQ's; NULL: it has none */
   struct ibv_cq *cq;
   struct ibv_srq *srq; /* NULL: a receive queue of its own */
   struct ibv_mr *mr;
@@ -43,7 +44,7 @@ struct shape {
   enum ibv_qp_type type;
   uint32_t sends, recvs, sges, inline_bytes;
   int access, rnr_retry, retry_cnt, timeout, min_rnr_timer, max_rd_atomic, all_signaled;
-  bool srq;
+  bool srq, channel;
   int cqe;
 };
 #define USUAL_SHAPE                                                                                              \
@@ -121,7 +122,11 @@ static void end_open(struct end *e, unsigned int which) {
 
 static void end_make_qp(struct end *e, const struct shape *s) {
   struct ibv_srq_init_attr srq = {.attr = {.max_wr = DEPTH, .max_sge = 2}};
-  e->cq = ibv_create_cq(e->context, s->cqe, e, NULL, 0);
+  if (s->channel) {
+    e->channel = ibv_create_comp_channel(e->context);
+    CHECK(e->channel);
+  }
+  e->cq = ibv_create_cq(e->context, s->cqe, e, e->channel, 0);
   CHECK(e->cq);
   if (s->srq) {
     e->srq = ibv_create_srq(e->pd, &srq);
@@ -138,6 +143,8 @@ __attribute__((unused)) static void end_drop_qp(struct end *e) {
   if (e->qp) CHECK_OK(ibv_destroy_qp(e->qp));
   if (e->srq) CHECK_OK(ibv_destroy_srq(e->srq));
   if (e->cq) CHECK_OK(ibv_destroy_cq(e->cq));
+  if (e->channel) CHECK_OK(ibv_destroy_comp_channel(e->channel));
+  e->channel = NULL;
   e->qp = NULL;
   e->srq = NULL;
   e->cq = NULL;
