@@ -289,6 +289,7 @@ struct emu_qp {
   unsigned int retries_left, rnr_left;
   uint64_t timer_at[EMU_TIMERS]; /* 0: off */
   bool in_timers, in_run, slowed; /* slowed: the next packet has waited (statement slow) */
+  bool implied_nak; /* a response behind a lost one has come, and nothing that was missing since */
   uint32_t turn; /* requests that may begin now, where polls carry them out */
   LIST_ENTRY(emu_qp) timers;
   TAILQ_ENTRY(emu_qp) run;

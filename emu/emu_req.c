@@ -310,7 +310,7 @@ void emu_req_reset(struct emu_qp *qp) {
   emu_run_remove(qp);
   emu_fault_forget(qp);
   qp->next_packet = qp->reads_outstanding = 0;
-  qp->wants_room = qp->slowed = qp->behind = false;
+  qp->wants_room = qp->slowed = qp->behind = qp->implied_nak = false;
   qp->sq_next = qp->sq_una = qp->sq_posted;
   qp->sent_at = 0;
 }
@@ -344,12 +344,22 @@ static bool retry(struct emu_qp *qp) {
   return true;
 }
 
+/* A response that is missing is asked for again by the first of those behind it: an implied NAK. The others were under
+ * way by then. */
+static void retry_response(struct emu_qp *qp) {
+  if (qp->implied_nak) return;
+  qp->implied_nak = true;
+  (void)retry(qp);
+}
+
 /* A process that is slow is no device that is silent: what it has not seen yet it may answer. */
 void emu_req_timeout(struct emu_qp *qp, enum emu_timer kind, uint64_t now) {
   emu_timer_off(qp, kind);
   if (kind == EMU_TIMER_PAUSE) emu_run_later(qp);
-  else if (emu_link_is_silent(qp->link, qp->timed_at, &qp->answers_at)) (void)retry(qp);
-  else if (qp->timed_at == UINT64_MAX) restart_timer(qp);
+  else if (emu_link_is_silent(qp->link, qp->timed_at, &qp->answers_at)) {
+    qp->implied_nak = false;
+    (void)retry(qp);
+  } else if (qp->timed_at == UINT64_MAX) restart_timer(qp);
   else emu_timer_set(qp, EMU_TIMER_ACK, qp->answers_at ? now : now + ack_timeout(qp)); /* answers are read at once */
 }
 
@@ -377,6 +387,7 @@ static bool acknowledge(struct emu_qp *qp, uint32_t psn) {
 }
 
 static void progressed(struct emu_qp *qp) {
+  qp->implied_nak = false;
   qp->retries_left = qp->attr.retry_cnt;
   qp->rnr_left = qp->attr.rnr_retry;
   restart_timer(qp);
@@ -409,7 +420,7 @@ static void on_ack(struct emu_qp *qp, const struct emu_packet *p) {
   uint32_t psn = ack ? emu_psn(p->psn + 1) : p->psn;
   if (emu_psn_diff(psn, qp->high_psn) > 0 || emu_psn_diff(psn, qp->una_psn) < 0) return; /* an old one, or nonsense */
   if (!acknowledge(qp, psn)) {
-    (void)retry(qp);
+    retry_response(qp);
     return;
   }
   if (qp->una_psn != before) progressed(qp);
@@ -430,7 +441,7 @@ static void on_ack(struct emu_qp *qp, const struct emu_packet *p) {
 static void on_response(struct emu_qp *qp, const struct emu_packet *p, const char *payload) {
   if (emu_psn_diff(p->psn, qp->high_psn) >= 0 || emu_psn_diff(p->psn, qp->una_psn) < 0) return;
   if (!acknowledge(qp, p->psn)) {
-    (void)retry(qp);
+    retry_response(qp);
     return;
   }
   if (qp->sq_una == qp->sq_posted) return;
@@ -438,7 +449,7 @@ static void on_response(struct emu_qp *qp, const struct emu_packet *p, const cha
   bool atomic = p->op == EMU_OP_ATOMIC_RESPONSE;
   if (atomic ? !emu_is_atomic(e->opcode) : e->opcode != IBV_WR_RDMA_READ) return;
   if (p->psn != emu_psn(e->first_psn + e->received / qp->mtu)) {
-    if (emu_psn_diff(p->psn, e->first_psn) >= 0 && emu_req_is_outstanding(qp)) (void)retry(qp); /* one is lost */
+    if (emu_psn_diff(p->psn, e->first_psn) >= 0 && emu_req_is_outstanding(qp)) retry_response(qp); /* one is lost */
     return;
   }
   char result[8];

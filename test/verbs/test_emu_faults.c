@@ -33,6 +33,43 @@ TEST(lost_packets_are_sent_again) {
   emu_pair_close(&a, &b);
 }
 
+/* Any one response of many that are under way is lost: that takes one retry, and all is as it is without. */
+static void check_lost_response(enum ibv_wr_opcode op, unsigned int requests, uint32_t size, unsigned int responses) {
+  struct shape s = USUAL_SHAPE;
+  char text[64];
+  s.max_rd_atomic = 16;
+  s.retry_cnt = 1;
+  for (unsigned int lost = 1; lost <= responses; lost++) {
+    emu_pair_open(&a, &b, &s);
+    fill(b.data, requests * size, lost);
+    snprintf(text, sizeof text, "drop op=answer from=%u times=1", lost);
+    CHECK(emu_command(text));
+    for (unsigned int i = 0; i < requests; i++) send_work(&a, &b, op, i, i * size, size); /* atomics: they add 0 */
+    for (unsigned int i = 0; i < requests; i++) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+    CHECK(memcmp(a.data, b.data, requests * size) == 0);
+    emu_pair_close(&a, &b);
+  }
+}
+TEST(a_lost_response_of_a_long_read) { check_lost_response(IBV_WR_RDMA_READ, 1, 64 << 10, 64); }
+TEST(a_lost_response_of_many_reads) { check_lost_response(IBV_WR_RDMA_READ, 16, 8, 16); }
+TEST(a_lost_response_of_many_atomics) { check_lost_response(IBV_WR_ATOMIC_FETCH_AND_ADD, 16, 8, 16); }
+
+TEST(lost_responses_of_long_reads) {
+  enum { READS = 16, SIZE = 64 << 10 };
+  struct shape s = USUAL_SHAPE;
+  s.max_rd_atomic = READS;
+  s.retry_cnt = 7;
+  emu_pair_open(&a, &b, &s);
+  CHECK(emu_command("drop op=answer rate=256"));
+  for (unsigned int round = 0; round < 10; round++) {
+    fill(b.data, READS * SIZE, round);
+    for (unsigned int i = 0; i < READS; i++) send_work(&a, &b, IBV_WR_RDMA_READ, i, i * SIZE, SIZE);
+    for (unsigned int i = 0; i < READS; i++) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+    CHECK(memcmp(a.data, b.data, READS * SIZE) == 0);
+  }
+  emu_pair_close(&a, &b);
+}
+
 TEST(packets_that_come_twice_count_once) {
   struct shape s = USUAL_SHAPE;
   struct work w;
@@ -451,7 +488,9 @@ TEST(a_device_that_fails) {
 }
 
 static const struct tap_case cases[] = {
-  TEST_CASE(lost_packets_are_sent_again), TEST_CASE(packets_that_come_twice_count_once), TEST_CASE(everything_at_once),
+  TEST_CASE(lost_packets_are_sent_again), TEST_CASE(a_lost_response_of_a_long_read),
+  TEST_CASE(a_lost_response_of_many_reads), TEST_CASE(a_lost_response_of_many_atomics),
+  TEST_CASE(lost_responses_of_long_reads), TEST_CASE(packets_that_come_twice_count_once), TEST_CASE(everything_at_once),
   TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free),
   TEST_CASE(many_packets_under_way), TEST_CASE(a_slow_queue_pair),
   TEST_CASE(a_slow_port), TEST_CASE(wrong_statements_are_refused),
