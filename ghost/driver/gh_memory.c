@@ -197,10 +197,14 @@ GH_API int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t 
   return OK;
 }
 
-static bool overlaps_registered(const char *base, size_t size) {
+static uintptr_t page_of(const char *p) { return (uintptr_t)p / 4096; }
+
+static bool shares_page_with_registered(const char *base, size_t size) {
+  const uintptr_t first = page_of(base), last = page_of(base + size - 1);
   pthread_mutex_lock(&lock);
   struct range *r = ranges;
-  while (r && (r->type != HOST_MEMORY || base >= r->base + r->size || base + size <= r->base)) r = r->next;
+  while (r && (r->type != HOST_MEMORY || first > page_of(r->base + r->size - 1) || last < page_of(r->base)))
+    r = r->next;
   pthread_mutex_unlock(&lock);
   return r != NULL;
 }
@@ -208,8 +212,8 @@ static bool overlaps_registered(const char *base, size_t size) {
 /* Whole pages are what the hardware maps: a page of two registrations is refused as the driver does. */
 GH_API int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags) {
   int r = gh_enter_unsafe("cuMemHostRegister_v2");
-  if (r == OK && (!memory || !size || flags & ~3u || (uintptr_t)memory % 4096 || size % 4096)) r = INVALID_VALUE;
-  if (r == OK && overlaps_registered(memory, size)) r = ALREADY_REGISTERED;
+  if (r == OK && (!memory || !size || flags & ~3u)) r = INVALID_VALUE;
+  if (r == OK && shares_page_with_registered(memory, size)) r = ALREADY_REGISTERED;
   if (r) return r;
   gh_may_wait_for("cuMemHostRegister", gh_context());
   if (!add(range_here(memory, size, HOST_MEMORY))) return OUT_OF_MEMORY;

@@ -82,6 +82,11 @@ TEST(memory_has_ends_and_owners) {
   CHECK_INT(copy(host + 96, other, SIZE - 95, 4), 1);
   CHECK_INT(cuda_free(host), 1);
   CUDA(host_unregister(host));
+  CUDA(host_register(host + 64, SIZE, 0)); /* any piece of memory; but no page of two of them */
+  CHECK_INT(copy(host + 64, other, SIZE, 4), 0);
+  CHECK_INT(host_register(host, 64, 0), 712);
+  CHECK_INT(host_register(host + SIZE + 64, 8, 0), 712);
+  CUDA(host_unregister(host + 64));
   int (*host_alloc)(void **, size_t, unsigned) = symbol("cudaHostAlloc"), (*host_free)(void *) = symbol("cudaFreeHost");
   void *pinned;
   CUDA(host_alloc(&pinned, SIZE, 0));
