@@ -290,6 +290,7 @@ GH_API int cuGraphLaunch(void *exec, void *stream) {
   int r = gh_queue_enter("cuGraphLaunch", stream, &s);
   if (r) return r;
   if (e->alive != ALIVE_EXEC || s->capture) return gh_queue_leave(s->capture ? CAPTURE_UNSUPPORTED : INVALID_HANDLE);
+  gh_queue_order_with_legacy(s);
   gh_queue_wait(s, e->last);
   for (const struct item *i = e->first; i; i = i->next) launch_item(s, i);
   gh_queue_record(s, &e->last);

@@ -113,6 +113,9 @@ int gh_queue_leave(int result);
 /* With the lock held. NULL is the legacy stream, made when first used; what is no stream gives NULL. */
 struct stream *gh_queue_stream(void *handle);
 struct stream *gh_queue_all(void);
+/* Before a stream that does not capture is given anything, a record and a wait among it: the legacy stream and those
+ * that were not made non-blocking run in the order in which they are given work. */
+void gh_queue_order_with_legacy(struct stream *s);
 /* Takes a copy of the item: into the stream's queue, or its capture. 0 or an error. */
 int gh_queue_add(struct stream *s, const struct item *item);
 /* Always into the queue. */

@@ -171,8 +171,7 @@ static void order(struct stream *before, struct stream *after) {
   gh_mark_unref(mark);
 }
 
-/* The legacy stream, and those that were not made non-blocking, in the order in which they are given work. */
-static void order_with_legacy(struct stream *s) {
+void gh_queue_order_with_legacy(struct stream *s) {
   if (!s->blocking || !legacy) return;
   for (struct stream *t = streams; t; t = t->next)
     if (t != s && t->blocking && (s == legacy || t == legacy)) order(t, s);
@@ -186,7 +185,7 @@ static bool all_before(const struct before *a, const struct before *b) {
 
 int gh_queue_add(struct stream *s, const struct item *item) {
   if (!s->capture) {
-    order_with_legacy(s);
+    gh_queue_order_with_legacy(s);
     gh_queue_append(s, item);
     return OK;
   }
@@ -356,6 +355,7 @@ GH_API int cuEventRecord(void *event, void *stream) {
   e->capture = s->capture ? s->capture->id : 0;
   e->before = s->before;
   if (s->capture) return gh_queue_leave(s->capture->invalid ? CAPTURE_INVALIDATED : OK);
+  gh_queue_order_with_legacy(s);
   gh_queue_record(s, &e->mark);
   return gh_queue_leave(OK);
 }
@@ -391,6 +391,7 @@ GH_API int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     s->capture->invalid = true;
     return gh_queue_leave(CAPTURE_ISOLATION);
   }
+  gh_queue_order_with_legacy(s);
   gh_queue_wait(s, e->mark);
   return gh_queue_leave(OK);
 }

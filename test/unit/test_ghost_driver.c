@@ -317,6 +317,64 @@ TEST(a_launch_waits_for_events_outside_of_its_graph) {
   CUDA(cuda_free(memory));
 }
 
+/* Records, waits and launches are work of the legacy stream, too: it and the blocking streams run in the order in which
+ * they are given any. */
+TEST(the_legacy_stream_keeps_its_order) {
+  enum { SIZE = 64, THREAD = 1, BUSY = 600 };
+  open_graphs();
+  int (*wait)(void *, void *, unsigned) = symbol("cudaStreamWaitEvent");
+  char *memory;
+  void *blocking, *other, *event, *graph, *exec;
+  CUDA(cuda_malloc((void **)&memory, SIZE));
+  CUDA(make_stream(&blocking, 0));
+  CUDA(make_stream(&other, 1));
+  CUDA(make_event(&event));
+  for (int on_legacy = 0; on_legacy < 2; on_legacy++) { /* a record behind work of the other one */
+    atomic_store(&gate, 0);
+    CUDA(call_host(on_legacy ? NULL : blocking, wait_for_gate, NULL));
+    CUDA(record(event, on_legacy ? blocking : NULL));
+    usleep(TIME_TO_RUN_US);
+    CHECK_INT(over(event), BUSY);
+    atomic_store(&gate, 1);
+    CUDA(sync_stream(NULL));
+    CUDA(sync_stream(blocking));
+    CHECK_INT(over(event), 0);
+  }
+  atomic_store(&gate, 0); /* what the legacy stream waits for, a blocking one waits for */
+  CUDA(call_host(other, wait_for_gate, NULL));
+  CUDA(record(event, other));
+  CUDA(wait(NULL, event, 0));
+  CUDA(async_set(memory, 3, SIZE, blocking));
+  usleep(TIME_TO_RUN_US);
+  CHECK_INT(query(blocking), BUSY);
+  atomic_store(&gate, 1);
+  CUDA(sync_stream(blocking));
+  CHECK_INT(memory[0], 3);
+  atomic_store(&gate, 0); /* a wait of a blocking stream comes behind the legacy one's work */
+  CUDA(call_host(NULL, wait_for_gate, NULL));
+  CUDA(wait(blocking, event, 0));
+  usleep(TIME_TO_RUN_US);
+  CHECK_INT(query(blocking), BUSY);
+  CUDA(begin(other, THREAD)); /* and so does a graph */
+  CUDA(async_set(memory, 2, SIZE, other));
+  CUDA(end(other, &graph));
+  CUDA(instantiate(&exec, graph, 0));
+  CUDA(end_graph(graph));
+  CUDA(async_set(memory, 1, SIZE, NULL));
+  CUDA(launch(exec, blocking));
+  usleep(TIME_TO_RUN_US);
+  CHECK_INT(memory[0], 3);
+  atomic_store(&gate, 1);
+  CUDA(sync_stream(NULL));
+  CUDA(sync_stream(blocking));
+  CHECK_INT(memory[0], 2);
+  CUDA(end_exec(exec));
+  CUDA(end_event(event));
+  CUDA(end_stream(blocking));
+  CUDA(end_stream(other));
+  CUDA(cuda_free(memory));
+}
+
 static void set_flag(void *arg) { atomic_store((atomic_int *)arg, 1); }
 
 /* As NCCL 2.24 captures: nodes that no stream was asked for, the first of which waits for an event. */
@@ -371,4 +429,4 @@ TEST_MAIN(TEST_CASE(nodes_of_no_stream), TEST_CASE(what_nics_wrote_is_counted),
           TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
           TEST_CASE(memory_has_ends_and_owners), TEST_CASE(memory_of_another_process),
           TEST_CASE(the_runtime_says_what_the_driver_does),
-          TEST_CASE(a_launch_waits_for_events_outside_of_its_graph))
+          TEST_CASE(a_launch_waits_for_events_outside_of_its_graph), TEST_CASE(the_legacy_stream_keeps_its_order))
