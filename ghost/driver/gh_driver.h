@@ -22,8 +22,8 @@
  *   GHOST_PEERS=none|nvlink                  devices do not reach each other; do so over NVLink; unless told, PCIe
  *   GHOST_MAPPING=waits                      registering and allocating memory waits for what runs, too
  *   GHOST_MAPPED=zeros                       what cuMemCreate's memory holds, as NVIDIA's driver has it; else garbage
- *   GHOST_PATIENCE=20                        seconds until a call that waits for what runs in the context, or a kernel
- *                                            that waits for room, is taken for a deadlock
+ *   GHOST_PATIENCE=20                        seconds without an end of any work until a call that waits for what runs
+ *                                            in the context, or a kernel that waits for room, is taken for a deadlock
  */
 #ifndef GH_DRIVER_H
 #define GH_DRIVER_H

@@ -50,12 +50,16 @@ struct item {
   struct event *event;      /* RECORD, WAIT of a graph: as the event is at each launch, until which it must live */
 };
 
-/* Waits for gh_queue_changed. False: since the first call, for which *deadline is 0, GHOST_PATIENCE has passed. */
-bool gh_queue_wait_change(uint64_t *deadline);
+/* Of one who waits; zeros at first. */
+struct patience {
+  uint64_t tick_end, ended, ticks; /* ticks: since `ended` items had ended, the latest that it has seen */
+};
+/* Waits for gh_queue_changed. False: for GHOST_PATIENCE no item of any stream has ended. */
+bool gh_queue_wait_change(struct patience *p);
 
 struct stream {
   struct stream *next;
-  uint64_t alive;
+  uint64_t alive, number; /* number: no other stream has or had it */
   struct gh_context *context; /* NULL: the legacy stream, which is every context's */
   pthread_t thread;
   struct item *first, **end;
@@ -105,6 +109,7 @@ bool gh_queue_join(struct stream *s, struct capture *c);
 /* The driver's one lock; `gh_queue_changed` is broadcast whenever anything changed. */
 extern pthread_mutex_t gh_queue_lock;
 extern pthread_cond_t gh_queue_changed;
+extern uint64_t gh_queue_ended; /* items of all streams, ever */
 
 /* How most calls begin and end: a context, the stream, the lock; an error holds no lock. leave returns its argument. */
 int gh_queue_enter(const char *call, void *handle, struct stream **s);

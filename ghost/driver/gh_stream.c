@@ -11,7 +11,9 @@
 
 pthread_mutex_t gh_queue_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t gh_queue_changed = PTHREAD_COND_INITIALIZER;
+uint64_t gh_queue_ended;
 static struct stream *streams, *legacy;
+static uint64_t made; /* streams, ever */
 static unsigned running[GH_MAX_DEVICES]; /* blocks */
 /* Host functions are the business of one thread of the driver's. */
 static pthread_mutex_t one_host_function = PTHREAD_MUTEX_INITIALIZER;
@@ -43,9 +45,9 @@ void gh_items_free(struct item *list) {
 /* Blocks wait for each other: a kernel of which some are not there waits for ever. */
 static void begin_kernel(const struct gh_launch *l) {
   unsigned *blocks = &running[l->context->device], room = gh_max_resident_blocks(l->threads);
-  uint64_t deadline = 0;
+  struct patience patience = {0};
   while (*blocks > 0 && *blocks + l->blocks > room)
-    if (!gh_queue_wait_change(&deadline))
+    if (!gh_queue_wait_change(&patience))
       gh_deadlock("a kernel of %u blocks finds no room beside the %u that run on the device", l->blocks, *blocks);
   *blocks += l->blocks;
 }
@@ -98,6 +100,7 @@ static void *stream_main(void *arg) {
     gh_items_free(item);
     s->busy = false;
     s->done++;
+    gh_queue_ended++;
     pthread_cond_broadcast(&gh_queue_changed);
   }
   pthread_mutex_unlock(&gh_queue_lock);
@@ -115,6 +118,7 @@ static struct stream *new_stream(void) {
     free(s);
     return NULL;
   }
+  s->number = ++made;
   s->next = streams;
   streams = s;
   return s;

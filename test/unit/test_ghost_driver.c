@@ -375,6 +375,30 @@ TEST(the_legacy_stream_keeps_its_order) {
   CUDA(cuda_free(memory));
 }
 
+static void take_a_tenth(void *arg) {
+  (void)arg;
+  usleep(100000);
+}
+
+/* Work that goes on is no deadlock, however long all of it takes. */
+TEST(work_that_goes_on_is_waited_for) {
+  enum { PATIENCE = 2, PIECES = 25 };
+  open_graphs();
+  int (*wait_for_all)(void) = symbol("cudaDeviceSynchronize");
+  char *before = getenv("GHOST_PATIENCE"), *kept = before ? strdup(before) : NULL, text[16];
+  void *stream;
+  snprintf(text, sizeof text, "%d", PATIENCE);
+  setenv("GHOST_PATIENCE", text, 1);
+  CUDA(make_stream(&stream, 1));
+  for (int i = 0; i < PIECES; i++) CUDA(call_host(stream, take_a_tenth, NULL));
+  CUDA(wait_for_all());
+  CHECK_INT(query(stream), 0);
+  CUDA(end_stream(stream));
+  if (kept) setenv("GHOST_PATIENCE", kept, 1);
+  else unsetenv("GHOST_PATIENCE");
+  free(kept);
+}
+
 static void set_flag(void *arg) { atomic_store((atomic_int *)arg, 1); }
 
 /* As NCCL 2.24 captures: nodes that no stream was asked for, the first of which waits for an event. */
@@ -429,4 +453,5 @@ TEST_MAIN(TEST_CASE(nodes_of_no_stream), TEST_CASE(what_nics_wrote_is_counted),
           TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
           TEST_CASE(memory_has_ends_and_owners), TEST_CASE(memory_of_another_process),
           TEST_CASE(the_runtime_says_what_the_driver_does),
-          TEST_CASE(a_launch_waits_for_events_outside_of_its_graph), TEST_CASE(the_legacy_stream_keeps_its_order))
+          TEST_CASE(a_launch_waits_for_events_outside_of_its_graph), TEST_CASE(the_legacy_stream_keeps_its_order),
+          TEST_CASE(work_that_goes_on_is_waited_for))
