@@ -61,7 +61,7 @@ static void buffer(struct post *p, unsigned int i, void *data, uint64_t size, in
   p->mhandles[i] = tr_buffer(p->c, data, size, mhandle, p->call, &p->e.bufs[i], span, &p->refuse);
   p->e.bufs[i].tag = tag;
   /* In use from here on: the service thread may read it at any time. */
-  if (span->mr && p->r) atomic_fetch_add(&tr_mr_at(span->mr - 1)->in_use, 1);
+  if (span->mr && p->r) tr_mr_use(tr_mr_at(span->mr - 1));
   if (p->r) p->r->n = (uint8_t)(i + 1);
 }
 

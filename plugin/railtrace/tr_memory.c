@@ -88,7 +88,7 @@ rail_result_t tr_dereg_mr(void *comm, void *mhandle) {
     return RAIL_INTERNAL_ERROR; /* there is no handle of the plugin to pass on */
   }
   if (mr->comm_id != c->id && report(TR_OK, c, mr, mhandle, "deregMr")) return RAIL_INTERNAL_ERROR;
-  uint32_t users = atomic_load(&mr->in_use);
+  uint32_t users = atomic_load(&mr->users) - 1;
   /* After an error this is how NCCL tidies up, so it is reported and passed on. */
   if (users)
     (void)tr_broken(RAIL_RULE_MR_IN_USE, c, 0, mr->id, users, "memory %" PRIu64 " while %u buffer%s in it", mr->id,

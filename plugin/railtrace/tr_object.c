@@ -128,7 +128,7 @@ struct tr_mr *tr_mr_new(struct tr_comm *comm, uint64_t base, uint64_t size, void
   mr->base = base;
   mr->size = size;
   mr->real = real;
-  atomic_store(&mr->in_use, 0);
+  atomic_store(&mr->users, 1);
   atomic_store(&mr->live, true);
   return mr;
 }
@@ -136,6 +136,13 @@ struct tr_mr *tr_mr_new(struct tr_comm *comm, uint64_t base, uint64_t size, void
 void tr_mr_free(struct tr_mr *mr) {
   atomic_store(&mr->live, false);
   atomic_fetch_add(&mr->gen, 1);
+  tr_mr_unuse(mr);
+}
+
+void tr_mr_use(struct tr_mr *mr) { atomic_fetch_add(&mr->users, 1); }
+
+void tr_mr_unuse(struct tr_mr *mr) {
+  if (atomic_fetch_sub(&mr->users, 1) != 1) return;
   pthread_mutex_lock(&table_lock);
   mr->next_free = free_mr;
   free_mr = mr->index + 1;
@@ -189,7 +196,7 @@ bool tr_requests_prepare(struct tr_comm *c) {
 static void unuse(const struct tr_comm *c, const struct tr_request *r) {
   const struct tr_span *spans = tr_request_spans(c, r);
   for (unsigned int i = 0; i < r->n; i++)
-    if (spans[i].mr) atomic_fetch_sub(&tr_mr_at(spans[i].mr - 1)->in_use, 1);
+    if (spans[i].mr) tr_mr_unuse(tr_mr_at(spans[i].mr - 1));
 }
 
 void tr_requests_drop(struct tr_comm *c) {

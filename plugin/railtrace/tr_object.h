@@ -69,7 +69,7 @@ struct tr_mr {
   uint64_t comm_id, id;
   uint64_t base, size;
   void *real;
-  _Atomic uint32_t in_use;
+  _Atomic uint32_t users; /* the registration itself, and each outstanding buffer; the place is free behind the last */
 };
 
 /* ---- comms ------------------------------------------------------------- */
@@ -87,6 +87,8 @@ enum tr_found tr_comm_find(void *handle, struct tr_comm **comm);
 
 struct tr_mr *tr_mr_new(struct tr_comm *comm, uint64_t base, uint64_t size, void *real);
 void tr_mr_free(struct tr_mr *mr);
+void tr_mr_use(struct tr_mr *mr); /* by an outstanding buffer */
+void tr_mr_unuse(struct tr_mr *mr);
 void *tr_mr_handle(const struct tr_mr *mr);
 enum tr_found tr_mr_find(void *handle, struct tr_mr **mr);
 struct tr_mr *tr_mr_at(uint32_t index);

@@ -241,6 +241,23 @@ TEST(handles_are_not_used_twice) {
   rig_close();
 }
 
+/* Memory that was given back while a buffer lay in it: what is registered next is not that buffer's. */
+TEST(a_buffer_outlives_its_memory) {
+  void *request = NULL, *old = NULL, *fresh = NULL;
+  rig_open("warn", "done");
+  CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, 64, RAIL_PTR_HOST, &old));
+  CHECK_OK(rig.vt->isend(rig.send, rig.data, 1, 0, old, NULL, &request));
+  BREAKS(RAIL_RULE_MR_IN_USE, CHECK_OK(rig.vt->dereg_mr(rig.send, old)));
+  forget_lines();
+  CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, 64, RAIL_PTR_HOST, &fresh));
+  rig_finish(request);
+  CHECK_OK(rig.vt->dereg_mr(rig.send, fresh));
+  CHECK_OK(rig.vt->reg_mr(rig.send, rig.data, 64, RAIL_PTR_HOST, &old)); /* the place of the first one */
+  CHECK_OK(rig.vt->dereg_mr(rig.send, old));
+  CHECK_MSG(logged[0] == 0, "%s", logged);
+  rig_close();
+}
+
 /* That a plugin gave no handles for memory of one connection says nothing of the next one, at the same place. */
 TEST(no_handles_on_another_connection) {
   void *request = NULL, *none = NULL;
@@ -395,7 +412,8 @@ int main(int argc, char **argv) {
     TEST_CASE(good_calls_are_no_finding), TEST_CASE(arguments_pass), TEST_CASE(plugin_breaks_posting),
     TEST_CASE(plugin_breaks_connecting), TEST_CASE(plugin_breaks_testing), TEST_CASE(caller_breaks_handles),
     TEST_CASE(caller_breaks_buffers), TEST_CASE(a_buffer_to_the_end), TEST_CASE(handles_are_not_used_twice),
-    TEST_CASE(no_handles_on_another_connection), TEST_CASE(requests_end_in_any_order),
+    TEST_CASE(a_buffer_outlives_its_memory), TEST_CASE(no_handles_on_another_connection),
+    TEST_CASE(requests_end_in_any_order),
     TEST_CASE(caller_posts_too_much), TEST_CASE(caller_uses_two_threads),
     TEST_CASE(caller_closes_with_memory), TEST_CASE(twenty_lines_of_a_kind), TEST_CASE(errors_when_asked_for),
     TEST_CASE(nothing_when_off), TEST_CASE(without_a_plugin_there_are_no_devices), TEST_CASE(every_rule_has_a_case),
