@@ -236,7 +236,7 @@ struct emu_sqe {
   uint32_t rkey, imm, length;
   uint32_t first_psn, npackets, received; /* received: bytes of a read's response */
   uint32_t qpn, qkey;
-  struct emu_ah *ah;
+  struct ibv_ah_attr path; /* of a datagram: its address handle may be destroyed before it leaves */
   enum ibv_wr_opcode opcode;
   unsigned int flags;
   int nsge;

@@ -39,10 +39,10 @@ static int take(struct emu_qp *qp, const struct ibv_send_wr *wr) {
     e->compare = wr->wr.atomic.compare_add;
     e->swap = wr->wr.atomic.swap;
   } else if (qp->ex.qp_base.qp_type == IBV_QPT_UD) {
-    e->ah = (struct emu_ah *)(void *)wr->wr.ud.ah;
+    if (!wr->wr.ud.ah) return EINVAL;
+    e->path = ((struct emu_ah *)(void *)wr->wr.ud.ah)->attr;
     e->qpn = wr->wr.ud.remote_qpn;
     e->qkey = wr->wr.ud.remote_qkey;
-    if (!e->ah) return EINVAL;
   } else {
     e->raddr = wr->wr.rdma.remote_addr;
     e->rkey = wr->wr.rdma.rkey;

@@ -147,7 +147,7 @@ static enum sent send_packet(struct emu_qp *qp, uint64_t place, uint32_t number)
 static enum sent send_datagram(struct emu_qp *qp, uint64_t place) {
   const struct emu_sqe *e = sqe_at(qp, place);
   const struct emu_port *port = emu_port_of(qp);
-  const struct ibv_ah_attr *ah = &e->ah->attr;
+  const struct ibv_ah_attr *ah = &e->path;
   uint32_t slot = e->qpn >> EMU_QP_BITS;
   if (!qp->link || qp->attr.dest_qp_num >> EMU_QP_BITS != slot) {
     emu_link_put(qp->link);

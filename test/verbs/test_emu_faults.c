@@ -212,6 +212,22 @@ TEST(a_slow_port) {
   emu_pair_close(&a, &b);
 }
 
+/* An address handle may go while datagrams to it wait for the port: the last one leaves after 12 ms. */
+TEST(an_address_handle_that_is_destroyed) {
+  struct shape s = USUAL_SHAPE;
+  s.type = IBV_QPT_UD;
+  emu_pair_open(&a, &b, &s);
+  struct ibv_ah *ah = path_to(&a, &b);
+  emu_port(&a, "bandwidth", 1);
+  for (unsigned int i = 0; i < 4; i++) receive(&b, i, 0, 4096);
+  for (unsigned int i = 0; i < 4; i++) send_datagram(&a, ah, b.qp->qp_num, i, 4000);
+  CHECK_OK(ibv_destroy_ah(ah));
+  for (unsigned int i = 0; i < 4; i++) CHECK_COMPLETION(&a, i, IBV_WC_SUCCESS);
+  for (unsigned int i = 0; i < 4; i++) CHECK_COMPLETION(&b, i, IBV_WC_SUCCESS);
+  emu_port(&a, "bandwidth", 0);
+  emu_pair_close(&a, &b);
+}
+
 /* ---- statements ------------------------------------------------------------------------- */
 
 /* What a wrong statement is answered with on stderr; -1 is its result. */
@@ -493,7 +509,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(lost_responses_of_long_reads), TEST_CASE(packets_that_come_twice_count_once), TEST_CASE(everything_at_once),
   TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free),
   TEST_CASE(many_packets_under_way), TEST_CASE(a_slow_queue_pair),
-  TEST_CASE(a_slow_port), TEST_CASE(wrong_statements_are_refused),
+  TEST_CASE(a_slow_port), TEST_CASE(an_address_handle_that_is_destroyed), TEST_CASE(wrong_statements_are_refused),
   TEST_CASE(values_out_of_range_are_refused), TEST_CASE(a_request_fails_on_command),
   TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
   TEST_CASE(commands_while_it_runs),
