@@ -393,6 +393,7 @@ int emu_rq_post(struct emu_rq *rq, const struct ibv_recv_wr *wr);
 
 /* emu_qp.c */
 struct ibv_qp *emu_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
+void emu_qp_forget(struct emu_qp *qp); /* nothing leads to it any more, and it leads nowhere */
 static inline struct emu_qp *emu_qp_of(struct ibv_qp *qp) { return (struct emu_qp *)(void *)qp; }
 static inline struct emu_port *emu_port_of(const struct emu_qp *qp) {
   return &qp->device->ports[qp->attr.port_num ? qp->attr.port_num - 1 : 0];

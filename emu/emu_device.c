@@ -297,10 +297,26 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
   return NULL;
 }
 
+/* As the kernel does with what a program leaves when it closes its device. The memory stays: the program may hold it. */
+static void abandon_qps(const struct emu_context *c) {
+  unsigned int n = 0;
+  for (int i = 0; i < EMU_QPS; i++) {
+    struct emu_qp *qp = emu.qps[i];
+    if (!qp || qp->ex.qp_base.context != &c->verbs.context) continue;
+    emu_qp_forget(qp);
+    c->device->nqp--;
+    n++;
+  }
+  if (n)
+    fprintf(stderr, "rail-emu: %s was closed with %u queue pair%s that the program had not destroyed\n",
+            c->device->ibv.name, n, n == 1 ? "" : "s");
+}
+
 int ibv_close_device(struct ibv_context *context) {
   struct emu_context *c = emu_context_of(context);
   pthread_mutex_lock(&emu_lifecycle);
   pthread_mutex_lock(&emu.lock);
+  abandon_qps(c);
   emu_forget_events(c, NULL);
   LIST_REMOVE(c, link);
   bool last = !c->inherited && --emu.contexts == 0;
@@ -356,20 +372,11 @@ static void after_fork_parent(void) {
 /* A child has none of its parent's connections: its copies of them lead nowhere. */
 static void after_fork_child(void) {
   for (int i = 0; i < EMU_QPS; i++)
-    if (emu.qps[i]) {
-      emu_fault_forget(emu.qps[i]);
-      emu.qps[i]->link = NULL;
-      emu.qps[i]->in_run = emu.qps[i]->in_timers = false;
-      memset(emu.qps[i]->timer_at, 0, sizeof emu.qps[i]->timer_at);
-      emu.qps[i] = NULL;
-    }
+    if (emu.qps[i]) emu_qp_forget(emu.qps[i]);
   struct emu_context *c;
   for (unsigned int i = 0; i < emu.ndevices; i++)
     LIST_FOREACH(c, &emu.devices[i].contexts, link) c->inherited = true;
-  TAILQ_INIT(&emu.run);
-  LIST_INIT(&emu.timers);
   emu.contexts = 0;
-  emu.nqps = emu.ndatagram_qps = 0;
   emu_wire_forget();
   emu_engine_forget();
   after_fork_parent();

@@ -142,19 +142,26 @@ static void forget_completions(struct emu_qp *qp) {
   emu_cq_forget((struct emu_cq *)(void *)qp->ex.qp_base.recv_cq, qp->ex.qp_base.qp_num);
 }
 
+void emu_qp_forget(struct emu_qp *qp) {
+  emu.qps[qp->ex.qp_base.qp_num & (EMU_QPS - 1)] = NULL;
+  emu.nqps--;
+  emu.ndatagram_qps -= qp->ex.qp_base.qp_type == IBV_QPT_UD;
+  emu_req_reset(qp);
+  emu_resp_reset(qp);
+  emu_link_put(qp->link);
+  qp->link = NULL;
+  if (emu.last_qp == qp) emu.last_qp = NULL;
+}
+
 int ibv_destroy_qp(struct ibv_qp *ibv) {
   struct emu_qp *qp = emu_qp_of(ibv);
   pthread_mutex_lock(&emu.lock);
   if (emu_qp_find(ibv->qp_num) == qp) { /* not in a child of the process that made it */
-    emu.qps[ibv->qp_num & (EMU_QPS - 1)] = NULL;
-    emu.nqps--;
-    emu.ndatagram_qps -= ibv->qp_type == IBV_QPT_UD;
     emu_wire_flush();
+    emu_qp_forget(qp);
+  } else {
+    emu_req_reset(qp);
   }
-  emu_req_reset(qp);
-  emu_resp_reset(qp);
-  emu_link_put(qp->link);
-  if (emu.last_qp == qp) emu.last_qp = NULL;
   emu_forget_events(emu_context_of(ibv->context), ibv);
   emu_wait_acked(&qp->events);
   forget_completions(qp);

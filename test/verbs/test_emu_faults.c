@@ -212,6 +212,25 @@ TEST(a_slow_port) {
   emu_pair_close(&a, &b);
 }
 
+/* A device is closed with a queue pair whose ACK timer runs: nothing touches it any more, what is opened next works. */
+TEST(a_device_that_is_closed_too_early) {
+  static struct end left; /* what it has is never given back */
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 1; /* 8 us */
+  end_open(&left, 0);
+  end_make_qp(&left, &s);
+  to_init(&left, &s);
+  to_rtr(&left, &left, &s);
+  to_rts(&left, &s);
+  CHECK(emu_command("drop times=ever"));
+  send_work(&left, &left, IBV_WR_RDMA_WRITE, 1, 0, 8);
+  CHECK_OK(ibv_close_device(left.context));
+  s = USUAL_SHAPE;
+  emu_pair_open(&a, &b, &s);
+  exchange(20);
+  emu_pair_close(&a, &b);
+}
+
 /* An address handle may go while datagrams to it wait for the port: the last one leaves after 12 ms. */
 TEST(an_address_handle_that_is_destroyed) {
   struct shape s = USUAL_SHAPE;
@@ -509,7 +528,8 @@ static const struct tap_case cases[] = {
   TEST_CASE(lost_responses_of_long_reads), TEST_CASE(packets_that_come_twice_count_once), TEST_CASE(everything_at_once),
   TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free),
   TEST_CASE(many_packets_under_way), TEST_CASE(a_slow_queue_pair),
-  TEST_CASE(a_slow_port), TEST_CASE(an_address_handle_that_is_destroyed), TEST_CASE(wrong_statements_are_refused),
+  TEST_CASE(a_slow_port), TEST_CASE(an_address_handle_that_is_destroyed),
+  TEST_CASE(a_device_that_is_closed_too_early), TEST_CASE(wrong_statements_are_refused),
   TEST_CASE(values_out_of_range_are_refused), TEST_CASE(a_request_fails_on_command),
   TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
   TEST_CASE(commands_while_it_runs),
