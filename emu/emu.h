@@ -368,6 +368,7 @@ uint64_t emu_hash_address(const struct emu_port *port, const union ibv_gid *gid,
 /* emu_cq.c */
 void emu_complete(struct emu_qp *qp, bool recv, uint64_t place, bool solicited, const struct ibv_wc *wc);
 void emu_cq_forget(struct emu_cq *cq, uint32_t qpn);
+void emu_cq_withdraw_event(struct emu_cq *cq); /* the one that nobody has read */
 int emu_cq_take(struct emu_cq *cq, int n, struct ibv_wc *wc); /* up to n completions; how many */
 void emu_raise(struct emu_device *device, const struct ibv_async_event *event);
 void emu_raise_qp(struct emu_qp *qp, enum ibv_event_type type);

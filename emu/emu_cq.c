@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Completions, completion events, asynchronous events. */
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +13,21 @@
 static struct emu_cq *cq_of(struct ibv_cq *cq) { return (struct emu_cq *)(void *)cq; }
 static struct emu_channel *channel_of(struct ibv_comp_channel *c) { return (struct emu_channel *)(void *)c; }
 
-/* Adds one to an eventfd; its counter cannot overflow. */
+/* A descriptor counts the events of a list, both changed under the lock: it is readable while there is one. */
 static void count_up(int fd) {
   uint64_t one = 1;
   while (write(fd, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+/* Not in a child: the descriptor counts what its parent has. A thread that waits for events may be cancelled, but not
+ * here, under the lock. */
+static void count_down(int fd, struct ibv_context *context) {
+  uint64_t one;
+  int state;
+  if (emu_context_of(context)->inherited) return;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+  while (read(fd, &one, sizeof one) < 0 && errno == EINTR) continue;
+  pthread_setcancelstate(state, &state);
 }
 
 /* ---- completions ------------------------------------------------------------ */
@@ -78,28 +91,43 @@ int emu_cq_take(struct emu_cq *cq, int n, struct ibv_wc *wc) {
 
 /* ---- completion channels ------------------------------------------------------ */
 
-/* Reads the counter and takes what it stands for; the object may be gone. -1: errno says why. */
+/* Until there may be an event. -1: errno says why. */
 static int wait_for(int fd) {
-  uint64_t one;
-  ssize_t n = read(fd, &one, sizeof one);
-  return n == sizeof one ? 0 : -1;
+  struct pollfd p = {.fd = fd, .events = POLLIN};
+  int flags = fcntl(fd, F_GETFL);
+  if (flags < 0) return -1;
+  if (flags & O_NONBLOCK) {
+    errno = EAGAIN;
+    return -1;
+  }
+  return poll(&p, 1, -1) < 0 ? -1 : 0;
+}
+
+static void take_off(struct emu_cq *cq) {
+  struct emu_channel *channel = channel_of(cq->ibv.channel);
+  STAILQ_REMOVE(&channel->ready, cq, emu_cq, ready);
+  cq->is_ready = false;
+  count_down(channel->ibv.fd, cq->ibv.context);
+}
+
+void emu_cq_withdraw_event(struct emu_cq *cq) {
+  if (cq->is_ready) take_off(cq);
 }
 
 int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void **cq_context) {
   struct emu_channel *channel = channel_of(ibv);
   for (;;) {
-    if (wait_for(ibv->fd) != 0) return -1;
     pthread_mutex_lock(&emu.lock);
     struct emu_cq *ready = STAILQ_FIRST(&channel->ready);
     if (ready) {
-      STAILQ_REMOVE_HEAD(&channel->ready, ready);
-      ready->is_ready = false;
+      take_off(ready);
       ready->comp_events++;
       *cq = &ready->ibv;
       *cq_context = ready->ibv.cq_context;
     }
     pthread_mutex_unlock(&emu.lock);
     if (ready) return 0;
+    if (wait_for(ibv->fd) != 0) return -1;
   }
 }
 
@@ -186,8 +214,12 @@ void emu_forget_events(struct emu_context *c, const void *object) {
   STAILQ_HEAD(, emu_event) kept = STAILQ_HEAD_INITIALIZER(kept);
   for (struct emu_event *e; (e = STAILQ_FIRST(&c->events)) != NULL;) {
     STAILQ_REMOVE_HEAD(&c->events, link);
-    if (object && object_of(&e->event) != object) STAILQ_INSERT_TAIL(&kept, e, link);
-    else free(e);
+    if (object && object_of(&e->event) != object) {
+      STAILQ_INSERT_TAIL(&kept, e, link);
+      continue;
+    }
+    count_down(c->verbs.context.async_fd, &c->verbs.context);
+    free(e);
   }
   STAILQ_CONCAT(&c->events, &kept);
 }
@@ -195,11 +227,11 @@ void emu_forget_events(struct emu_context *c, const void *object) {
 int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event) {
   struct emu_context *c = emu_context_of(context);
   for (;;) {
-    if (wait_for(context->async_fd) != 0) return -1;
     pthread_mutex_lock(&emu.lock);
     struct emu_event *e = STAILQ_FIRST(&c->events);
     if (e) {
       STAILQ_REMOVE_HEAD(&c->events, link);
+      count_down(context->async_fd, context);
       *event = e->event;
       unsigned int *counter = counter_of(event);
       if (counter) ++*counter;
@@ -207,6 +239,7 @@ int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *eve
     pthread_mutex_unlock(&emu.lock);
     free(e);
     if (e) return 0;
+    if (wait_for(context->async_fd) != 0) return -1;
   }
 }
 

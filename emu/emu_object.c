@@ -279,7 +279,7 @@ int ibv_destroy_cq(struct ibv_cq *ibv) {
     return EBUSY;
   }
   struct emu_channel *channel = (struct emu_channel *)(void *)ibv->channel;
-  if (cq->is_ready) STAILQ_REMOVE(&channel->ready, cq, emu_cq, ready);
+  emu_cq_withdraw_event(cq);
   emu_forget_events(emu_context_of(ibv->context), ibv);
   emu_wait_acked(&cq->comp_events);
   emu_wait_acked(&cq->async_events);

@@ -212,6 +212,27 @@ TEST(a_slow_port) {
   emu_pair_close(&a, &b);
 }
 
+/* An event that nobody has read goes with its object: the descriptor is not readable any more. */
+TEST(withdrawn_events) {
+  struct shape s = USUAL_SHAPE;
+  struct pollfd fd;
+  s.channel = true;
+  emu_pair_open(&a, &b, &s);
+  CHECK_OK(ibv_req_notify_cq(a.cq, 0));
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
+  fd = (struct pollfd){.fd = a.channel->fd, .events = POLLIN};
+  CHECK(poll(&fd, 1, WAIT_MS) == 1);
+  emu_command_for("qp_error", &a);
+  CHECK_OK(ibv_destroy_qp(a.qp));
+  CHECK_OK(ibv_destroy_cq(a.cq));
+  a.qp = NULL;
+  a.cq = NULL;
+  CHECK_INT(poll(&fd, 1, 0), 0);
+  fd.fd = a.context->async_fd;
+  CHECK_INT(poll(&fd, 1, 0), 0);
+  emu_pair_close(&a, &b);
+}
+
 /* A device is closed with a queue pair whose ACK timer runs: nothing touches it any more, what is opened next works. */
 TEST(a_device_that_is_closed_too_early) {
   static struct end left; /* what it has is never given back */
@@ -529,7 +550,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(a_torn_write), TEST_CASE(order_between_queue_pairs_is_free),
   TEST_CASE(many_packets_under_way), TEST_CASE(a_slow_queue_pair),
   TEST_CASE(a_slow_port), TEST_CASE(an_address_handle_that_is_destroyed),
-  TEST_CASE(a_device_that_is_closed_too_early), TEST_CASE(wrong_statements_are_refused),
+  TEST_CASE(a_device_that_is_closed_too_early), TEST_CASE(withdrawn_events), TEST_CASE(wrong_statements_are_refused),
   TEST_CASE(values_out_of_range_are_refused), TEST_CASE(a_request_fails_on_command),
   TEST_CASE(a_call_fails_on_command), TEST_CASE(a_port_goes_and_comes), TEST_CASE(a_queue_pair_breaks_on_command),
   TEST_CASE(commands_while_it_runs),
