@@ -295,6 +295,7 @@ struct emu_qp {
   TAILQ_ENTRY(emu_qp) run;
 
   /* ibv_wr_* */
+  pthread_mutex_t batch_lock; /* from wr_start to wr_complete or wr_abort */
   struct ibv_send_wr *batch;
   struct ibv_sge *batch_sges;
   uint32_t batch_n;

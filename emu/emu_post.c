@@ -94,8 +94,17 @@ static int post_send(struct emu_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
   return err;
 }
 
-int emu_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad) {
-  return post_send(emu_qp_of(qp), wr, bad, false);
+/* Not between another thread's wr_start and wr_complete. The own thread's is refused, as a device's would deadlock. */
+int emu_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad) {
+  struct emu_qp *qp = emu_qp_of(ibv);
+  int err = qp->batch ? pthread_mutex_lock(&qp->batch_lock) : 0;
+  if (err) {
+    *bad = wr;
+    return err;
+  }
+  err = post_send(qp, wr, bad, false);
+  if (qp->batch) pthread_mutex_unlock(&qp->batch_lock);
+  return err;
 }
 
 int emu_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad) {
@@ -268,6 +277,7 @@ static void wr_inline(struct ibv_qp_ex *ex, void *addr, size_t length) {
 
 static void wr_start(struct ibv_qp_ex *ex) {
   struct emu_qp *qp = ex_of(ex);
+  (void)pthread_mutex_lock(&qp->batch_lock); /* EDEADLK: this thread begins anew */
   qp->batch_n = 0;
   qp->batch_error = 0;
 }
@@ -276,16 +286,26 @@ static int wr_complete(struct ibv_qp_ex *ex) {
   struct emu_qp *qp = ex_of(ex);
   struct ibv_send_wr *bad;
   uint32_t n = qp->batch_n;
-  qp->batch_n = 0;
-  if (qp->batch_error || n == 0) return qp->batch_error;
+  int err = qp->batch_error;
   for (uint32_t i = 0; i + 1 < n; i++) qp->batch[i].next = &qp->batch[i + 1];
-  return post_send(qp, qp->batch, &bad, true);
+  if (!err && n) err = post_send(qp, qp->batch, &bad, true);
+  qp->batch_n = 0;
+  (void)pthread_mutex_unlock(&qp->batch_lock);
+  return err;
 }
 
-static void wr_abort(struct ibv_qp_ex *ex) { ex_of(ex)->batch_n = 0; }
+static void wr_abort(struct ibv_qp_ex *ex) {
+  ex_of(ex)->batch_n = 0;
+  (void)pthread_mutex_unlock(&ex_of(ex)->batch_lock);
+}
 
 bool emu_wr_init(struct emu_qp *qp) {
   struct ibv_qp_ex *ex = &qp->ex;
+  pthread_mutexattr_t checked;
+  pthread_mutexattr_init(&checked);
+  pthread_mutexattr_settype(&checked, PTHREAD_MUTEX_ERRORCHECK);
+  pthread_mutex_init(&qp->batch_lock, &checked);
+  pthread_mutexattr_destroy(&checked);
   qp->batch = calloc(qp->sq_cap + 1u, sizeof qp->batch[0]);
   qp->batch_sges = calloc((size_t)qp->sq_cap * qp->cap.max_send_sge + 1, sizeof qp->batch_sges[0]);
   ex->wr_atomic_cmp_swp = wr_cmp_swp;

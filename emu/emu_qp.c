@@ -22,6 +22,7 @@ static int check_init(const struct emu_device *d, const struct ibv_qp_init_attr 
 }
 
 static void free_memory(struct emu_qp *qp) {
+  if (qp->batch) pthread_mutex_destroy(&qp->batch_lock);
   free(qp->sq);
   free(qp->sq_sges);
   free(qp->sq_inline);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Objects, their limits, the states of a queue pair, what may be posted when. TEST-LIMIT: 240 */
+#include <pthread.h>
+#include <sched.h>
+
 #include "test/verbs/verbs.h"
 
 TEST(device_says_what_it_is) {
@@ -345,8 +348,54 @@ TEST(a_batch_is_posted_whole_or_not) {
   pair_close(&a, &b);
 }
 
+enum { BATCHES = 40000 };
+static struct end shared_end, shared_peer;
+
+/* As many writes as it takes, of one thread: their numbers are `arg`, and `arg` + 1 and so on. */
+static void *post_many(void *arg) {
+  struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(shared_end.qp);
+  for (uintptr_t i = 0; i < BATCHES;) {
+    ibv_wr_start(ex);
+    ex->wr_id = (uintptr_t)arg + i;
+    ex->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_rdma_write(ex, shared_peer.mr->rkey, (uintptr_t)shared_peer.data);
+    ibv_wr_set_sge(ex, shared_end.mr->lkey, (uintptr_t)shared_end.data, 8);
+    if (ibv_wr_complete(ex) == 0) i++;
+    else sched_yield(); /* the queue is full */
+  }
+  return NULL;
+}
+
+/* ibv_wr_start to ibv_wr_complete is one thread's alone. */
+TEST(two_threads_build_batches) {
+  struct shape s = USUAL_SHAPE;
+  static unsigned char seen[2 * BATCHES];
+  pthread_t threads[2];
+  end_open(&shared_end, 0);
+  end_open(&shared_peer, 1);
+  end_make_qp(&shared_end, &s);
+  end_make_qp(&shared_peer, &s);
+  CHECK_OK(ibv_destroy_qp(shared_end.qp));
+  struct ibv_qp_init_attr_ex init = {.send_cq = shared_end.cq, .recv_cq = shared_end.cq, .cap = {DEPTH, 1, 1, 1, 0},
+                                     .qp_type = IBV_QPT_RC, .pd = shared_end.pd,
+                                     .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+                                     .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE};
+  shared_end.qp = ibv_create_qp_ex(shared_end.context, &init);
+  if (!shared_end.qp) tap_skip_case("this device has no ibv_wr_*");
+  connect_ends(&shared_end, &shared_peer, &s);
+  for (uintptr_t i = 0; i < 2; i++) CHECK_OK(pthread_create(&threads[i], NULL, post_many, (void *)(i * BATCHES)));
+  for (unsigned int i = 0; i < 2 * BATCHES; i++) {
+    struct ibv_wc wc = completion(&shared_end);
+    CHECK_INT(wc.status, IBV_WC_SUCCESS);
+    CHECK_MSG(wc.wr_id < 2 * BATCHES && !seen[wc.wr_id]++, "request %u came twice", (unsigned int)wc.wr_id);
+  }
+  for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
+  pair_close(&shared_end, &shared_peer);
+}
+
 TEST_MAIN(TEST_CASE(device_says_what_it_is), TEST_CASE(a_domain_in_use_stays), TEST_CASE(registration_refuses),
           TEST_CASE(a_registration_ends), TEST_CASE(queues_have_limits), TEST_CASE(a_cq_can_be_resized),
           TEST_CASE(transitions), TEST_CASE(transitions_take_their_attributes), TEST_CASE(attributes_out_of_range),
           TEST_CASE(query_gives_back_what_was_set), TEST_CASE(posting_by_state), TEST_CASE(a_queue_has_its_depth),
-          TEST_CASE(requests_that_are_too_much), TEST_CASE(a_batch_is_posted_whole_or_not))
+          TEST_CASE(requests_that_are_too_much), TEST_CASE(a_batch_is_posted_whole_or_not),
+          TEST_CASE(two_threads_build_batches))
