@@ -170,10 +170,7 @@ struct emu_srq {
   unsigned int users, events;
 };
 
-struct emu_ah {
-  struct ibv_ah ibv;
-  struct ibv_ah_attr attr;
-};
+struct emu_ah { struct ibv_ah ibv; struct ibv_ah_attr attr; };
 
 /* ---- packets -------------------------------------------------------------- */
 
@@ -288,8 +285,7 @@ struct emu_qp {
   uint64_t sent_at, timed_at, answers_at; /* behind the latest packet; that when the ACK timer began; its answers */
   unsigned int retries_left, rnr_left;
   uint64_t timer_at[EMU_TIMERS]; /* 0: off */
-  bool in_timers, in_run, slowed; /* slowed: the next packet has waited (statement slow) */
-  bool implied_nak; /* a response behind a lost one has come, and nothing that was missing since */
+  bool in_timers, in_run, slowed, implied_nak; /* the next packet has waited (slow); a response is known to be lost */
   uint32_t turn; /* requests that may begin now, where polls carry them out */
   LIST_ENTRY(emu_qp) timers;
   TAILQ_ENTRY(emu_qp) run;
@@ -330,11 +326,11 @@ extern struct emu_state {
   pthread_cond_t acked;
   unsigned int ndevices, contexts;
   struct emu_device devices[EMU_DEVICES];
-  bool no_gid_table, no_devices, virtual_clock, engine_running, overrun; /* overrun: a CQ has lost a completion */
+  bool no_gid_table, no_devices, virtual_clock, overrun; /* overrun: a CQ has lost a completion */
+  bool engine_running, engine_idle; /* engine_idle: the thread sleeps, and had nothing to send */
   _Atomic enum emu_by progress_by; /* changed under the lock; read without it by a poll */
-  uint32_t burst; /* of a turn */
-  uint64_t skip;  /* which queue pairs have none; 0: each has one */
-  uint32_t ring_bytes;
+  uint32_t burst, ring_bytes; /* burst: of a turn */
+  uint64_t skip; /* which queue pairs have none; 0: each has one */
   struct emu_qp *qps[EMU_QPS];
   struct emu_qp *last_qp;
   unsigned int next_qp, nqps, ndatagram_qps;
@@ -346,7 +342,6 @@ extern struct emu_state {
   uint64_t next_timer, next_held; /* no timer is earlier; no packet that is held back is due earlier */
   uint64_t reading;      /* position, in its ring, of the packet that is just given to its queue pair */
   uint64_t engine_until; /* the thread sleeps no longer than that; 0: it is awake */
-  bool engine_idle;      /* it sleeps, and had nothing to send */
   int64_t clock_skip;    /* of the virtual clock: ns before real time */
   _Atomic uint64_t polls, armed_polls; /* all of them; those of CQs that were to notify */
 } emu;

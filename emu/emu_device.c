@@ -297,7 +297,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device) {
   return NULL;
 }
 
-/* As the kernel does with what a program leaves when it closes its device. The memory stays: the program may hold it. */
+/* As the kernel does with what a program leaves when it closes its device. The memory stays. */
 static void abandon_qps(const struct emu_context *c) {
   unsigned int n = 0;
   for (int i = 0; i < EMU_QPS; i++) {

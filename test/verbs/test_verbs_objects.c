@@ -348,7 +348,7 @@ TEST(a_batch_is_posted_whole_or_not) {
   pair_close(&a, &b);
 }
 
-enum { BATCHES = 40000 };
+enum { BATCHES = 20000 };
 static struct end shared_end, shared_peer;
 
 /* As many writes as it takes, of one thread: their numbers are `arg`, and `arg` + 1 and so on. */
