@@ -110,7 +110,7 @@ static void print_figures(FILE *f, const struct kit_result *r) {
     bool next = i == 0 || rank != r->figures[i - 1].rank;
     figure_text(&r->figures[i], text, sizeof text);
     if (i && next) putc('\n', f);
-    if (next) fprintf(f, "        %-8s", i ? "" : "seen");
+    if (next) fprintf(f, "        %-8s", i ? "" : "figure");
     if (next && sides) fprintf(f, "side %d: ", rank);
     fprintf(f, "%s%s", next ? "" : ", ", text);
   }
@@ -127,12 +127,12 @@ static void print_result(const struct kit_report *report, const struct kit_resul
     print_lines(f, "wanted", r->what);
     print_lines(f, "source", r->source);
     print_lines(f, "log", r->log);
-    print_lines(f, "again", r->again);
   }
   if (bad || seen || report->verbose) {
     print_figures(f, r);
     print_lines(f, "note", r->notes);
   }
+  if (bad) print_lines(f, "again", r->again);
 }
 
 struct sums {
@@ -153,6 +153,8 @@ static struct sums sums_of(const struct kit_report *r) {
   }
   return s;
 }
+
+static int untried(const struct kit_report *r) { return r->stopped ? r->expected - r->count : 0; }
 
 /* ---- as JSON, as JUnit XML ---- */
 
@@ -238,6 +240,7 @@ static bool write_json(FILE *f, const struct kit_report *r) {
   kit_json_int(&j, "failed_observed", s.bad[KIT_OBSERVED]);
   kit_json_int(&j, "not_run", s.errors);
   kit_json_int(&j, "skipped", s.skipped);
+  kit_json_int(&j, "untried", untried(r));
   kit_json_end(&j, '}');
   kit_json_end(&j, '}');
   return kit_json_finish(&j);
@@ -350,9 +353,37 @@ void kit_report_add(struct kit_report *r, struct kit_result *result) {
   r->results[r->count++] = *result;
 }
 
+/* "10.2" after "9.13"; of one check the newest version first. */
+static int compare_numbers(const void *a, const void *b) {
+  const struct kit_result *x = *(const struct kit_result *const *)a, *y = *(const struct kit_result *const *)b;
+  int by_number = strverscmp(x->id, y->id);
+  return by_number ? by_number : y->version - x->version;
+}
+
+/* What failed, the lowest number first. A check that failed several times is one line. */
+static void print_bad(const struct kit_report *r) {
+  const struct kit_result **bad = calloc((size_t)r->count + 1, sizeof(void *));
+  int n = 0, same;
+  for (int i = 0; bad && i < r->count; i++)
+    if (kit_result_bad(&r->results[i])) bad[n++] = &r->results[i];
+  if (n > 0 && r->count > 1) {
+    qsort(bad, (size_t)n, sizeof *bad, compare_numbers);
+    fprintf(r->table, "failed, the lowest number first:\n");
+    for (int i = 0; i < n; i += same) {
+      const struct kit_result *x = bad[i];
+      for (same = 1; i + same < n && compare_numbers(&bad[i], &bad[i + same]) == 0;) same++;
+      fprintf(r->table, "  %-6s %-44s %-8s v%-3d %s", x->id, x->name, kit_level_text(x->level), x->version, word_of(x));
+      if (same > 1) fprintf(r->table, ", %d times", same);
+      putc('\n', r->table);
+    }
+  }
+  free(bad);
+}
+
 static void print_sums(const struct kit_report *r, const struct sums *s) {
   FILE *f = r->table;
   clear_line(r);
+  print_bad(r);
   fprintf(f, "%s: %d MUST, %d SHOULD, %d OBSERVED in %.1f s\n", r->plugin, s->all[KIT_MUST], s->all[KIT_SHOULD],
           s->all[KIT_OBSERVED], now_s() - r->start);
   int bad = s->bad[KIT_MUST] + s->bad[KIT_SHOULD] + s->bad[KIT_OBSERVED];
@@ -360,6 +391,7 @@ static void print_sums(const struct kit_report *r, const struct sums *s) {
     fprintf(f, "broken: %d MUST, %d SHOULD%s\n", s->bad[KIT_MUST], s->bad[KIT_SHOULD],
             s->bad[KIT_OBSERVED] ? ", and a crash or hang where only figures were taken" : "");
   fprintf(f, "%d passed, %d failed, %d skipped\n", s->good[0] + s->good[1] + s->good[2], bad + s->errors, s->skipped);
+  if (r->stopped) fprintf(f, "ended at the first failure: %d of %d were not run\n", untried(r), r->expected);
 }
 
 static bool written(const char *path, bool (*write)(FILE *f, const struct kit_report *r), const struct kit_report *r) {

@@ -55,6 +55,7 @@ struct kit_report {
   struct kit_result *results;
   int count, room;
   int expected;        /* how many there will be; 0: not known */
+  bool stopped;        /* at the first failure: what is left was not tried */
 };
 
 void kit_report_start(struct kit_report *r);

@@ -90,7 +90,7 @@ static void run_check(const struct kit_conform *how, const struct kit_check *c, 
   kit_result_outcome(r, &outcome, group.nprocesses);
 }
 
-/* False: no more can be tried, and the report shows it. */
+/* False: no more is tried, and the report shows it. */
 static bool try_check(const struct kit_conform *how, struct kit_report *report, const struct kit_filter *filter,
                       const struct kit_check *c, int version, int run) {
   struct kit_result r = {.id = c->id, .name = c->name, .what = c->what, .source = c->source, .level = c->level,
@@ -109,7 +109,8 @@ static bool try_check(const struct kit_conform *how, struct kit_report *report, 
     run_check(how, c, &r);
   }
   kit_report_add(report, &r);
-  return r.end != KIT_END_ERROR || !kit_link_lost(how->link);
+  report->stopped = how->fail_fast && kit_result_bad(&r);
+  return !report->stopped && (r.end != KIT_END_ERROR || !kit_link_lost(how->link));
 }
 
 static bool wanted(const struct kit_filter *filter, const struct kit_check *c, int version) {

@@ -23,6 +23,7 @@ struct kit_conform {
   const char *levels;    /* "must", "should", "observed", separated by commas; NULL: all */
   uint64_t seed;    /* 0: from the clock */
   int repeat;
+  bool fail_fast;   /* end at the first check that fails */
   bool verbose;
   const char *json, *junit;
   struct kit_placement placement;

@@ -28,6 +28,7 @@ static const struct tool_option options[] = {
     {"seed", 0, "N", "for what is random; else from the clock", TOOL_U64, AT(how.seed)},
     {"repeat", 'r', "N", "each check so many times, the seed counting up", TOOL_INT, AT(how.repeat), .min = 1,
      .max = 100000, .preset = "1"},
+    {"fail-fast", 'f', NULL, "end at the first check that fails", TOOL_FLAG, AT(how.fail_fast)},
     RK_PLACEMENT_OPTIONS(struct conform_options, how.placement),
     RK_HOSTS_OPTIONS(struct conform_options, hosts),
     {"list", 0, NULL, "list the checks and end; with --verbose their sources, too", TOOL_FLAG, AT(list)},
