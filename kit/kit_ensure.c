@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/result.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
@@ -100,6 +101,14 @@ void kit_run_threads(int n, void (*fn)(void *arg), void *args, size_t stride) {
   free(threads);
   ENSURE(started == n, "only %d of %d threads could be started", started, n);
   ENSURE(!why[0], "in a thread: %s", why);
+}
+
+const char *kit_rc_text(int rc) {
+  static _Thread_local char texts[4][48];
+  static _Thread_local unsigned next;
+  char *text = texts[next++ % 4];
+  snprintf(text, sizeof texts[0], "%d (%s)", rc, rail_result_name(rc));
+  return text;
 }
 
 int kit_scaled(int n) {

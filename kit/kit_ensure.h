@@ -39,6 +39,10 @@ void kit_run_threads(int n, void (*fn)(void *arg), void *args, size_t stride);
 /* For code that must end a thread or child by itself; false: it failed, `why` has how. */
 bool kit_catch(void (*fn)(void *arg), void *arg, char *why, size_t why_size);
 
+/* A result that a call of the plugin's, or of NCCL's, returned, as number and name: "2 (system error)". Good until the
+ * thread's fourth next call. */
+const char *kit_rc_text(int rc);
+
 /* ---- numbers ---- */
 
 /* A count scaled down by RAIL_TEST_SCALE or under a sanitizer; at least 1. */

@@ -111,10 +111,10 @@ int kit_net_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class
          n->version);
   if (rc != 0) return rc;
   rc = n->vt->devices(&n->ndev);
-  ENSURE(rc == 0, "devices returned %d", rc);
+  ENSURE(rc == 0, "devices returned %s", kit_rc_text(rc));
   ENSURE(n->ndev > 0, "the plugin has no device here");
   rc = kit_net_fuse(n);
-  ENSURE(rc == 0, "makeVDevice of %d devices returned %d", target.fuse.ndevs, rc);
+  ENSURE(rc == 0, "makeVDevice of %d devices returned %s", target.fuse.ndevs, kit_rc_text(rc));
   ENSURE(n->dev < n->ndev, "there is no device %d: the plugin has %d", n->dev, n->ndev);
   return 0;
 }
@@ -122,7 +122,7 @@ int kit_net_init(struct kit_net *n, rail_profiler_fn profiler, int traffic_class
 void kit_net_open_version(struct kit_net *n, int version) {
   kit_net_load(n, version);
   int rc = kit_net_init(n, NULL, -1);
-  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(rc == 0, "init returned %s", kit_rc_text(rc));
 }
 
 void kit_net_open(struct kit_net *n) { kit_net_open_version(n, KIT_TARGET); }
@@ -138,7 +138,7 @@ void kit_net_unload(struct kit_net *n) {
 
 void kit_net_close(struct kit_net *n) {
   int rc = n->vt->finalize ? n->vt->finalize(n->ctx) : 0;
-  ENSURE(rc == 0, "finalize returned %d", rc);
+  ENSURE(rc == 0, "finalize returned %s", kit_rc_text(rc));
   kit_net_unload(n);
 }
 
@@ -147,7 +147,7 @@ void kit_net_close(struct kit_net *n) {
 void *kit_net_listen(struct kit_net *n, void *handle) {
   void *comm = KIT_POISON;
   int rc = n->vt->listen(n->ctx, n->dev, handle, &comm);
-  ENSURE(rc == 0, "listen returned %d", rc);
+  ENSURE(rc == 0, "listen returned %s", kit_rc_text(rc));
   ENSURE(comm && comm != KIT_POISON, "listen gave no comm");
   return comm;
 }
@@ -156,7 +156,7 @@ bool kit_connect_step(struct kit_net *n, void *handle, void **comm) {
   struct rail_net_device_handle *dev_handle = NULL;
   *comm = NULL;
   int rc = n->vt->connect(n->ctx, n->dev, handle, comm, &dev_handle);
-  ENSURE(rc == 0, "connect returned %d", rc);
+  ENSURE(rc == 0, "connect returned %s", kit_rc_text(rc));
   return *comm != NULL;
 }
 
@@ -164,7 +164,7 @@ bool kit_accept_step(struct kit_net *n, void *listen, void **comm) {
   struct rail_net_device_handle *dev_handle = NULL;
   *comm = NULL;
   int rc = n->vt->accept(listen, comm, &dev_handle);
-  ENSURE(rc == 0, "accept returned %d", rc);
+  ENSURE(rc == 0, "accept returned %s", kit_rc_text(rc));
   return *comm != NULL;
 }
 
@@ -209,14 +209,15 @@ void kit_pair_open(struct kit_net *n, struct kit_pair *p) {
   kit_pair_connect(p);
   int rc = n->vt->close_listen(p->listen);
   p->listen = NULL;
-  ENSURE(rc == 0, "closeListen returned %d", rc);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
 }
 
 void kit_pair_close(struct kit_pair *p) {
   int a = p->net->vt->close_send(p->send), b = p->net->vt->close_recv(p->recv), c = 0;
   if (p->listen) c = p->net->vt->close_listen(p->listen);
   p->send = p->recv = p->listen = NULL;
-  ENSURE(a == 0 && b == 0 && c == 0, "closeSend, closeRecv, closeListen returned %d, %d, %d", a, b, c);
+  ENSURE(a == 0 && b == 0 && c == 0, "closeSend, closeRecv, closeListen returned %s, %s, %s", kit_rc_text(a),
+         kit_rc_text(b), kit_rc_text(c));
 }
 
 /* ---- transfers ---- */
@@ -340,7 +341,7 @@ bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_op
     }
     if (failed && !how.errors_are_fine)
       for (int i = 0; i < count; i++)
-        ENSURE(!ops[i].error, "%s %d of %d ended with error %d", op_name(&ops[i]), i, count, ops[i].error);
+        ENSURE(!ops[i].error, "%s %d of %d ended with error %s", op_name(&ops[i]), i, count, kit_rc_text(ops[i].error));
     if (left == left_before) {
       int i = 0;
       if (rail_deadline_passed(deadline)) {
@@ -363,7 +364,7 @@ void kit_op_finish(struct kit_net *n, struct kit_op *op) {
   while (!has_ended(op)) {
     if (!op->req) kit_op_post(n, op);
     if (op->req) kit_op_test(n, op);
-    ENSURE(!op->error, "%s ended with error %d", op_name(op), op->error);
+    ENSURE(!op->error, "%s ended with error %s", op_name(op), kit_rc_text(op->error));
     ENSURE(!rail_deadline_passed(deadline), "%s of %zu bytes not done at the deadline", op_name(op), op->size[0]);
     if (!op->done) kit_rest(&quiet);
   }
@@ -392,11 +393,11 @@ void kit_pair_ping(struct kit_pair *p, size_t size, uint64_t seed) {
 void *kit_mr_reg(struct kit_net *n, void *comm, void *data, size_t size) {
   void *mh = NULL;
   int rc = n->vt->reg_mr(comm, data, size, RAIL_PTR_HOST, &mh);
-  ENSURE(rc == 0, "regMr of %zu bytes returned %d", size, rc);
+  ENSURE(rc == 0, "regMr of %zu bytes returned %s", size, kit_rc_text(rc));
   return mh;
 }
 
 void kit_mr_dereg(struct kit_net *n, void *comm, void *mh) {
   int rc = n->vt->dereg_mr(comm, mh);
-  ENSURE(rc == 0, "deregMr returned %d", rc);
+  ENSURE(rc == 0, "deregMr returned %s", kit_rc_text(rc));
 }

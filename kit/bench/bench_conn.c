@@ -30,7 +30,7 @@ void kit_bench_fail(struct kit_bench_process *s, enum kit_bench_verdict verdict,
 
 void kit_bench_require(struct kit_bench_process *s, rail_result_t result, const char *call) {
   if (result == RAIL_OK) return;
-  kit_bench_fail(s, KIT_BENCH_FAILED, "%s returned %d (%s)", call, (int)result, rail_result_name(result));
+  kit_bench_fail(s, KIT_BENCH_FAILED, "%s returned %s", call, kit_rc_text((int)result));
 }
 
 void kit_bench_check_stall(struct kit_bench_process *s, uint64_t now, uint64_t moved) {
@@ -50,8 +50,8 @@ void kit_bench_idle(const struct kit_bench_process *s) {
 
 RAIL_COLD _Noreturn static void call_failed(struct kit_bench_process *s, const struct kit_bench_conn *conn,
                                             const char *call, uint64_t number, rail_result_t result) {
-  kit_bench_fail(s, KIT_BENCH_FAILED, "%s of message %llu of connection %u with side %u returned %d (%s)", call,
-                 (unsigned long long)number, conn->number, conn->peer, (int)result, rail_result_name(result));
+  kit_bench_fail(s, KIT_BENCH_FAILED, "%s of message %llu of connection %u with side %u returned %s", call,
+                 (unsigned long long)number, conn->number, conn->peer, kit_rc_text((int)result));
 }
 
 static inline char *slot_at(const struct kit_bench_conn *conn, unsigned int slot, unsigned int messages) {

@@ -58,7 +58,7 @@ static void attributes_from_two_threads(struct kit_process *self) {
   kit_net_load(&n, KIT_TARGET);
   if (!n.vt->set_net_attr) kit_skip("the plugin has no setNetAttr, which NCCL allows");
   int rc = kit_net_init(&n, NULL, -1);
-  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(rc == 0, "init returned %s", kit_rc_text(rc));
   kit_pair_open(&n, &p);
   struct proxy t[2] = {{&n, &p, &over, true}, {&n, &p, &over, false}};
   kit_run_threads(2, one_proxy_thread_ends, t, sizeof t[0]);
@@ -75,7 +75,7 @@ static void attributes_of_any_value(struct kit_process *self) {
   kit_net_load(&n, KIT_TARGET);
   if (!n.vt->set_net_attr) kit_skip("the plugin has no setNetAttr, which NCCL allows");
   int rc = kit_net_init(&n, NULL, -1);
-  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(rc == 0, "init returned %s", kit_rc_text(rc));
   for (int round = 0; round < 2; round++) { /* before there is a connection, and with one */
     if (round == 1) kit_pair_open(&n, &p);
     for (size_t i = 0; i < sizeof value / sizeof value[0]; i++) {
@@ -120,8 +120,9 @@ static void traffic_class_undefined(struct kit_process *self) {
   static const int usual[] = {-1, 0};
   for (int i = 0; i < 2; i++) {
     int refusal;
-    ENSURE(works_with_class(usual[i], &refusal), "with trafficClass %d (%s) the plugin returns %d", usual[i],
-           i == 0 ? "not set: what NCCL gives unless the user says otherwise" : "the default one", refusal);
+    ENSURE(works_with_class(usual[i], &refusal), "with trafficClass %d (%s) the plugin returns %s", usual[i],
+           i == 0 ? "not set: what NCCL gives unless the user says otherwise" : "the default one",
+           kit_rc_text(refusal));
   }
 }
 
@@ -130,7 +131,7 @@ static void traffic_classes(struct kit_process *self) {
   for (size_t i = 0; i < sizeof any / sizeof any[0]; i++) {
     int refusal;
     if (!works_with_class(any[i], &refusal))
-      kit_note(self, "trafficClass %d is refused with %d", any[i], refusal);
+      kit_note(self, "trafficClass %d is refused with %s", any[i], kit_rc_text(refusal));
   }
 }
 
@@ -189,7 +190,7 @@ static void nothing_wrong(void) { ENSURE(!wrong[0], "%s", wrong); }
 static void open_profiled(struct kit_net *n, struct kit_pair *p) {
   kit_net_load(n, KIT_TARGET);
   int rc = kit_net_init(n, profiler, -1);
-  ENSURE(rc == 0, "init with a profiler returned %d", rc);
+  ENSURE(rc == 0, "init with a profiler returned %s", kit_rc_text(rc));
   kit_pair_open(n, p);
 }
 
@@ -215,16 +216,16 @@ static void one_message(struct kit_pair *p, size_t size, void *send_phandle, voi
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!sent || !received) {
     if (!rr && !received) rc = vt->irecv(p->recv, 1, &to, &room, &tag, &mr, phandles, &rr);
-    ENSURE(rc == 0, "irecv with %s returned %d", !phandles ? "NULL phandles" : "phandles", rc);
+    ENSURE(rc == 0, "irecv with %s returned %s", !phandles ? "NULL phandles" : "phandles", kit_rc_text(rc));
     if (!rs && !sent) rc = vt->isend(p->send, out, size, tag, ms, send_phandle, &rs);
-    ENSURE(rc == 0, "isend with phandle %p returned %d", send_phandle, rc);
+    ENSURE(rc == 0, "isend with phandle %p returned %s", send_phandle, kit_rc_text(rc));
     done = 0;
     if (rr) rc = vt->test(rr, &done, &got);
-    ENSURE(rc == 0, "test of a receive returned %d", rc);
+    ENSURE(rc == 0, "test of a receive returned %s", kit_rc_text(rc));
     if (rr && done) rr = NULL, received = true;
     done = 0;
     if (rs) rc = vt->test(rs, &done, NULL);
-    ENSURE(rc == 0, "test of a send returned %d", rc);
+    ENSURE(rc == 0, "test of a send returned %s", kit_rc_text(rc));
     if (rs && done) rs = NULL, sent = true;
     ENSURE(!rail_deadline_passed(deadline), "a message of %zu bytes is not done at the deadline", size);
     sched_yield();

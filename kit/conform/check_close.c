@@ -12,8 +12,8 @@ static void null(struct kit_process *self) {
   kit_net_open(&n);
   int a = n.vt->close_send(NULL), b = n.vt->close_recv(NULL), c = n.vt->close_listen(NULL);
   ENSURE(a == 0 && b == 0 && c == 0,
-         "closeSend(NULL), closeRecv(NULL), closeListen(NULL) returned %d, %d, %d, expected 0: NCCL makes these calls "
-         "for a connection that failed while it was set up", a, b, c);
+         "closeSend(NULL), closeRecv(NULL), closeListen(NULL) returned %s, %s, %s, expected 0: NCCL makes these calls "
+         "for a connection that failed while it was set up", kit_rc_text(a), kit_rc_text(b), kit_rc_text(c));
   kit_net_close(&n);
 }
 
@@ -48,12 +48,12 @@ static void load(struct loaded *l, bool sends, bool receives, bool tests, uint8_
     op = kit_op_recv(l->p.recv, in, BULK, 0);
     op.mh[0] = l->mh_in;
     if (receives) kit_op_post(n, &op);
-    ENSURE(!op.error, "irecv number %d returned %d, expected 0", i, op.error);
+    ENSURE(!op.error, "irecv number %d returned %s, expected 0", i, kit_rc_text(op.error));
     op = kit_op_send(l->p.send, out, BULK, 0);
     op.mh[0] = l->mh_out;
     for (int tries = 0; sends && tries < 100 && !op.error; tries++)
       if (kit_op_post(n, &op)) break;
-    ENSURE(!op.error, "isend number %d returned %d, expected 0", i, op.error);
+    ENSURE(!op.error, "isend number %d returned %s, expected 0", i, kit_rc_text(op.error));
     if (tests && op.req) kit_op_test(n, &op);
   }
 }
@@ -211,15 +211,17 @@ static void send_all(struct last_messages *f, struct kit_rng *rng) {
   while (f->sent < f->count) {
     if (f->receives < f->count + f->ahead) {
       if (kit_op_post(n, &f->recv[f->receives])) f->receives++;
-      else ENSURE(!f->recv[f->receives].error, "irecv returned %d", f->recv[f->receives].error);
+      else ENSURE(!f->recv[f->receives].error, "irecv returned %s", kit_rc_text(f->recv[f->receives].error));
     }
     if (f->posted < f->count && kit_op_post(n, &f->send[f->posted])) f->posted++;
     while (f->sent < f->posted && kit_op_test(n, &f->send[f->sent])) {
-      ENSURE(!f->send[f->sent].error, "the send of message %d ended with error %d", f->sent, f->send[f->sent].error);
+      ENSURE(!f->send[f->sent].error, "the send of message %d ended with error %s", f->sent,
+             kit_rc_text(f->send[f->sent].error));
       f->sent++;
     }
     if (f->got < f->receives && !kit_rng_below(rng, 4) && kit_op_test(n, &f->recv[f->got])) {
-      ENSURE(!f->recv[f->got].error, "the receive of message %d ended with error %d", f->got, f->recv[f->got].error);
+      ENSURE(!f->recv[f->got].error, "the receive of message %d ended with error %s", f->got,
+             kit_rc_text(f->recv[f->got].error));
       f->got++;
     }
     ENSURE(!rail_deadline_passed(deadline), "%d of %d messages sent at the deadline", f->sent, f->count);
@@ -233,8 +235,8 @@ static void take_all(struct last_messages *f, int round, uint64_t seed) {
     if (f->receives <= f->got && kit_op_post(f->net, next)) f->receives++;
     bool done = f->got < f->receives && kit_op_test(f->net, next);
     ENSURE(!next->error && !rail_deadline_passed(deadline),
-           "round %d: message %d of %d %s (error %d); its send was done before closeSend: NCCL counts it as delivered",
-           round, f->got, f->count, next->error ? "was lost" : "never came", next->error);
+           "round %d: message %d of %d %s (error %s); its send was done before closeSend: NCCL counts it as delivered",
+           round, f->got, f->count, next->error ? "was lost" : "never came", kit_rc_text(next->error));
     f->got += done;
   }
   for (int i = 0; i < f->count; i++)
@@ -306,8 +308,8 @@ static void the_last_message_outlives_its_process(struct kit_process *self) {
   for (int i = 0; i < COUNT && !op[COUNT - 1].done; i++) {
     bool ended = kit_op_within(&n, &op[i], kit_patience_ms(KIT_PATIENCE_MS));
     ENSURE(ended && !op[i].error,
-           "message %d of %d %s (error %d): its send was done, then the sender closed and its program ended", i, COUNT,
-           ended ? "was lost" : "never came", op[i].error);
+           "message %d of %d %s (error %s): its send was done, then the sender closed and its program ended", i, COUNT,
+           ended ? "was lost" : "never came", kit_rc_text(op[i].error));
     kit_sleep_ms(20); /* longer than the sender needs to be gone */
   }
   ENSURE(kit_pattern_check(data, COUNT * each, 9) < 0, "what a sender sent before its program ended arrived wrong");

@@ -15,7 +15,7 @@ static uint64_t soon(void) { return rail_deadline_in_ms(kit_patience_ms(KIT_PATI
 static void close_listen(struct kit_net *n, void **listen) {
   int rc = n->vt->close_listen(*listen);
   *listen = NULL;
-  ENSURE(rc == 0, "closeListen returned %d", rc);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
 }
 
 /* ---- how long a call takes ---- */
@@ -328,7 +328,7 @@ static void send_before_accept_is_done(struct kit_process *self) {
   for (int i = 0; i < 1000 && !s.done; i++) {
     if (!s.req) kit_op_post(&n, &s);
     if (s.req) kit_op_test(&n, &s);
-    ENSURE(!s.error, "a send before the peer has accepted failed with %d", s.error);
+    ENSURE(!s.error, "a send before the peer has accepted failed with %s", kit_rc_text(s.error));
   }
   if (!p.recv) p.recv = kit_net_accept(&n, p.listen);
   struct kit_op both[2] = {s, kit_op_recv(p.recv, in, sizeof in, 3)};

@@ -23,7 +23,7 @@ static void must_finish(struct kit_net *n, struct kit_op *op) {
            (double)kit_patience_ms(KIT_PATIENCE_MS) / 1000);
     sched_yield();
   }
-  ENSURE(!op->error, "a transfer of %zu bytes ended with error %d", op->size[0], op->error);
+  ENSURE(!op->error, "a transfer of %zu bytes ended with error %s", op->size[0], kit_rc_text(op->error));
 }
 
 static int ascending(const void *a, const void *b) {
@@ -173,8 +173,8 @@ static void pump(struct pipe *e, int count) {
       moved = true;
     }
     if (done < posted && kit_op_test(e->n, &op[done % e->window])) {
-      ENSURE(!op[done % e->window].error, "message %d of %zu bytes ended with error %d", done, e->size,
-             op[done % e->window].error);
+      ENSURE(!op[done % e->window].error, "message %d of %zu bytes ended with error %s", done, e->size,
+             kit_rc_text(op[done % e->window].error));
       done++;
       moved = true;
     }

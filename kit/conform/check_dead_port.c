@@ -15,7 +15,8 @@ static struct try try_to_connect(struct kit_net *n, char *handle, uint64_t ms) {
   while (t.rc == 0 && !t.comm && !rail_deadline_passed(deadline)) {
     struct rail_net_device_handle *dh = NULL;
     t.rc = n->vt->connect(n->ctx, n->dev, handle, &t.comm, &dh);
-    ENSURE(t.rc == 0 || !t.comm, "connect returned %d and left *sendComm at %p; NCCL closes that, twice", t.rc, t.comm);
+    ENSURE(t.rc == 0 || !t.comm, "connect returned %s and left *sendComm at %p; NCCL closes that, twice",
+           kit_rc_text(t.rc), t.comm);
     nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
   }
   t.seconds = (double)(rail_now_ns() - begin) / 1e9;
@@ -24,7 +25,7 @@ static struct try try_to_connect(struct kit_net *n, char *handle, uint64_t ms) {
 
 static void close_send(struct kit_net *n, void *comm) {
   int rc = n->vt->close_send(comm);
-  ENSURE(rc == 0, "closeSend(%s) returned %d", comm ? "a connection without a peer" : "NULL", rc);
+  ENSURE(rc == 0, "closeSend(%s) returned %s", comm ? "a connection without a peer" : "NULL", kit_rc_text(rc));
 }
 
 static void check_still_works(struct kit_net *n) {
@@ -38,7 +39,7 @@ static void check_still_works(struct kit_net *n) {
 /* A handle whose listen comm is closed. */
 static void dead_handle(struct kit_net *n, char *handle) {
   int rc = n->vt->close_listen(kit_net_listen(n, handle));
-  ENSURE(rc == 0, "closeListen returned %d", rc);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
 }
 
 static void dead_port(struct kit_process *self) {
@@ -47,7 +48,7 @@ static void dead_port(struct kit_process *self) {
   kit_net_open(&n);
   dead_handle(&n, handle);
   struct try t = try_to_connect(&n, handle, 1000);
-  if (t.rc) kit_note(self, "connect to a port that was closed returned %d after %.2f s", t.rc, t.seconds);
+  if (t.rc) kit_note(self, "connect to a port that was closed returned %s after %.2f s", kit_rc_text(t.rc), t.seconds);
   close_send(&n, t.comm); /* NCCL does that with NULL, too */
   check_still_works(&n);
 }
@@ -61,7 +62,8 @@ static void dead_port_is_noticed(struct kit_process *self) {
   ENSURE(!t.comm, "connect to a port that was closed gave a connection");
   ENSURE(t.rc != 0, "connect to a port that was closed has waited for %.0f s; NCCL has no limit", t.seconds);
   ENSURE(t.rc == RAIL_REMOTE_ERROR || t.rc == RAIL_SYSTEM_ERROR,
-         "connect to a port that was closed returned %d; expected ncclRemoteError (6) or ncclSystemError (2)", t.rc);
+         "connect to a port that was closed returned %s; expected ncclRemoteError (6) or ncclSystemError (2)",
+         kit_rc_text(t.rc));
   kit_metric(self, "noticed_after", t.seconds, "s");
   close_send(&n, NULL);
   check_still_works(&n);

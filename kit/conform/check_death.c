@@ -122,7 +122,8 @@ static void step_until_announced(struct kit_process *self, const struct script *
   kit_process_allow_loss(self, s->dies);
   while (!kit_bytes_ready(self, s->dies, 1)) {
     if (s->mid_transfer && !op->error && kit_op_step(&e->n, op) && op->error) early = rail_deadline_in_ms(2000);
-    ENSURE(!op->error || !rail_deadline_passed(early), "error %d while the peer was still there", op->error);
+    ENSURE(!op->error || !rail_deadline_passed(early), "error %s while the peer was still there",
+           kit_rc_text(op->error));
     ENSURE(!rail_deadline_passed(deadline), "the other side does not come to its end");
     kit_rest(&quiet);
   }
@@ -169,14 +170,14 @@ static void error_is_reported(struct kit_process *self, struct script s) {
   int error = until_error(&e, op, &s, limit);
   ENSURE(error, "the peer %s, and %.1f s later there is no error: NCCL has no timeout, so the job hangs",
          how(s.death), (double)limit / 1000);
-  kit_note(self, "error %d after %.3f s", error, (double)(rail_now_ns() - start) / 1e9);
+  kit_note(self, "error %s after %.3f s", kit_rc_text(error), (double)(rail_now_ns() - start) / 1e9);
   post_more(&e, op);
   close_end(&e);
   kit_net_close(&e.n);
   if (s.death == BY_RESET) kit_barrier(self);
   ENSURE(error == RAIL_REMOTE_ERROR,
-         "a peer that %s is error %d, expected %d (ncclRemoteError): by it users tell a lost peer from a fault here",
-         how(s.death), error, RAIL_REMOTE_ERROR);
+         "a peer that %s is error %s, expected %d (ncclRemoteError): by it users tell a lost peer from a fault here",
+         how(s.death), kit_rc_text(error), RAIL_REMOTE_ERROR);
 }
 
 static void killed_receiver_mid_transfer(struct kit_process *self) {
@@ -264,8 +265,9 @@ static void no_busy_wait(struct kit_process *self) {
   int error = until_error(&e, op, &s, kit_patience_ms(NOTICE_MS));
   double after = kit_cpu_asleep(ms);
   ENSURE(before < 0.1 && after < 0.1,
-         "with a dead peer and no call being made the plugin uses %.0f %% of a core (%.0f %% after error %d), expected "
-         "less than 10: it takes the processor from the ranks that are left", before * 100, after * 100, error);
+         "with a dead peer and no call being made the plugin uses %.0f %% of a core (%.0f %% after error %s), expected "
+         "less than 10: it takes the processor from the ranks that are left", before * 100, after * 100,
+         kit_rc_text(error));
   close_end(&e);
   kit_net_close(&e.n);
 }
@@ -342,7 +344,7 @@ static void killed_listener(struct kit_process *self) {
   uint64_t limit = kit_patience_ms(2 * NOTICE_MS), until = rail_deadline_in_ms(limit);
   for (int quiet = 0; rc == 0 && !comm && !rail_deadline_passed(until); kit_rest(&quiet))
     rc = n.vt->connect(n.ctx, n.dev, handle, &comm, &dh);
-  ENSURE(rc == 0 || !comm, "connect returned %d and left a comm in *sendComm: NCCL closes it twice", rc);
+  ENSURE(rc == 0 || !comm, "connect returned %s and left a comm in *sendComm: NCCL closes it twice", kit_rc_text(rc));
   ENSURE(rc || comm, "the listener was killed, and connect has been waiting for %.0f s: NCCL calls it for ever",
          (double)limit / 1000);
   if (comm) send_to_nobody(&n, comm);
@@ -374,8 +376,8 @@ static void a_stop_is_waited_for(struct kit_process *self) {
       kit_op_start(&e.n, &op);
       if (kit_process_rank(self) == stops && i == 1) stop_for(1000);
       bool ended = kit_op_within(&e.n, &op, kit_patience_ms(KIT_PATIENCE_MS));
-      ENSURE(ended && !op.error, "a process was stopped for one second, and a %s of it or with it %s (error %d)",
-             e.sends ? "send" : "receive", ended ? "failed" : "never ended", op.error);
+      ENSURE(ended && !op.error, "a process was stopped for one second, and a %s of it or with it %s (error %s)",
+             e.sends ? "send" : "receive", ended ? "failed" : "never ended", kit_rc_text(op.error));
       if (!e.sends)
         ENSURE(kit_pattern_check(e.data, some, seed) < 0,
                "a message that was interrupted for one second arrived wrong");

@@ -37,7 +37,8 @@ static void begin(struct kit_net *n, struct begun *b) {
   kit_op_start(n, &b->recv);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!kit_op_post(n, &b->send)) { /* a rendezvous needs both ends to get on */
-    ENSURE(!b->send.error && !rail_deadline_passed(deadline), "isend gave no request, error %d", b->send.error);
+    ENSURE(!b->send.error && !rail_deadline_passed(deadline), "isend gave no request, error %s",
+           kit_rc_text(b->send.error));
     kit_op_step(n, &b->recv);
   }
 }
@@ -106,7 +107,7 @@ static void receiver_lets_go(bool deregisters) {
            LARGE, deregisters ? "deregMr" : "closeRecv");
     kit_mr_dereg(&n, b.p.send, b.mh_out);
     int rc = n.vt->close_send(b.p.send); /* perhaps a device that cannot go because of the other end's memory */
-    ENSURE(rc == 0 || !deregisters, "closeSend returned %d, expected 0", rc);
+    ENSURE(rc == 0 || !deregisters, "closeSend returned %s, expected 0", kit_rc_text(rc));
     kit_pages_free(b.out, LARGE);
     kit_pages_free(b.in, LARGE);
   }

@@ -52,8 +52,8 @@ static void is_whole(const struct kit_op *received, uint64_t seed) {
 static void flushed(struct kit_conn *conn, struct kit_op *received, uint64_t seed) {
   void *request;
   int rc = flush(conn, received, &request);
-  ENSURE(rc == 0, "iflush of %d buffers returned %d", received->n, rc);
-  ENSURE((rc = await_flush(conn, request)) == 0, "test of a flush returned %d", rc);
+  ENSURE(rc == 0, "iflush of %d buffers returned %s", received->n, kit_rc_text(rc));
+  ENSURE((rc = await_flush(conn, request)) == 0, "test of a flush returned %s", kit_rc_text(rc));
   is_whole(received, seed);
 }
 
@@ -67,8 +67,8 @@ static void open_flushing(struct kit_conn *conn, struct kit_process *self, uint8
   *in = kit_conn_high(conn, (size_t)buffers * ROOM);
   struct kit_op first = receive(conn, *out, *in, 1, (const size_t[]){100}, 1);
   if ((rc = flush(conn, &first, &request)) != 0)
-    kit_skip("iflush says %d of host memory: NCCL asks for GPU memory only", rc);
-  ENSURE((rc = await_flush(conn, request)) == 0, "test of a flush returned %d", rc);
+    kit_skip("iflush says %s of host memory: NCCL asks for GPU memory only", kit_rc_text(rc));
+  ENSURE((rc = await_flush(conn, request)) == 0, "test of a flush returned %s", kit_rc_text(rc));
 }
 
 static void after_a_receive(struct kit_process *self) {
@@ -113,11 +113,13 @@ static void several_at_once(struct kit_process *self) {
     for (int i = 0; i < FLUSHES; i++) {
       size_t size = 1 + kit_rng_below(&conn.rng, ROOM);
       received[i] = receive(&conn, out, in + i * ROOM, 1, &size, (uint64_t)round * FLUSHES + (uint64_t)i);
-      ENSURE((rc = flush(&conn, &received[i], &request[i])) == 0, "iflush returned %d with %d outstanding", rc, i);
+      ENSURE((rc = flush(&conn, &received[i], &request[i])) == 0, "iflush returned %s with %d outstanding",
+             kit_rc_text(rc), i);
     }
     for (int k = 0; k < FLUSHES; k++) {
       int i = round % 2 ? FLUSHES - 1 - k : k;
-      ENSURE((rc = await_flush(&conn, request[i])) == 0, "test of flush %d of %d returned %d", i, FLUSHES, rc);
+      ENSURE((rc = await_flush(&conn, request[i])) == 0, "test of flush %d of %d returned %s", i, FLUSHES,
+             kit_rc_text(rc));
       is_whole(&received[i], (uint64_t)round * FLUSHES + (uint64_t)i);
     }
   }
@@ -132,7 +134,7 @@ static void after_the_sender_has_gone(struct kit_process *self) {
   open_flushing(&conn, self, &out, &in, 1);
   struct kit_op received = receive(&conn, out, in, 1, (const size_t[]){ROOM}, 1);
   int before = flush(&conn, &received, &request);
-  ENSURE(before == 0, "iflush returned %d", before);
+  ENSURE(before == 0, "iflush returned %s", kit_rc_text(before));
   for (int i = 0; i < KIT_CONN_REGIONS; i++)
     if (conn.region[i].send_mh) kit_mr_dereg(conn.net, conn.pair.send, conn.region[i].send_mh);
   ENSURE(conn.net->vt->close_send(conn.pair.send) == 0, "closeSend failed");

@@ -165,7 +165,7 @@ static void accept_for(struct kit_listener *d, int ms) {
   do {
     if (!kit_accept_step(d->net, d->listen, &comm)) continue;
     int rc = d->net->vt->close_recv(comm);
-    ENSURE(rc == 0, "closeRecv of a foreign client's connection returned %d", rc);
+    ENSURE(rc == 0, "closeRecv of a foreign client's connection returned %s", kit_rc_text(rc));
   } while (!rail_deadline_passed(deadline));
 }
 

@@ -130,7 +130,7 @@ static void programs_started_meanwhile(struct kit_process *self) {
            "do not notice when this process has gone", fd, len > 0 ? target : "?");
   }
   int rc = n.vt->close_listen(listen);
-  ENSURE(rc == 0, "closeListen returned %d", rc);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
   kit_pair_close(&p);
   kit_pair_close(&q);
   kit_net_close(&n);
@@ -161,7 +161,7 @@ static void a_forked_bystander_does_not_hide_a_close(struct kit_process *self) {
   kit_op_within(&n, &op, kit_patience_ms(5000));
   close(hold[1]);
   waitpid(pid, NULL, 0);
-  ENSURE(rc == 0, "closeSend returned %d while a forked child lived", rc);
+  ENSURE(rc == 0, "closeSend returned %s while a forked child lived", kit_rc_text(rc));
   ENSURE(op.error, "closeSend has not reached the peer within %.0f s while a forked child lived: the peer waits as "
          "long as somebody's data loader does", (double)kit_patience_ms(5000) / 1000);
   kit_mr_dereg(&n, p.recv, mh);

@@ -229,7 +229,7 @@ static void done_when_all_have_come(struct kit_process *self) {
       for (int i = 0; i < n; i++) {
         if (ops[i].done) continue;
         bool over = ops[i].req ? kit_op_test(conn.net, &ops[i]) : (kit_op_post(conn.net, &ops[i]), false);
-        ENSURE(!ops[i].error, "%s ended with error %d", i ? "a send" : "the receive", ops[i].error);
+        ENSURE(!ops[i].error, "%s ended with error %s", i ? "a send" : "the receive", kit_rc_text(ops[i].error));
         ENSURE(i > 0 || !over, "a receive of %d buffers is done though the send with tag %d was not posted yet", n,
              late);
       }
@@ -268,7 +268,8 @@ static bool sub_turn(struct shared *s, int sub) {
   if (s->done[sub] < s->posted[sub]) {
     struct kit_op *op = &s->op[sub][s->done[sub] % DEPTH];
     if (kit_op_test(s->conn.net, op)) s->done[sub]++, moved = true;
-    ENSURE(!op->error, "the send of step %d with tag %d ended with error %d", s->done[sub], 100 + sub, op->error);
+    ENSURE(!op->error, "the send of step %d with tag %d ended with error %s", s->done[sub], 100 + sub,
+           kit_rc_text(op->error));
   }
   if (s->posted[sub] < s->steps[sub] && s->posted[sub] < s->done[sub] + DEPTH) {
     int step = s->posted[sub];
@@ -277,8 +278,8 @@ static bool sub_turn(struct shared *s, int sub) {
     kit_pattern_fill(out, shared_size(s, sub, step), shared_seed(sub, step));
     *op = kit_conn_send(&s->conn, out, shared_size(s, sub, step), 100 + sub);
     if (kit_op_post(s->conn.net, op)) s->posted[sub]++, moved = true;
-    ENSURE(!op->error, "isend of step %d with tag %d returned %d: with no place in the first unfinished receive it "
-           "gives NULL and is repeated", step, 100 + sub, op->error);
+    ENSURE(!op->error, "isend of step %d with tag %d returned %s: with no place in the first unfinished receive it "
+           "gives NULL and is repeated", step, 100 + sub, kit_rc_text(op->error));
   }
   return moved;
 }
@@ -326,10 +327,10 @@ static void shared_receive(struct shared *s) {
         struct kit_op *op = &ring[posted % DEPTH];
         *op = shared_group(s, posted);
         posted += kit_op_post(s->conn.net, op);
-        ENSURE(!op->error, "irecv of %d buffers returned %d", op->n, op->error);
+        ENSURE(!op->error, "irecv of %d buffers returned %s", op->n, kit_rc_text(op->error));
       }
       if (posted > done) kit_op_test(s->conn.net, oldest);
-      ENSURE(posted == done || !oldest->error, "receive %d ended with error %d", done, oldest->error);
+      ENSURE(posted == done || !oldest->error, "receive %d ended with error %s", done, kit_rc_text(oldest->error));
       ENSURE(!rail_deadline_passed(deadline), "receive %d of %d is not done at the deadline", done, last);
       sched_yield();
     } while (posted == done || !oldest->done);

@@ -48,7 +48,7 @@ static void several_to_one_listener(struct kit_process *self) { /* one after ano
     p[i].listen = NULL;
   }
   int rc = n.vt->close_listen(listen);
-  ENSURE(rc == 0, "closeListen returned %d", rc);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
   for (int i = 0; i < 4; i++) kit_pair_ping(&p[i], 3000, (uint64_t)i);
   for (int i = 0; i < 4; i++) kit_pair_close(&p[i]);
   kit_net_close(&n);
@@ -105,10 +105,10 @@ static void find_partners(struct meeting *m) {
     send.mh[0] = kit_mr_reg(m->net, m->send[i], &out, sizeof out);
     while (got < 0 || !send.done) {
       kit_op_step(m->net, &send);
-      ENSURE(!send.error, "the send of connection %u ended with error %d", i, send.error);
+      ENSURE(!send.error, "the send of connection %u ended with error %s", i, kit_rc_text(send.error));
       for (int k = 0; k < ALL; k++) {
         if (recv[k].done || !kit_op_step(m->net, &recv[k])) continue;
-        ENSURE(!recv[k].error, "a receive ended with error %d while connection %u sent", recv[k].error, i);
+        ENSURE(!recv[k].error, "a receive ended with error %s while connection %u sent", kit_rc_text(recv[k].error), i);
         ENSURE(k >= first && k < first + EACH && in[k] == i && got < 0,
                "connection %u sent, and number %u came through accepted connection %d of listen comm %d", i, in[k],
                k % EACH, k / EACH);
@@ -180,23 +180,24 @@ static void comms_are_written(struct kit_process *self) {
   void *handle = p.handle, *comm = KIT_POISON;
   kit_net_load(&n, KIT_TARGET);
   int rc = kit_net_init(&n, NULL, -1);
-  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(rc == 0, "init returned %s", kit_rc_text(rc));
   rc = n.vt->listen(n.ctx, n.dev, handle, &comm);
-  ENSURE(rc == 0 && comm && comm != KIT_POISON, "listen returned %d and *listenComm %p", rc, comm);
+  ENSURE(rc == 0 && comm && comm != KIT_POISON, "listen returned %s and *listenComm %p", kit_rc_text(rc), comm);
   p.listen = comm;
   comm = KIT_POISON;
   rc = n.vt->accept(p.listen, &comm, &dh);
-  ENSURE(rc == 0 && !comm, "accept with nobody there returned %d and *recvComm %p, expected NULL", rc, comm);
+  ENSURE(rc == 0 && !comm, "accept with nobody there returned %s and *recvComm %p, expected NULL", kit_rc_text(rc),
+         comm);
   uint64_t deadline = soon();
   while (!p.send || !p.recv) {
     comm = KIT_POISON;
     if (!p.send) rc = n.vt->connect(n.ctx, n.dev, handle, &comm, &dh);
-    ENSURE(rc == 0, "connect returned %d", rc);
+    ENSURE(rc == 0, "connect returned %s", kit_rc_text(rc));
     if (!p.send) ENSURE(comm != KIT_POISON, "connect in progress did not write *sendComm, expected NULL");
     if (!p.send) p.send = comm;
     comm = KIT_POISON;
     if (!p.recv) rc = n.vt->accept(p.listen, &comm, &dh);
-    ENSURE(rc == 0, "accept returned %d", rc);
+    ENSURE(rc == 0, "accept returned %s", kit_rc_text(rc));
     if (!p.recv) ENSURE(comm != KIT_POISON, "accept in progress did not write *recvComm, expected NULL");
     if (!p.recv) p.recv = comm;
     ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline");
@@ -213,19 +214,19 @@ static void device_handle_is_left_alone(struct kit_process *self) {
   struct rail_net_device_handle canary, *to_send = &canary, *to_recv = &canary;
   kit_net_open(&n);
   int rc = n.vt->get_properties(n.dev, &props);
-  ENSURE(rc == 0, "getProperties returned %d", rc);
+  ENSURE(rc == 0, "getProperties returned %s", kit_rc_text(rc));
   kit_net_close(&n);
   if (props.net_device_type != RAIL_NET_DEVICE_HOST) kit_skip("the device offloads to the GPU");
   kit_net_load(&n, KIT_TARGET);
   rc = kit_net_init(&n, NULL, -1);
-  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(rc == 0, "init returned %s", kit_rc_text(rc));
   struct kit_pair p = {.net = &n};
   p.listen = kit_net_listen(&n, p.handle);
   uint64_t deadline = soon();
   while (!p.send || !p.recv) {
     if (!p.send) rc = n.vt->connect(n.ctx, n.dev, p.handle, &p.send, &to_send);
     if (!p.recv && rc == 0) rc = n.vt->accept(p.listen, &p.recv, &to_recv);
-    ENSURE(rc == 0, "connect or accept returned %d", rc);
+    ENSURE(rc == 0, "connect or accept returned %s", kit_rc_text(rc));
     ENSURE(!rail_deadline_passed(deadline), "no connection within the deadline");
     sched_yield();
   }

@@ -99,7 +99,7 @@ static void failed_connections_of_a_context(void *arg, int i) {
     char handle[RAIL_NET_HANDLE_SIZE];
     void *listen = kit_net_listen(&n, handle), *comm = NULL;
     int rc = n.vt->close_listen(listen);
-    ENSURE(rc == 0, "closeListen returned %d", rc);
+    ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
     uint64_t deadline = rail_deadline_in_ms(3);
     while (rc == 0 && !comm && !rail_deadline_passed(deadline)) {
       struct rail_net_device_handle *dh = NULL;

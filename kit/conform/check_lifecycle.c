@@ -185,14 +185,15 @@ static void old_init_twice(struct kit_process *self) {
   struct kit_pair p;
   kit_net_load(&n, KIT_TARGET);
   int rc = kit_net_init(&n, NULL, -1);
-  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(rc == 0, "init returned %s", kit_rc_text(rc));
   for (int round = 0; round < 3; round++) {
     struct rail_net_init args = {.traffic_class = -1, .log = kit_net_log};
     int ndev = -1;
     rc = round ? rail_net_raw_init(n.any, &args, NULL) : 0;
-    ENSURE(rc == 0, "init, call %d in one process, returned %d", round + 1, rc);
+    ENSURE(rc == 0, "init, call %d in one process, returned %s", round + 1, kit_rc_text(rc));
     rc = n.vt->devices(&ndev);
-    ENSURE(rc == 0 && ndev == n.ndev, "after another init devices returned %d and there are %d, %d before", rc, ndev,
+    ENSURE(rc == 0 && ndev == n.ndev, "after another init devices returned %s and there are %d, %d before",
+           kit_rc_text(rc), ndev,
            n.ndev);
     kit_pair_open(&n, &p);
     kit_pair_ping(&p, 5000, (uint64_t)round);
@@ -208,7 +209,7 @@ static void context_is_written(struct kit_process *self) {
   kit_net_load(&n, KIT_TARGET);
   n.ctx = KIT_POISON;
   int rc = n.vt->init(&n.ctx, 0x1234, &config, kit_net_log, NULL);
-  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(rc == 0, "init returned %s", kit_rc_text(rc));
   ENSURE(n.ctx != KIT_POISON,
          "init did not write *ctx, which listen, connect and finalize are given; NCCL 2.30 presets it to NULL");
   kit_net_close(&n);
@@ -257,7 +258,7 @@ static void contexts_meet(struct kit_process *self) {
 
 static void finalize_null(struct kit_net *n, const char *when) {
   int rc = n->vt->finalize(NULL);
-  ENSURE(rc == 0, "finalize(NULL) %s returned %d; NCCL 2.28 calls it when init has failed", when, rc);
+  ENSURE(rc == 0, "finalize(NULL) %s returned %s; NCCL 2.28 calls it when init has failed", when, kit_rc_text(rc));
 }
 
 /* After an init that failed NCCL 2.28 finalizes what it has, which is NULL; it may have other communicators, and it
@@ -268,7 +269,7 @@ static void finalize_of_null(struct kit_process *self) {
   struct kit_pair p;
   kit_net_load(&n, KIT_TARGET);
   int rc = kit_net_init(&n, NULL, -1);
-  ENSURE(rc == 0, "init returned %d", rc);
+  ENSURE(rc == 0, "init returned %s", kit_rc_text(rc));
   finalize_null(&n, "beside a living context");
   kit_pair_open(&n, &p); /* and that did it no harm */
   kit_pair_ping(&p, 100, 1);
@@ -286,7 +287,7 @@ static void devices_stay(struct kit_process *self) {
   kit_net_open(&n);
   for (int i = 0; i < 20; i++) {
     int ndev = -1, rc = n.vt->devices(&ndev);
-    ENSURE(rc == 0, "devices, called again, returned %d", rc);
+    ENSURE(rc == 0, "devices, called again, returned %s", kit_rc_text(rc));
     ENSURE(ndev == n.ndev, "devices said %d at first and %d later; NCCL asks once and keeps the number", n.ndev, ndev);
     if (i != 10) continue;
     kit_pair_open(&n, &p);

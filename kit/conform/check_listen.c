@@ -8,7 +8,7 @@
 
 static void close_listen(struct kit_net *n, void *listen) {
   int rc = n->vt->close_listen(listen);
-  ENSURE(rc == 0, "closeListen returned %d", rc);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
 }
 
 /* ---- the handle ---- */
@@ -189,12 +189,13 @@ static void closed_with_a_half_connected_peer(struct kit_process *self) {
     while (!send && rc == 0 && !rail_deadline_passed(deadline)) {
       struct rail_net_device_handle *dh = NULL;
       rc = n.vt->connect(n.ctx, n.dev, handle, &send, &dh);
-      ENSURE(rc == 0 || !send, "connect failed with %d and left *sendComm at %p; NCCL closes that, twice", rc, send);
+      ENSURE(rc == 0 || !send, "connect failed with %s and left *sendComm at %p; NCCL closes that, twice",
+             kit_rc_text(rc), send);
     }
     rc = n.vt->close_send(send);
-    ENSURE(rc == 0, "closeSend(%p) returned %d", send, rc);
+    ENSURE(rc == 0, "closeSend(%p) returned %s", send, kit_rc_text(rc));
     rc = n.vt->close_recv(recv);
-    ENSURE(rc == 0, "closeRecv(%p) returned %d", recv, rc);
+    ENSURE(rc == 0, "closeRecv(%p) returned %s", recv, kit_rc_text(rc));
   }
   struct kit_pair p;
   kit_pair_open(&n, &p);

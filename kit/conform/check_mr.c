@@ -133,8 +133,8 @@ static void dereg_of_null(struct kit_process *self) {
   kit_pair_open(&n, &p);
   int a = n.vt->dereg_mr(p.send, NULL), b = n.vt->dereg_mr(p.recv, NULL);
   ENSURE(a == 0 && b == 0,
-         "deregMr(NULL) returned %d for a sendComm, %d for a recvComm, expected 0: NCCL makes this call at teardown "
-         "for buffers whose regMr gave a NULL handle, and leaks the rest on an error", a, b);
+         "deregMr(NULL) returned %s for a sendComm, %s for a recvComm, expected 0: NCCL makes this call at teardown "
+         "for buffers whose regMr gave a NULL handle, and leaks the rest on an error", kit_rc_text(a), kit_rc_text(b));
   kit_pair_ping(&p, 10, 1);
   kit_pair_close(&p);
   kit_net_close(&n);
@@ -148,7 +148,7 @@ static void device_memory_is_refused_if_not_supported(struct kit_process *self) 
   struct rail_net_props_v12 props;
   kit_net_open(&n);
   int rc = n.vt->get_properties(n.dev, &props);
-  ENSURE(rc == 0, "getProperties returned %d", rc);
+  ENSURE(rc == 0, "getProperties returned %s", kit_rc_text(rc));
   if (props.ptr_support & RAIL_PTR_CUDA) {
     kit_note(self, "the plugin supports device memory (ptrSupport %#x)", (unsigned)props.ptr_support);
     kit_net_close(&n);
@@ -185,11 +185,11 @@ static void dmabuf_descriptor_is_the_callers(struct kit_process *self) {
     void *mh = NULL;
     int rc = n.vt->reg_mr_dmabuf(p.send, data, size, RAIL_PTR_CUDA, 0, fd, &mh);
     bool open = fstat(fd, &after) == 0 && after.st_ino == before.st_ino;
-    ENSURE(open, "regMrDmaBuf returned %d and closed the caller's descriptor: NCCL closes it, too, by then perhaps "
-           "somebody else's of that number", rc);
+    ENSURE(open, "regMrDmaBuf returned %s and closed the caller's descriptor: NCCL closes it, too, by then perhaps "
+           "somebody else's of that number", kit_rc_text(rc));
     close(fd); /* as NCCL does at once; what needs it later has a copy */
     if (rc == 0) kit_mr_dereg(&n, p.send, mh);
-    kit_note(self, "regMrDmaBuf of a memory file returned %d", rc);
+    kit_note(self, "regMrDmaBuf of a memory file returned %s", kit_rc_text(rc));
     munmap(data, size);
   }
   kit_pair_ping(&p, 1000, 1);

@@ -142,8 +142,8 @@ static void a_send_waits_for_its_receive(struct kit_process *self) {
     while (!rail_deadline_passed(until)) {
       if (ops[1].req) kit_op_test(conn.net, &ops[1]);
       else if (!ops[1].done) kit_op_post(conn.net, &ops[1]);
-      ENSURE(!ops[1].error, "a send of %zu bytes, its receive not posted yet, ended with error %d: the peer may be "
-             "late", size[i], ops[1].error);
+      ENSURE(!ops[1].error, "a send of %zu bytes, its receive not posted yet, ended with error %s: the peer may be "
+             "late", size[i], kit_rc_text(ops[1].error));
     }
     kit_conn_run(&conn, ops, 2, KIT_OPS_OLDEST);
     ENSURE(ops[0].sizes[0] == (int)size[i] && kit_pattern_check(in, size[i], i) < 0,
@@ -184,7 +184,7 @@ static bool stream_post(struct stream *s) {
   *op = s->kind == KIT_OP_SEND ? kit_conn_send(s->conn, data, stream_size(i), 4)
                                : kit_conn_recv(s->conn, data, MAX_BYTES, 4);
   bool taken = kit_op_post(s->conn->net, op);
-  ENSURE(!op->error, "message %llu: error %d", (unsigned long long)i, op->error);
+  ENSURE(!op->error, "message %llu: error %s", (unsigned long long)i, kit_rc_text(op->error));
   s->posted += taken;
   return taken;
 }
@@ -197,7 +197,7 @@ static void stream_test(struct stream *s) {
     uint64_t message = s->done + (uint64_t)at[i];
     struct kit_op *op = &s->op[message % WINDOW];
     bool over = op->done || kit_op_test(s->conn->net, op);
-    ENSURE(!op->error, "message %llu: error %d", (unsigned long long)message, op->error);
+    ENSURE(!op->error, "message %llu: error %s", (unsigned long long)message, kit_rc_text(op->error));
     if (!over && s->order == KIT_OPS_OLDEST) break;
   }
 }
@@ -330,14 +330,14 @@ static void fifo_drive(struct fifo *f, bool sends) {
       if (sends) kit_pattern_fill(data, m->size, (uint64_t)posted);
       *op = sends ? kit_conn_send(conn, data, m->size, 0) : kit_conn_recv(conn, data, m->room, 0);
       bool taken = kit_op_post(conn->net, op);
-      ENSURE(!op->error, "%s %d returned error %d", what, posted, op->error);
+      ENSURE(!op->error, "%s %d returned error %s", what, posted, kit_rc_text(op->error));
       if (!taken) break;
       posted++;
     }
     for (; done < posted && kit_op_test(conn->net, &ring[done % STEPS]); done++, moved = true) {
       const struct message *m = &f->plan[done];
       uint8_t *data = f->buf[m->proto] + m->at;
-      ENSURE(!ring[done % STEPS].error, "%s %d ended with error %d", what, done, ring[done % STEPS].error);
+      ENSURE(!ring[done % STEPS].error, "%s %d ended with error %s", what, done, kit_rc_text(ring[done % STEPS].error));
       ENSURE(sends || ring[done % STEPS].sizes[0] == (int)m->size, "step %d of protocol %d got %d bytes, sent %zu",
              done, m->proto, ring[done % STEPS].sizes[0], m->size);
       ssize_t wrong = sends ? -1 : kit_pattern_check(data, m->size, (uint64_t)done);

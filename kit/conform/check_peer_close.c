@@ -47,7 +47,7 @@ static void the_receiver_closes_at_once(struct kit_process *self) {
     for (int i = 0; i < count; i++) kit_op_start(&n, &send[i]);
     while (got < count) { /* the sender's test only where the receiver's alone does not get on */
       bool step = kit_op_step(&n, &recv[got]);
-      ENSURE(!recv[got].error, "a receive ended with error %d", recv[got].error);
+      ENSURE(!recv[got].error, "a receive ended with error %s", kit_rc_text(recv[got].error));
       if (step) got++;
       else if (!send[count - 1].done) kit_op_step(&n, &send[got]);
       ENSURE(!rail_deadline_passed(deadline), "receive %d of %d is not done at the deadline", got, count);
@@ -58,8 +58,8 @@ static void the_receiver_closes_at_once(struct kit_process *self) {
     for (int i = 0; i < count; i++) {
       bool ended = kit_op_within(&n, &send[i], kit_patience_ms(KIT_PATIENCE_MS));
       ENSURE(ended && !send[i].error,
-             "send %d of %d %s (error %d) though its receive was done: the receiver closed before the sender's test", i,
-             count, ended ? "failed" : "is not done", send[i].error);
+             "send %d of %d %s (error %s) though its receive was done: the receiver closed before the sender's test", i,
+             count, ended ? "failed" : "is not done", kit_rc_text(send[i].error));
     }
     kit_mr_dereg(&n, p.send, mh_out);
     kit_close_within(n.vt->close_send, p.send, "closeSend, after the receiver had closed,", KIT_CLOSE_HUNG_MS);
@@ -103,8 +103,8 @@ static void a_closed_peer_is_noticed(struct kit_process *self) {
     void *mh = op.mh[0] = kit_mr_reg(&n, op.comm, data, size);
     until_error(&n, &op, sends);
     ENSURE(op.error == RAIL_REMOTE_ERROR,
-           "a closed peer is error %d, expected %d (ncclRemoteError): by it users tell a lost peer from a fault here",
-           op.error, RAIL_REMOTE_ERROR);
+           "a closed peer is error %s, expected %d (ncclRemoteError): by it users tell a lost peer from a fault here",
+           kit_rc_text(op.error), RAIL_REMOTE_ERROR);
     kit_mr_dereg(&n, op.comm, mh);
     if (sends) kit_close_within(n.vt->close_send, p.send, "closeSend", KIT_CLOSE_HUNG_MS);
     else kit_close_within(n.vt->close_recv, p.recv, "closeRecv", KIT_CLOSE_HUNG_MS);

@@ -22,7 +22,7 @@ static struct rail_net_props_v12 properties_of(struct kit_net *n, int dev) {
   struct rail_net_props_v12 p;
   memset(&p, 0xa5, sizeof p);
   int rc = n->vt->get_properties(dev, &p);
-  ENSURE(rc == 0, "getProperties of device %d returned %d", dev, rc);
+  ENSURE(rc == 0, "getProperties of device %d returned %s", dev, kit_rc_text(rc));
   return p;
 }
 
@@ -81,7 +81,7 @@ static void with_two_poisons(void (*fn)(int version, const union kit_props *a, c
     memset(&b, 0x5a, sizeof b);
     int rc = kit_props_get(&s, d, &a);
     if (rc == 0) rc = kit_props_get(&s, d, &b);
-    ENSURE(rc == 0, "getProperties of device %d returned %d", d, rc);
+    ENSURE(rc == 0, "getProperties of device %d returned %s", d, kit_rc_text(rc));
     fn(n.version, &a, &b);
   }
   kit_net_close(&n);
@@ -375,7 +375,7 @@ static void fused_devices(struct kit_process *self) {
   struct rail_net_vprops_v12 two = {.ndevs = 2, .devs = {0, 1}};
   int fused = -1, ndev = -1, rc = n.vt->make_vdevice(&fused, &two);
   if (rc != 0) {
-    kit_note(self, "makeVDevice of devices 0 and 1 is refused with %d", rc);
+    kit_note(self, "makeVDevice of devices 0 and 1 is refused with %s", kit_rc_text(rc));
     kit_net_close(&n);
     return;
   }
@@ -409,7 +409,7 @@ static void fused_without_pci(struct kit_process *self) {
          "device, and ncclCommInitRank fails (ncclInternalError)", two.devs[0], two.devs[1], two.devs[0]);
   ENSURE(n.version > 9 || rc != RAIL_BAD_USAGE, "makeVDevice refuses devices %d and %d with ncclInvalidUsage, after "
          "which ncclCommInitRank of NCCL 2.24 and 2.25 fails; any other error lets it go on", two.devs[0], two.devs[1]);
-  kit_note(self, "makeVDevice of devices %d and %d is refused with %d", two.devs[0], two.devs[1], rc);
+  kit_note(self, "makeVDevice of devices %d and %d is refused with %s", two.devs[0], two.devs[1], kit_rc_text(rc));
   kit_net_close(&n);
 }
 
@@ -422,8 +422,8 @@ static void a_device_made_of_one(struct kit_process *self) {
     if (properties_of(&n, d).vprops.ndevs > 1) continue; /* NCCL makes its own list, of devices that are not fused */
     struct rail_net_vprops_v12 one = {.ndevs = 1, .devs = {d}};
     int dev = -1, ndev = -1, rc = n.vt->make_vdevice(&dev, &one);
-    ENSURE(rc == 0, "makeVDevice of device %d alone is refused with %d: ncclCommInitRank of NCCL 2.26 then never ends "
-           "where there are several devices, and that of 2.24 and 2.25 fails if it is ncclInvalidUsage", d, rc);
+    ENSURE(rc == 0, "makeVDevice of device %d alone is refused with %s: ncclCommInitRank of NCCL 2.26 then never ends "
+           "where there are several devices; 2.24's and 2.25's fails on ncclInvalidUsage", d, kit_rc_text(rc));
     ENSURE(n.vt->devices(&ndev) == 0 && dev >= 0 && dev < ndev, "makeVDevice of device %d alone gave the number %d, "
            "and devices says %d", d, dev, ndev);
     struct rail_net_props_v12 p = properties_of(&n, dev);

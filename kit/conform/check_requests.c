@@ -46,8 +46,8 @@ static bool crowd_send(struct crowd *c) {
   if (kit_op_post(c->conn->net, op)) return c->sent++, true;
   if (op->error && c->refusal_is_fine && c->sent >= c->guaranteed) c->total = c->sent;
   else
-    ENSURE(!op->error, "isend with %d outstanding returned %d: 32 x maxRecvs (%d) must fit, and NULL in *request, "
-           "which NCCL repeats, says that more do not", c->sent, op->error, c->guaranteed);
+    ENSURE(!op->error, "isend with %d outstanding returned %s: 32 x maxRecvs (%d) must fit, and NULL in *request, "
+           "which NCCL repeats, says that more do not", c->sent, kit_rc_text(op->error), c->guaranteed);
   return false;
 }
 
@@ -55,8 +55,8 @@ static bool crowd_receive(struct crowd *c) {
   struct kit_op *op = &c->recv[c->received];
   if (c->received == c->total) return false;
   if (kit_op_post(c->conn->net, op)) return c->received++, true;
-  ENSURE(!op->error, "irecv with %d outstanding returned %d: 32 must fit, and NULL in *request, which NCCL repeats, "
-         "says that more do not", c->received, op->error);
+  ENSURE(!op->error, "irecv with %d outstanding returned %s: 32 must fit, and NULL in *request, which NCCL repeats, "
+         "says that more do not", c->received, kit_rc_text(op->error));
   return false;
 }
 
@@ -68,11 +68,11 @@ static void crowd_drain(struct crowd *c) {
     crowd_receive(c);
     crowd_send(c);
     while (gone < c->sent && (c->send[gone].done || kit_op_test(n, &c->send[gone]))) {
-      ENSURE(!c->send[gone].error, "send %d ended with error %d", gone, c->send[gone].error);
+      ENSURE(!c->send[gone].error, "send %d ended with error %s", gone, kit_rc_text(c->send[gone].error));
       gone++;
     }
     while (got < c->received && kit_op_test(n, &c->recv[got])) {
-      ENSURE(!c->recv[got].error, "receive %d ended with error %d", got, c->recv[got].error);
+      ENSURE(!c->recv[got].error, "receive %d ended with error %s", got, kit_rc_text(c->recv[got].error));
       ENSURE(c->in[got] == got, "receive %d got message %d: an isend that gives NULL must not send, one that gives a "
              "request must do so once", got, c->in[got]);
       got++;
@@ -144,8 +144,8 @@ static bool depth_test(struct depth *d, struct kit_op *ops, int count) {
   for (int i = 0; i < count; i++) {
     struct kit_op *op = &ops[shared ? count - 1 - i : i];
     if (op->req) kit_op_test(d->conn->net, op);
-    ENSURE(!op->error, "%s %d ended with error %d", op->kind == KIT_OP_SEND ? "send" : "receive", (int)(op - ops),
-           op->error);
+    ENSURE(!op->error, "%s %d ended with error %s", op->kind == KIT_OP_SEND ? "send" : "receive", (int)(op - ops),
+           kit_rc_text(op->error));
     all &= op->done;
     if (!shared && !op->done) return false;
   }
@@ -155,7 +155,8 @@ static bool depth_test(struct depth *d, struct kit_op *ops, int count) {
 static void depth_post(struct depth *d, struct kit_op *op, int index, int most, uint64_t deadline) {
   const char *call = op->kind == KIT_OP_SEND ? "isend" : "irecv";
   while (!kit_op_post(d->conn->net, op)) {
-    ENSURE(!op->error, "%s returned %d with %d outstanding: a plugin must bear %d", call, op->error, index, most);
+    ENSURE(!op->error, "%s returned %s with %d outstanding: a plugin must bear %d", call, kit_rc_text(op->error),
+           index, most);
     /* A NULL may wait for the receiver's post to arrive, no longer. */
     ENSURE(!rail_deadline_passed(deadline), "%s gives NULL for ever with %d outstanding%s", call, index,
            d->strict ? ", none of them tested yet" : ", all of them tested again and again");
@@ -207,7 +208,7 @@ static void done_is_written_while_a_request_is_not(struct kit_process *self) {
   struct kit_op ops[2] = {kit_conn_recv(&conn, in, size, 2), kit_conn_send(&conn, out, size, 2)};
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS / 2));
   while (!kit_op_post(conn.net, &ops[0])) {
-    ENSURE(!ops[0].error, "irecv returned %d", ops[0].error);
+    ENSURE(!ops[0].error, "irecv returned %s", kit_rc_text(ops[0].error));
     ENSURE(!rail_deadline_passed(deadline), "irecv gives NULL for ever, with nothing outstanding");
   }
   for (int i = 0; i < 100; i++)
@@ -222,7 +223,8 @@ static void test_without_sizes(struct kit_conn *conn, struct kit_op *op, uint64_
   int done = 0x5a5a5a5a, rc;
   if (!op->req) return;
   rc = conn->net->vt->test(op->req, &done, NULL);
-  ENSURE(rc == 0, "test with NULL for sizes returned %d, a message of %zu bytes was sent", rc, op->size[0]);
+  ENSURE(rc == 0, "test with NULL for sizes returned %s, a message of %zu bytes was sent", kit_rc_text(rc),
+         op->size[0]);
   ENSURE(done == 0 || done == 1, "test with NULL for sizes left *done at %#x", (unsigned)done);
   ENSURE(!rail_deadline_passed(deadline), "a transfer of %zu bytes, tested with NULL for sizes, is never done",
          op->size[0]);
@@ -242,7 +244,7 @@ static void sizes_may_be_null(struct kit_process *self) {
     while (!ops[0].done || !ops[1].done) {
       for (int i = 0; i < 2; i++) {
         if (!ops[i].req && !ops[i].done) kit_op_post(conn.net, &ops[i]);
-        ENSURE(!ops[i].error, "%s returned %d", i ? "isend" : "irecv", ops[i].error);
+        ENSURE(!ops[i].error, "%s returned %s", i ? "isend" : "irecv", kit_rc_text(ops[i].error));
         test_without_sizes(&conn, &ops[i], deadline);
       }
       ENSURE(!rail_deadline_passed(deadline), "%zu bytes did not cross before the deadline", size);
@@ -281,12 +283,13 @@ static void a_receive_writes_its_size(struct kit_process *self) {
     struct kit_op recv = kit_conn_recv(&conn, in, 200000, 1), send = kit_conn_send(&conn, out, reported[i], 1);
     int done = 0, size = 0x5a5a5a5a;
     while (!done) {
-      ENSURE(!recv.error && !send.error, "irecv, isend ended with errors %d, %d", recv.error, send.error);
+      ENSURE(!recv.error && !send.error, "irecv, isend ended with errors %s, %s", kit_rc_text(recv.error),
+             kit_rc_text(send.error));
       ENSURE(!rail_deadline_passed(deadline), "%zu bytes did not arrive before the deadline", reported[i]);
       if (!send.done) send.req ? kit_op_test(conn.net, &send) : kit_op_post(conn.net, &send);
       if (!recv.req && !kit_op_post(conn.net, &recv)) continue;
       int rc = conn.net->vt->test(recv.req, &done, &size);
-      ENSURE(rc == 0, "test returned %d", rc);
+      ENSURE(rc == 0, "test returned %s", kit_rc_text(rc));
     }
     kit_op_finish(conn.net, &send);
     ENSURE(size == (int)reported[i], "test of a receive left sizes[0] at %d (%#x) for a message of %zu bytes", size,
@@ -306,7 +309,8 @@ static bool step_in_flight(struct kit_conn *conn, struct kit_op *ops, int i) {
   if (op->done) return false;
   if (!op->req && (i == 0 || ops[i - 1].req || ops[i - 1].done)) kit_op_post(conn->net, op);
   bool tested = op->req && (i == 0 || ops[i - 1].done), now = tested && kit_op_test(conn->net, op);
-  ENSURE(!op->error, "%s %d ended with error %d", op->kind == KIT_OP_SEND ? "send" : "receive", i, op->error);
+  ENSURE(!op->error, "%s %d ended with error %s", op->kind == KIT_OP_SEND ? "send" : "receive", i,
+         kit_rc_text(op->error));
   return now;
 }
 

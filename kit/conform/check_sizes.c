@@ -158,7 +158,7 @@ static void arrays_of(struct kit_conn *conn, int n, uint8_t *real, uint8_t *deco
   do { /* NULL: the arrays are the right ones again at the next call */
     memcpy(&arrays, &group, sizeof arrays);
     int rc = conn->net->vt->irecv(group.comm, n, arrays.data, arrays.size, arrays.tag, arrays.mh, NULL, &group.req);
-    ENSURE(rc == 0, "irecv of %d buffers returned %d", n, rc);
+    ENSURE(rc == 0, "irecv of %d buffers returned %s", n, kit_rc_text(rc));
     ENSURE(!rail_deadline_passed(deadline), "irecv of %d buffers gives NULL for ever, with nothing outstanding", n);
     memcpy(&arrays, &wrong, sizeof arrays);
   } while (!group.req);
@@ -170,8 +170,8 @@ static void arrays_of(struct kit_conn *conn, int n, uint8_t *real, uint8_t *deco
     }
     if (!group.done && kit_op_test(conn->net, &group)) left--;
     ENSURE(!group.error && kit_bytes_check(decoy, (size_t)n * LEN, 0xcc) < 0,
-           "a receive of %d buffers whose arrays changed after irecv ended with error %d or in the wrong buffer: data, "
-           "sizes, tags and mhandles are on NCCL's stack and valid only during the call", n, group.error);
+           "a receive of %d buffers whose arrays changed after irecv ended with error %s or in the wrong buffer: data, "
+           "sizes, tags and mhandles are on NCCL's stack and valid only during the call", n, kit_rc_text(group.error));
     ENSURE(!rail_deadline_passed(deadline), "a receive of %d buffers whose arrays changed after irecv is never done: "
            "they are on NCCL's stack and valid only during the call", n);
   }
@@ -231,8 +231,8 @@ static void too_large(const struct kit_conn *with, size_t size, size_t room, boo
   oversize_run(&o, receive_first, 5000);
   ENSURE(o.recv.error || !o.recv.done, "%s: test says done, and nobody learns that the message is cut short", o.what);
   ENSURE(o.recv.error, "%s: the receive is neither done nor failed after 5 s", o.what);
-  ENSURE(o.recv.error == RAIL_BAD_USAGE, "%s: the receiver got error %d, expected ncclInvalidUsage (%d)", o.what,
-         o.recv.error, RAIL_BAD_USAGE);
+  ENSURE(o.recv.error == RAIL_BAD_USAGE, "%s: the receiver got error %s, expected ncclInvalidUsage (%d)", o.what,
+         kit_rc_text(o.recv.error), RAIL_BAD_USAGE);
   if (o.recv.req) { /* once more, as for another sub in the same pass */
     int done = 0, got[KIT_MAX_GROUP] = {0};
     o.conn.net->vt->test(o.recv.req, &done, got);

@@ -105,15 +105,16 @@ static void own_context(void *arg) {
     int rc = mine.vt->init(&mine.ctx, (uint64_t)w->id, &config, kit_net_log, NULL), ndev = -1;
     int rd = mine.vt->devices(&ndev);
     pthread_mutex_unlock(&lock);
-    ENSURE(rc == 0, "init of another context returned %d while others are in use", rc);
-    ENSURE(rd == 0 && ndev == mine.ndev, "devices returned %d and says %d, but there were %d before", rd, ndev,
+    ENSURE(rc == 0, "init of another context returned %s while others are in use", kit_rc_text(rc));
+    ENSURE(rd == 0 && ndev == mine.ndev, "devices returned %s and says %d, but there were %d before", kit_rc_text(rd),
+           ndev,
            mine.ndev);
     struct worker same = {&mine, w->id, w->rounds};
     own_pair(&same);
     pthread_mutex_lock(&lock);
     rc = mine.vt->finalize ? mine.vt->finalize(mine.ctx) : 0;
     pthread_mutex_unlock(&lock);
-    ENSURE(rc == 0, "finalize of a context returned %d while others are in use", rc);
+    ENSURE(rc == 0, "finalize of a context returned %s while others are in use", kit_rc_text(rc));
   }
 }
 

@@ -43,7 +43,7 @@ static void visit_open(struct visit *v) {
   struct rail_net_props_v12 props;
   kit_net_open(&v->n);
   int rc = v->n.vt->get_properties(v->n.dev, &props);
-  ENSURE(rc == 0, "getProperties returned %d", rc);
+  ENSURE(rc == 0, "getProperties returned %s", kit_rc_text(rc));
   v->unshared = props.max_recvs == 1;
   for (int c = 0; c < COMMS; c++) {
     kit_pair_open(&v->n, &v->p[c]);
@@ -87,7 +87,7 @@ static void post_round(struct visit *v, struct kit_rng *rng) {
                    : kit_op_recv(v->p[c].recv, v->in[c][i], LARGEST, i);
     op->mh[0] = end == 0 ? v->mh_out[c] : v->mh_in[c];
     if (end == 0 && left[c][1] && !kit_op_post(&v->n, op)) { /* its receive comes first */
-      ENSURE(!op->error, "isend returned %d", op->error);
+      ENSURE(!op->error, "isend returned %s", kit_rc_text(op->error));
       continue;
     }
     if (!op->req) kit_op_start(&v->n, op);
@@ -111,7 +111,8 @@ static void finish_round(struct visit *v, struct kit_rng *rng) {
     for (int i = 0; i < v->count; i++) {
       struct kit_op *op = &v->ops[i];
       if (op->done || waits(v, i) || !kit_op_test(&v->n, op)) continue;
-      ENSURE(!op->error, "a %s ended with error %d", op->kind == KIT_OP_SEND ? "send" : "receive", op->error);
+      ENSURE(!op->error, "a %s ended with error %s", op->kind == KIT_OP_SEND ? "send" : "receive",
+             kit_rc_text(op->error));
       left--;
     }
     if (!left) return;

@@ -31,7 +31,7 @@ void kit_check_connect(struct kit_process *self, struct kit_net *n, struct kit_p
   p->recv = kit_net_accept(n, p->listen);
   int rc = n->vt->close_listen(p->listen);
   p->listen = NULL;
-  ENSURE(rc == 0, "closeListen returned %d", rc);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
 }
 
 void kit_check_disconnect(struct kit_process *self, struct kit_pair *p) {
@@ -39,8 +39,8 @@ void kit_check_disconnect(struct kit_process *self, struct kit_pair *p) {
   int send = p->send ? p->net->vt->close_send(p->send) : 0;
   int recv = p->recv ? p->net->vt->close_recv(p->recv) : 0;
   p->send = p->recv = NULL;
-  ENSURE(send == 0, "closeSend returned %d", send);
-  ENSURE(recv == 0, "closeRecv returned %d", recv);
+  ENSURE(send == 0, "closeSend returned %s", kit_rc_text(send));
+  ENSURE(recv == 0, "closeRecv returned %s", kit_rc_text(recv));
 }
 
 /* ---- connections with registered memory ---- */
@@ -53,7 +53,7 @@ static void conn_start(struct kit_conn *conn, int number) {
   struct rail_net_props_v12 props;
   memset(&props, 0, sizeof props);
   int rc = conn->net->vt->get_properties(conn->net->dev, &props);
-  ENSURE(rc == 0, "getProperties(%d) returned %d", conn->net->dev, rc);
+  ENSURE(rc == 0, "getProperties(%d) returned %s", conn->net->dev, kit_rc_text(rc));
   conn->max_recvs = props.max_recvs < 1 ? 1 : props.max_recvs > KIT_MAX_GROUP ? KIT_MAX_GROUP : props.max_recvs;
   kit_check_connect(conn->self, conn->net, &conn->pair);
 }
@@ -159,8 +159,8 @@ void kit_close_within(int (*close)(void *comm), void *comm, const char *call, ui
   uint64_t start = rail_now_ns();
   int rc = close(comm);
   double seconds = (double)(rail_now_ns() - start) / 1e9;
-  ENSURE(rc == 0, "%s returned %d, expected 0: NCCL stops freeing at the first error and leaks all that is left", call,
-         rc);
+  ENSURE(rc == 0, "%s returned %s, expected 0: NCCL stops freeing at the first error and leaks all that is left", call,
+         kit_rc_text(rc));
   ENSURE(seconds * 1000 < (double)kit_patience_ms(limit_ms),
          "%s took %.1f s, expected less than %.1f: NCCL closes connections one by one, on one thread", call, seconds,
          (double)kit_patience_ms(limit_ms) / 1000);
@@ -192,7 +192,8 @@ void kit_op_start(struct kit_net *n, struct kit_op *op) {
   int quiet = 0;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_PATIENCE_MS));
   while (!kit_op_post(n, op)) {
-    ENSURE(!op->error, "%s returned %d, expected 0: nothing is wrong with the connection", call, op->error);
+    ENSURE(!op->error, "%s returned %s, expected 0: nothing is wrong with the connection", call,
+           kit_rc_text(op->error));
     ENSURE(!rail_deadline_passed(deadline), "%s gave no request for %.0f s although nothing else is outstanding", call,
            (double)kit_patience_ms(KIT_PATIENCE_MS) / 1000);
     kit_rest(&quiet);

@@ -43,7 +43,7 @@ void kit_listener_open_another(struct kit_listener *d) {
 
 void kit_listener_close(struct kit_listener *d) {
   int rc = d->net->vt->close_listen(d->listen);
-  ENSURE(rc == 0, "closeListen returned %d", rc);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
 }
 
 int kit_listener_dial(struct kit_listener *d) { return kit_tcp_dial(&d->socket[d->dials++ % d->nsockets]); }
@@ -140,7 +140,7 @@ size_t kit_listener_record_hello(struct kit_listener *d, uint8_t *text, size_t c
   if (fd >= 0) close(fd);
   close(mine.fd);
   int rc = d->net->vt->close_send(send);
-  ENSURE(rc == 0, "closeSend of a connection without a real peer returned %d", rc);
+  ENSURE(rc == 0, "closeSend of a connection without a real peer returned %s", kit_rc_text(rc));
   if (got == 0) kit_skip("the connecting side sends nothing first: there is no greeting to change");
   return got;
 }

@@ -17,11 +17,6 @@ static bool longer(int64_t ns, uint64_t ms) { return ns > (int64_t)kit_patience_
 
 static double seconds(int64_t ns) { return (double)ns / 1e9; }
 
-static const char *result_text(int code, char *text, size_t size) {
-  snprintf(text, size, "%d (%s)", code, rail_result_name(code));
-  return text;
-}
-
 /* ---- findings ---- */
 
 __attribute__((format(printf, 4, 5))) static void finding(struct kit_trial *t, enum kit_level level, int rank,
@@ -67,9 +62,8 @@ static void check_bytes(struct kit_trial *t, int rank, const struct kit_fault_re
 }
 
 static void check_close(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
-  char text[64];
   if (s->close_code)
-    finding(t, KIT_MUST, rank, "%s returned %s", s->close_call, result_text(s->close_code, text, sizeof text));
+    finding(t, KIT_MUST, rank, "%s returned %s", s->close_call, kit_rc_text(s->close_code));
   if (longer(s->close_ns, t->plan.act == KIT_ACT_LINK ? HELD_UP_MS : SLOW_MS))
     finding(t, KIT_SHOULD, rank, "a close took %.2f s", seconds(s->close_ns));
   if (longer(s->call_ns, SLOW_MS)) finding(t, KIT_SHOULD, rank, "a call took %.2f s", seconds(s->call_ns));
@@ -91,10 +85,9 @@ static void check_leaks(struct kit_trial *t, int rank, const struct kit_fault_re
 /* ---- what the scenario is about ---- */
 
 static void check_survival(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
-  char text[64];
   if (s->code)
     finding(t, t->scenario->level, rank, "%s returned %s after %.3f s%s%.200s", s->call,
-            result_text(s->code, text, sizeof text), seconds(s->first_ns), t->warning[rank][0] ? ": " : "",
+            kit_rc_text(s->code), seconds(s->first_ns), t->warning[rank][0] ? ": " : "",
             t->warning[rank]);
   else if (longer(s->connect_ns, CONNECT_MS) && t->plan.act == KIT_ACT_CLIENTS && !t->plan.files)
     finding(t, t->scenario->level, rank, "connecting took %.2f s, until the foreign clients left",
@@ -107,7 +100,6 @@ static void check_survival(struct kit_trial *t, int rank, const struct kit_fault
 }
 
 static void check_reported(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
-  char text[64];
   bool self = kit_fault_is_victim(&t->plan, rank) && t->plan.act != KIT_ACT_RESET;
   if (self || s->phase < KIT_PHASE_STREAM) return; /* connect may wait forever: its caller gives up */
   int unreported = s->connections - s->errors - s->finished;
@@ -115,8 +107,8 @@ static void check_reported(struct kit_trial *t, int rank, const struct kit_fault
     finding(t, t->scenario->level, rank, "%d of %d connections got no error within %.1f s", unreported, s->connections,
             (double)t->plan.patience_ms / 1e3);
   if (s->other_code)
-    finding(t, t->scenario->level, rank, "%s returned %s, not 6 (%s)", s->call,
-            result_text(s->other_code, text, sizeof text), rail_result_name(RAIL_REMOTE_ERROR));
+    finding(t, t->scenario->level, rank, "%s returned %s, not %s", s->call, kit_rc_text(s->other_code),
+            kit_rc_text(RAIL_REMOTE_ERROR));
 }
 
 static void check_either(struct kit_trial *t, int rank, const struct kit_fault_record *s) {
@@ -162,14 +154,13 @@ __attribute__((format(printf, 3, 4))) static void note(const struct kit_trial *t
 }
 
 static void describe_error(const struct kit_trial *t, int rank, const struct kit_fault_record *s) {
-  char result[64], when[96] = "";
-  result_text(s->code, result, sizeof result);
+  char when[96] = "";
   if (t->plan.act != KIT_ACT_FAIL && s->errors > 1)
     snprintf(when, sizeof when, "after %.4f s (the last of %d connections after %.4f s), ", seconds(s->first_ns),
              s->errors, seconds(s->last_ns));
   else if (t->plan.act != KIT_ACT_FAIL)
     snprintf(when, sizeof when, "after %.4f s, ", seconds(s->first_ns));
-  note(t, rank, "got an error %sfrom %s: %s%s%.250s", when, s->call, result,
+  note(t, rank, "got an error %sfrom %s: %s%s%.250s", when, s->call, kit_rc_text(s->code),
        t->warning[rank][0] ? "; logged: " : "; logged no warning", t->warning[rank]);
 }
 

@@ -319,7 +319,7 @@ void kit_verify_props(struct kit_inspection *in) {
       const struct kit_seen_props *p = &seen->props[i];
       if (p->result != RAIL_OK || p->result_again != RAIL_OK) {
         FIND(KIT_ERROR, "props.failed", "Initialisation of the communicator fails.", TOPO_CC,
-             SAY("getProperties returned %d"), p->result != RAIL_OK ? p->result : p->result_again);
+             SAY("getProperties returned %s"), kit_rc_text(p->result != RAIL_OK ? p->result : p->result_again));
         continue;
       }
       verify_calls(in, version, p);

@@ -193,7 +193,7 @@ static void verify_init(struct kit_inspection *in, int version, const struct kit
   FIND_IN(version, KIT_WARNING, "init.failed",
        "NCCL goes on to the next plugin of the list and at last to its built-in transports, and says so with "
        "NCCL_DEBUG=INFO only. On a machine without the plugin's hardware that may be what is wanted.",
-       NET_CC, "init returned %d (%s)", s->init, rail_result_name(s->init));
+       NET_CC, "init returned %s", kit_rc_text(s->init));
   if (!taken_by(in, version, finalizes_failed)) return;
   if (version <= 10)
     FIND_IN(version, KIT_ERROR, "init.failed_crashes",
@@ -210,7 +210,7 @@ static void verify_init(struct kit_inspection *in, int version, const struct kit
 static void verify_devices(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   if (s->devices != RAIL_OK)
     FIND_IN(version, KIT_WARNING, "devices.failed", "NCCL disables the plugin for the life of the process.", NET_CC,
-         "devices returned %d (%s)", s->devices, rail_result_name(s->devices));
+         "devices returned %s", kit_rc_text(s->devices));
   else if (s->ndev == -77)
     FIND_IN(version, KIT_ERROR, "devices.unwritten",
             "NCCL's variable is not set before the call: the number is garbage.", NET_CC,
@@ -249,7 +249,7 @@ static void verify_asked_devices(struct kit_inspection *in, int version, const s
 static void verify_end(struct kit_inspection *in, int version, const struct kit_seen_start *s) {
   if (s->finalize != RAIL_OK)
     FIND_IN(version, KIT_WARNING, "finalize.failed", "ncclCommDestroy returns the error, and the library stays loaded.",
-            NET_CC, "finalize returned %d (%s)", s->finalize, rail_result_name(s->finalize));
+            NET_CC, "finalize returned %s", kit_rc_text(s->finalize));
   if (s->threads_left > 0 && !in->elf.no_delete && taken_by(in, version, unloads))
     FIND_IN(version, KIT_WARNING, "finalize.threads",
             version >= 11

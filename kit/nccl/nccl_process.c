@@ -28,8 +28,8 @@ static double one_call(struct ranks *all, const struct kit_nccl_call *c, bool in
   uint64_t start = rail_now_ns();
   int result = all->n == 1 ? kit_nccl_start(all->of, calls, in_place)
                            : kit_nccl_start_all(all->of, calls, all->n, in_place);
-  ENSURE(result == 0, "%s of %zu %s: NCCL result %d: %s", kit_nccl_colls[c->coll], c->count, kit_nccl_types[c->type],
-         result, kit_nccl_last_error(all->of));
+  ENSURE(result == 0, "%s of %zu %s: NCCL result %s: %s", kit_nccl_colls[c->coll], c->count, kit_nccl_types[c->type],
+         kit_rc_text(result), kit_nccl_last_error(all->of));
   for (struct kit_nccl_rank *r = all->of; r < all->of + all->n; r++) NCCL(r, kit_nccl_wait(r));
   double us = (double)(rail_now_ns() - start) / 1e3;
   for (int i = 0; i < all->n; i++) kit_nccl_finish(&all->of[i], &calls[i], in_place, wrong);

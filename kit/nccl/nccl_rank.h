@@ -67,10 +67,10 @@ struct kit_nccl_rank {
 /* NCCL's words for its last error; "" if there are none. */
 const char *kit_nccl_last_error(const struct kit_nccl_rank *r);
 
-#define NCCL(rank, call)                                                                       \
-  do {                                                                                         \
-    int result_ = (call);                                                                      \
-    ENSURE(result_ == 0, "%s: NCCL result %d: %s", #call, result_, kit_nccl_last_error(rank)); \
+#define NCCL(rank, call)                                                                                    \
+  do {                                                                                                      \
+    int result_ = (call);                                                                                   \
+    ENSURE(result_ == 0, "%s: NCCL result %s: %s", #call, kit_rc_text(result_), kit_nccl_last_error(rank)); \
   } while (0)
 #define CUDA(call)                                              \
   do {                                                          \

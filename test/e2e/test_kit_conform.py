@@ -86,6 +86,41 @@ def a_failure_says_what_was_seen_and_how_to_repeat_it():
     assert all(re.search(rf"^ +{label} +\S", text, re.M) for label in ("seen", "wanted", "source", "again")), text
 
 
+def results_have_names():
+    r = one(broken("close_null"), "close.null")
+    assert "returned 4 (invalid argument), 4 (invalid argument), 0 (success)" in r["seen"], r
+
+
+def failures_are_listed_at_the_end():
+    """By number, whatever order they came in; one line for a check that failed several times."""
+    done = kit(broken("connect_dirty"), "--only", "connect.dead_port,connect.a_handle_of_junk,close.null",
+               "--all-versions", "--repeat", "2")
+    order = re.findall(r"^  (\S+) +\S+ +\S+ +v(\d+) +\S+ +\S+ s$", done.stdout, re.M)
+    listed = done.stdout.split("\nfailed, the lowest number first:\n")[1]
+    rows = re.findall(r"^  (\S+) +connect\.\S+ +\S+ +v(\d+) +FAIL, 2 times$", listed, re.M)
+    assert rows == [(number, str(v)) for number in ("5.1", "5.4") for v in range(12, 5, -1)], listed
+    assert order[0] == order[1] == ("5.1", "12") and order[-1][1] == "6", order
+    assert "failed, the" not in kit(REF, "--only", "close.null,close.never_used").stdout
+
+
+def it_ends_at_the_first_failure():
+    checks = ("--only", "1.1,close.null,close.never_used")
+    done = kit(broken("close_null"), *checks, "--fail-fast")
+    assert done.returncode == 1 and "close.never_used" not in done.stdout, done.stdout
+    assert done.stdout.endswith("\nended at the first failure: 1 of 3 were not run\n"), done.stdout
+    stopped = report(broken("close_null"), *checks, "--fail-fast", status=1)
+    assert [r["name"] for r in stopped["results"]] == ["lifecycle.symbols_of_all_versions", "close.null"], stopped
+    assert stopped["summary"]["untried"] == 1, stopped
+    whole = report(REF, *checks, "--fail-fast")
+    assert len(whole["results"]) == 3 and whole["summary"]["untried"] == 0, whole
+
+
+def figures_stand_above_the_command_that_repeats():
+    text = kit(broken("connect_sleeps"), "--only", "connect.no_call_waits").stdout
+    labels = re.findall(r"^ {8}([a-z]+) ", text, re.M)
+    assert labels == ["seen", "wanted", "source", "figure", "again"], text
+
+
 def a_crash_is_a_result():
     results = report(broken("foreign_crashes"), "--only", "listen.garbage,close.null", status=1)["results"]
     by_name = {r["name"]: r for r in results}
@@ -355,7 +390,8 @@ def the_other_host_is_silent():
 
 
 main([(f.__name__, f) for f in (
-    a_good_plugin_passes, a_fused_device, a_failure_says_what_was_seen_and_how_to_repeat_it, a_crash_is_a_result,
-    a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files, junit_of_odd_plugins,
-    repeats_have_seeds_of_their_own, bad_arguments, two_parents, two_namespaces, under_a_launcher,
+    a_good_plugin_passes, a_fused_device, a_failure_says_what_was_seen_and_how_to_repeat_it, results_have_names,
+    failures_are_listed_at_the_end, it_ends_at_the_first_failure, figures_stand_above_the_command_that_repeats,
+    a_crash_is_a_result, a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files,
+    junit_of_odd_plugins, repeats_have_seeds_of_their_own, bad_arguments, two_parents, two_namespaces, under_a_launcher,
     the_other_host_is_somebody_else, the_other_host_goes_away, the_leader_goes_away, the_other_host_is_silent)])
