@@ -83,10 +83,9 @@ static bool is_library_name(const char *name) {
   return len >= 6 && strncmp(name, "lib", 3) == 0 && strcmp(name + len - 3, ".so") == 0;
 }
 
-/* Beside the object this code is linked into, and where a program finds its libraries. */
+/* Beside the object this code is linked into, and where a program finds its libraries, if that is another folder. */
 static void *try_open_beside(const char *file, struct why *why) {
   static const char here; /* any address of ours */
-  const char *const dirs[] = {"", rail_lib_from_bin};
   char path[PATH_MAX];
   Dl_info info;
   struct link_map *map = NULL;
@@ -94,14 +93,17 @@ static void *try_open_beside(const char *file, struct why *why) {
   /* A program has no name here, and its argv[0] may have come by PATH. */
   char *self = realpath(map->l_name[0] ? map->l_name : "/proc/self/exe", NULL);
   if (!self) return NULL;
-  char *slash = strrchr(self, '/');
+  *strrchr(self, '/') = 0;
+  int n = snprintf(path, sizeof path, "%s/%s", self, rail_lib_from_bin);
+  char *libraries = n > 0 && (size_t)n < sizeof path ? realpath(path, NULL) : NULL;
+  const char *const folders[] = {self, libraries && strcmp(self, libraries) != 0 ? libraries : NULL};
   void *library = NULL;
-  for (size_t i = 0; slash && !library && i < RAIL_COUNT_OF(dirs); i++) {
-    slash[1] = 0;
-    int n = snprintf(path, sizeof path, "%s%s%s%s", self, dirs[i], i > 0 ? "/" : "", file);
+  for (size_t i = 0; !library && i < RAIL_COUNT_OF(folders) && folders[i]; i++) {
+    n = snprintf(path, sizeof path, "%s/%s", folders[i], file);
     if (n > 0 && (size_t)n < sizeof path) library = try_open(path, why);
   }
   free(self);
+  free(libraries);
   return library;
 }
 

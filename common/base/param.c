@@ -3,8 +3,10 @@
 #include "common/base/param.h"
 
 #include <ctype.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -236,18 +238,33 @@ static size_t edit_distance(const char *a, const char *b) {
 }
 
 struct name_search {
-  const char *name;    /* looked for */
-  const char *nearest; /* best so far */
+  const char *name;   /* looked for */
+  char nearest[256];  /* best so far */
   size_t distance;
+  bool own;           /* a name under a prefix of the caller's */
 };
 
 static bool compare_name(struct name_search *s, const char *known) {
   size_t distance = edit_distance(s->name, known);
   if (distance < s->distance) {
     s->distance = distance;
-    s->nearest = known;
+    snprintf(s->nearest, sizeof s->nearest, "%s", known);
   }
   return strcmp(s->name, known) == 0;
+}
+
+/* RAIL_SOKET_STREAMS: the nearest may be one of another module's, RAIL_SOCKET_*, of which only the prefix is known. */
+static void compare_prefix(struct name_search *s, const char *prefix, size_t len) {
+  char word[64], known[64];
+  const char *end = strchr(s->name + strlen("RAIL_"), '_');
+  size_t have = end ? (size_t)(end + 1 - s->name) : 0;
+  if (!end || have >= sizeof word || len >= sizeof known) return;
+  snprintf(word, sizeof word, "%.*s", (int)have, s->name);
+  snprintf(known, sizeof known, "%.*s", (int)len, prefix);
+  size_t distance = edit_distance(word, known), letters = len - strlen("RAIL__");
+  if (distance >= s->distance || distance > letters / 3) return;
+  s->distance = distance;
+  snprintf(s->nearest, sizeof s->nearest, "%s%s", known, s->name + have);
 }
 
 /* Does one of the tables name a variable under this prefix? Then its module
@@ -268,14 +285,61 @@ static bool is_known(const struct rail_param_table *const *tables, size_t ntable
     size_t len = strlen(known) - 1;
     if (known[len] != '*') {
       if (compare_name(s, known)) return true;
-    } else if (strncmp(s->name, known, len) == 0 && !owns_prefix(tables, ntables, known, len)) {
-      return true;
+      continue;
     }
+    bool under = strncmp(s->name, known, len) == 0, own = under && owns_prefix(tables, ntables, known, len);
+    if (under && !own) return true;
+    s->own |= own;
+    if (!under) compare_prefix(s, known, len);
   }
   return false;
 }
 
+/* ---- who warns --------------------------------------------------------- */
+
+/* A process may have several modules of Railyard's, each with a copy of this code: the runtime, or railtrace, and a
+ * plugin. Of a name that is under no module's prefix the one that was loaded first warns. */
+
+struct libraries {
+  uintptr_t ours;
+  char path[8][256]; /* loaded before ours, and perhaps Railyard's, by their names */
+  size_t count;
+};
+
+static int add_library(struct dl_phdr_info *info, size_t size, void *arg) {
+  struct libraries *l = arg;
+  const char *slash = strrchr(info->dlpi_name, '/'), *file = slash ? slash + 1 : info->dlpi_name;
+  (void)size;
+  if (info->dlpi_addr == l->ours) return 1;
+  if (strncmp(file, "lib", 3) != 0 || !(strstr(file, "nccl") || strstr(file, "railyard"))) return 0;
+  if (l->count < RAIL_COUNT_OF(l->path))
+    snprintf(l->path[l->count++], sizeof l->path[0], "%s", info->dlpi_name);
+  return 0;
+}
+
+static bool is_of_railyard(const char *path) {
+  void *library = dlopen(path, RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  if (!library) return false;
+  bool found = dlsym(library, "railPluginParams") || dlsym(library, "railCommWait");
+  dlclose(library);
+  return found;
+}
+
+static bool is_first_module(void) {
+  static const char here; /* any address of ours */
+  struct libraries l = {.ours = 0};
+  Dl_info info;
+  struct link_map *map = NULL;
+  if (!dladdr1(&here, &info, (void **)&map, RTLD_DL_LINKMAP) || !map) return true;
+  l.ours = map->l_addr;
+  dl_iterate_phdr(add_library, &l);
+  for (size_t i = 0; i < l.count; i++)
+    if (is_of_railyard(l.path[i])) return false;
+  return true;
+}
+
 void rail_param_check_unknown(const struct rail_param_table *const *tables, size_t ntables) {
+  const bool first = is_first_module();
   for (char **env = environ; env && *env; env++) {
     if (strncmp(*env, "RAIL_", 5) != 0) continue;
     char name[256];
@@ -284,8 +348,8 @@ void rail_param_check_unknown(const struct rail_param_table *const *tables, size
     memcpy(name, *env, len);
     name[len] = 0;
     struct name_search search = {.name = name, .distance = SIZE_MAX};
-    if (is_known(tables, ntables, &search) || !is_first_warning(name)) continue;
-    if (search.nearest && search.distance <= strlen(name) / 3)
+    if (is_known(tables, ntables, &search) || !(first || search.own) || !is_first_warning(name)) continue;
+    if (search.distance <= strlen(name) / 3)
       RAIL_WARN("%s is no variable of Railyard and has no effect; did you mean %s?", name, search.nearest);
     else
       RAIL_WARN("%s is no variable of Railyard and has no effect", name);

@@ -46,9 +46,10 @@ struct rail_param_table {
 /* Fills `out` from the environment; warns about bad values. Cannot fail. */
 void rail_param_load(const struct rail_param_table *table, void *out);
 
-/* Warns about every RAIL_* variable that no table of the product knows.
- * `tables` are this module's; names of other products' modules are known from
- * common/base/param_names.h. */
+/* Warns about every RAIL_* variable that no table of the product knows, once a
+ * process: of names that are under no module's prefix only the module that was
+ * loaded first warns. `tables` are the caller's; names of the product's other
+ * modules are known from common/base/param_names.h. */
 void rail_param_check_unknown(const struct rail_param_table *const *tables, size_t ntables);
 
 /* One row a line, aligned: name, type, default, allowed, doc (`markdown` 0),

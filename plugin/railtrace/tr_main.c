@@ -30,6 +30,7 @@ __attribute__((destructor(101))) static void unload(void) {
   struct rail_trace_end end = {0};
   tr_findings_count(end.findings);
   tr_record_close(&end);
+  tr_wrap_log_failure(); /* no caller has begun */
   /* A program that ends in the middle: what is open stays reachable, and the wrapped library stays loaded, as it would
    * without this one in front. */
   if (tr_ctx_any_live()) return;
@@ -54,7 +55,9 @@ static void open_record(struct rail_net *net, int version) {
   tr_record_open(&h);
 }
 
-static void log_nothing_wrapped(void) {
+static void check_environment(void) {
+  static const struct rail_param_table *const tables[] = {&tr_param_table};
+  rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
   if (!tr_params.plugin)
     RAIL_WARN("railtrace has no plugin to watch, so there are no devices: set RAIL_TRACE_PLUGIN to the path of one, or "
               "to its name as for NCCL_NET_PLUGIN");
@@ -84,18 +87,15 @@ static rail_result_t init_wrapped(struct rail_net *net, void **ctx_out, const st
 }
 
 static rail_result_t tr_init(void **ctx_out, const struct rail_net_init *args) {
-  static const struct rail_param_table *const tables[] = {&tr_param_table};
   static bool checked;
   pthread_mutex_lock(&init_lock);
   rail_log_set_prefix("NET/railtrace");
   if (args->log) rail_log_set_sink(args->log);
-  if (!checked) {
-    rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
-    log_nothing_wrapped();
-  }
-  checked = true;
   struct rail_net *net = tr_wrap_net(args->version);
   rail_result_t result = RAIL_OK;
+  if (!checked) check_environment();
+  if (!net) tr_wrap_log_failure();
+  checked = true;
   if (net) {
     result = init_wrapped(net, ctx_out, args);
   } else { /* success with no devices: NCCL goes on to the next plugin without a crash (2.28.9) */

@@ -18,17 +18,24 @@ static struct tr_ctx *contexts;
 static uint64_t ctx_ids;
 static unsigned int live_contexts;
 static _Atomic int max_recvs[MAX_DEVICES]; /* 0: not asked yet */
+static char failure[1024]; /* why the plugin could not be loaded, until it is logged */
+static bool failure_logged;
 
 struct rail_net *tr_wrap_net(int version) {
-  char why[1024];
   if (!tr_params.plugin) return NULL;
   if (version < RAIL_NET_VERSION_MIN || version > RAIL_NET_VERSION_MAX) version = RAIL_NET_VERSION_MAX;
   pthread_mutex_lock(&lock);
-  if (!nets[version] && rail_net_load(tr_params.plugin, version, &nets[version], why, sizeof why) != RAIL_OK)
-    RAIL_WARN("RAIL_TRACE_PLUGIN=%s cannot be loaded: %s", tr_params.plugin, why);
+  if (!nets[version]) (void)rail_net_load(tr_params.plugin, version, &nets[version], failure, sizeof failure);
   struct rail_net *net = nets[version];
   pthread_mutex_unlock(&lock);
   return net;
+}
+
+void tr_wrap_log_failure(void) {
+  pthread_mutex_lock(&lock);
+  if (failure[0] && !failure_logged) RAIL_WARN("RAIL_TRACE_PLUGIN=%s cannot be loaded: %s", tr_params.plugin, failure);
+  failure_logged = failure[0] != 0;
+  pthread_mutex_unlock(&lock);
 }
 
 struct rail_net *tr_wrap_current(void) { return atomic_load(&current); }

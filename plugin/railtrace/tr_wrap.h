@@ -15,8 +15,10 @@ struct tr_ctx {
 };
 
 /* The wrapped plugin as a caller of this version gets it: its newest vtable that is not newer, which is what NCCL
- * would choose without us. NULL: there is none, which was logged. */
+ * would choose without us. NULL: there is none. */
 struct rail_net *tr_wrap_net(int version);
+/* Says why RAIL_TRACE_PLUGIN could not be loaded, if so, the first time. */
+void tr_wrap_log_failure(void);
 /* That of the latest init: calls without a context (devices and the like) go there. NULL: there is no plugin. */
 struct rail_net *tr_wrap_current(void);
 void tr_wrap_set_current(struct rail_net *net);

@@ -290,8 +290,22 @@ def selected_by_name():
     assert "set RAIL_TRACE_PLUGIN" in done.stderr and "no device" in done.stderr, done
 
 
+def warnings_come_once():
+    """However many modules of Railyard's a process has: the runtime, railtrace, the plugin."""
+    small = ("broadcast", "-r", 1, "-b", 64, "-e", 64, "-n", 1, "--net-only", "--plugin", TRACE)
+    done = coll(*small, RAIL_TRACE_PLUGIN=SOCKET, RAIL_TRACE_FILE="none", RAIL_CHUNKK="1", RAIL_SOCKET_STREMS="1")
+    for name, meant in ("RAIL_CHUNKK", "RAIL_CHUNK"), ("RAIL_SOCKET_STREMS", "RAIL_SOCKET_STREAMS"):
+        lines = [line for line in done.stderr.splitlines() if f"{name} is no variable" in line]
+        assert len(lines) == 1 and f"did you mean {meant}?" in lines[0], done.stderr
+    done = coll(*small, RAIL_TRACE_PLUGIN="nosuch")
+    lines = [line for line in done.stderr.splitlines() if "RAIL_TRACE_PLUGIN=nosuch cannot be loaded" in line]
+    assert len(lines) == 1 and "/../" not in lines[0], done.stderr
+    assert lines[0].count("libnccl-net-nosuch.so: cannot open") == 2, lines  # by its name, and beside railtrace
+
+
 try:
-    main([("the trace is complete", the_trace_is_complete), ("summaries add up", summaries_add_up),
+    main([("warnings come once", warnings_come_once),
+          ("the trace is complete", the_trace_is_complete), ("summaries add up", summaries_add_up),
           ("filters choose", filters_choose),
           ("options that would be ignored are refused", options_that_would_be_ignored_are_refused),
           ("pictures", pictures),

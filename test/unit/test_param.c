@@ -183,6 +183,20 @@ TEST(unknown_names) {
   clear_env();
 }
 
+/* Of another module's names only the prefix is known. */
+TEST(a_mistyped_prefix) {
+  const struct rail_param_table *tables[] = {&table};
+  clear_env();
+  setenv("RAIL_SOKET_STREAMS", "1", 1);
+  setenv("RAIL_SO_STREAMS", "1", 1);
+  start_capture();
+  rail_param_check_unknown(tables, 1);
+  CHECK(log_said("did you mean RAIL_SOCKET_STREAMS?"));
+  CHECK(log_said("RAIL_SO_STREAMS is no variable of Railyard and has no effect") && log_warnings() == 2);
+  unsetenv("RAIL_SOKET_STREAMS");
+  unsetenv("RAIL_SO_STREAMS");
+}
+
 /* A third of the letters may differ. */
 TEST(how_near_a_name_must_be) {
   static const struct rail_param own[] = {{.name = "RAIL_QVWXYZQVWX", .type = RAIL_PARAM_INT, .hi = 9}};
@@ -249,6 +263,6 @@ TEST(print) {
 
 TEST_MAIN(TEST_CASE(defaults), TEST_CASE(values_from_the_environment), TEST_CASE(empty_value_is_the_default),
           TEST_CASE(bad_value_warns_once_with_name_value_and_range), TEST_CASE(numbers), TEST_CASE(sizes_and_times),
-          TEST_CASE(flags_and_words), TEST_CASE(unknown_names), TEST_CASE(how_near_a_name_must_be),
-          TEST_CASE(a_prefix_does_not_excuse_its_owner),
+          TEST_CASE(flags_and_words), TEST_CASE(unknown_names), TEST_CASE(a_mistyped_prefix),
+          TEST_CASE(how_near_a_name_must_be), TEST_CASE(a_prefix_does_not_excuse_its_owner),
           TEST_CASE(known_names_are_sorted_and_ours), TEST_CASE(print))
