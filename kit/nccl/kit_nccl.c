@@ -4,10 +4,7 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,33 +12,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "kit/kit_filter.h"
-#include "kit/kit_probe.h"
-#include "kit/kit_report.h"
+#include "kit/nccl/nccl_case.h"
 #include "loader/install_dirs.h"
 
-#define MAX_ENV 40
 #define WHAT                                                                                                       \
   "NCCL makes a communicator over this plugin, its collective delivers what scalar code says, and its log says of " \
   "every connection that this plugin carries it"
 #define SOURCE "NCCL's host code itself"
-
-struct nccl_case {
-  char id[16];
-  char name[48];
-  const char *what;
-  const struct kit_nccl_scenario *scenario; /* NULL: a collective */
-  enum kit_nccl_coll coll;
-  const char *algo, *proto; /* as NCCL_ALGO and NCCL_PROTO have them; NULL: NCCL's choice */
-};
-
-struct run {
-  const struct kit_nccl *how;
-  struct kit_report report;
-  struct kit_probe probe;
-  char ghost[PATH_MAX], version[32];
-  int topology; /* a file, where several ranks are a host */
-};
 
 /* ---- what there is ---- */
 
@@ -56,18 +35,18 @@ enum algo { RING, TREE, PAT };
 static const char *const algos[] = {"RING", "TREE", "PAT"};
 static const char *const algo_names[] = {"ring", "tree", "pat"};
 static const char *const protos[NPROTOS] = {"LL", "LL128", "Simple"};
-static struct nccl_case cases[NCASES];
+static struct kit_nccl_case cases[NCASES];
 
 static bool has_algo(enum kit_nccl_coll coll, enum algo algo) {
   if (algo == TREE) return coll == KIT_NCCL_ALL_REDUCE;
   return algo == RING || coll == KIT_NCCL_ALL_GATHER || coll == KIT_NCCL_REDUCE_SCATTER;
 }
 
-static struct nccl_case *add_coll(struct nccl_case *t, enum kit_nccl_coll coll) {
+static struct kit_nccl_case *add_coll(struct kit_nccl_case *t, enum kit_nccl_coll coll) {
   int number = 0;
   for (enum algo algo = RING; algo <= PAT; algo++)
     for (int proto = algo == PAT ? NPROTOS - 1 : 0; has_algo(coll, algo) && proto < NPROTOS; proto++, t++) {
-      *t = (struct nccl_case){.what = WHAT, .coll = coll, .algo = algos[algo], .proto = protos[proto]};
+      *t = (struct kit_nccl_case){.what = WHAT, .coll = coll, .algo = algos[algo], .proto = protos[proto]};
       snprintf(t->id, sizeof t->id, "%d.%d", (int)coll + 1, ++number);
       snprintf(t->name, sizeof t->name, "%s.%s.%s", kit_nccl_colls[coll], algo_names[algo], t->proto);
     }
@@ -75,125 +54,20 @@ static struct nccl_case *add_coll(struct nccl_case *t, enum kit_nccl_coll coll) 
 }
 
 static void make_cases(void) {
-  struct nccl_case *t = cases;
+  struct kit_nccl_case *t = cases;
   for (int coll = 0; coll < NRING_COLLS; coll++) t = add_coll(t, (enum kit_nccl_coll)coll);
   for (int coll = NRING_COLLS; coll < KIT_NCCL_COLLS; coll++, t++) {
-    *t = (struct nccl_case){.what = WHAT, .coll = (enum kit_nccl_coll)coll};
+    *t = (struct kit_nccl_case){.what = WHAT, .coll = (enum kit_nccl_coll)coll};
     snprintf(t->id, sizeof t->id, "%d.1", coll + 1);
     snprintf(t->name, sizeof t->name, "%s", kit_nccl_colls[coll]);
   }
   for (int i = 0; i < KIT_NCCL_SCENARIOS; i++, t++) {
     const struct kit_nccl_scenario *scenario = &kit_nccl_scenarios[i];
-    *t = (struct nccl_case){.what = scenario->what, .scenario = scenario};
+    *t = (struct kit_nccl_case){.what = scenario->what, .scenario = scenario};
     snprintf(t->id, sizeof t->id, "%d.%d", KIT_NCCL_COLLS + 1, i + 1);
     snprintf(t->name, sizeof t->name, "%s", scenario->name);
   }
   assert(t == cases + NCASES);
-}
-
-/* Milliseconds for the case's processes. */
-static uint64_t limit_of(const struct kit_nccl *how, const struct nccl_case *t) {
-  bool repeats = t->scenario && t->scenario->repeats;
-  return how->limit_ms * (repeats ? 1 + (uint64_t)how->repeat / 10 : 1);
-}
-
-/* ---- the environment of a process ---- */
-
-struct env {
-  char *entries[MAX_ENV + 1];
-  int n;
-};
-
-__attribute__((format(printf, 2, 3))) static void add_env(struct env *e, const char *format, ...) {
-  va_list ap;
-  va_start(ap, format);
-  if (e->n == MAX_ENV || vasprintf(&e->entries[e->n], format, ap) < 0) {
-    fprintf(stderr, "rail-kit: out of memory\n");
-    exit(3);
-  }
-  e->n++;
-  va_end(ap);
-}
-
-/* Unless the user has decided it. */
-static void add_default(struct env *e, const char *name, const char *value) {
-  if (!getenv(name)) add_env(e, "%s=%s", name, value);
-}
-
-static void free_env(struct env *e) {
-  for (int i = 0; i < e->n; i++) free(e->entries[i]);
-}
-
-static int processes_of(const struct kit_nccl *how) { return how->ranks / how->gpus_per_process; }
-static int processes_per_host(const struct kit_nccl *how) { return how->ranks_per_host / how->gpus_per_process; }
-
-/* GPUs of a host. Each rank has one of its own, also where all are told to be one host. */
-static int gpus_of(const struct kit_nccl *how) { return how->ranks_per_host > 1 ? how->ranks_per_host : how->ranks; }
-
-/* NCCL_HOSTID says which processes are one host. Where several ranks are, what lies between these may leave out the
- * network. */
-static void add_host(struct env *e, const struct kit_nccl *how, int process, int topology) {
-  bool several = how->ranks_per_host > 1;
-  if (!getenv("NCCL_HOSTID")) add_env(e, "NCCL_HOSTID=ghost-%d", process / processes_per_host(how));
-  add_env(e, "GHOST_DEVICES=%d", gpus_of(how));
-  add_default(e, "NCCL_P2P_DISABLE", several ? "0" : "1");
-  add_default(e, "NCCL_SHM_DISABLE", several ? "0" : "1");
-  if (!several) return;
-  add_env(e, "GHOST_MAPPED=zeros"); /* as NCCL takes what lies between GPUs to be */
-  if (!getenv("NCCL_TOPO_FILE")) add_env(e, "NCCL_TOPO_FILE=/proc/self/fd/%d", topology);
-}
-
-/* What needs kernels that ghost has not, or a GPU's features, is off. */
-static void make_env(struct env *e, const struct run *run, const struct nccl_case *t, int process, int log) {
-  static const char *const off[] = {"NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER", "NCCL_NVLS_ENABLE",
-                                    "NCCL_MNNVL_ENABLE",   "NCCL_RAS_ENABLE",     "NCCL_WIN_ENABLE",
-                                    "NCCL_GIN_ENABLE"};
-  const struct kit_nccl *how = run->how;
-  const char *path = getenv("LD_LIBRARY_PATH"), *level = getenv("NCCL_DEBUG");
-  bool trace = level && strcasecmp(level, "TRACE") == 0;
-  add_env(e, "LD_LIBRARY_PATH=%s%s%s", run->ghost, path ? ":" : "", path ? path : "");
-  add_host(e, how, process, run->topology);
-  add_env(e, "NCCL_NET_PLUGIN=%s", how->plugin);
-  add_env(e, "NCCL_NET=%s", run->probe.name);
-  add_env(e, "NCCL_DEBUG=%s", trace ? "TRACE" : "INFO");
-  add_env(e, "NCCL_DEBUG_FILE=/proc/self/fd/%d", log);
-  add_env(e, "NCCL_DEBUG_SUBSYS=INIT,NET,ENV,ALLOC,ALLOC_HOST");
-  if (t->algo) add_env(e, "NCCL_ALGO=%s", t->algo);
-  if (t->proto) add_env(e, "NCCL_PROTO=%s", t->proto);
-  if (how->oob) add_env(e, "NCCL_OOB_NET_ENABLE=1");
-  add_env(e, "NCCL_MIN_NCHANNELS=%d", how->channels);
-  add_env(e, "NCCL_MAX_NCHANNELS=%d", how->channels);
-  add_env(e, "NCCL_NET_GDR_LEVEL=%s", how->gdr ? "SYS" : "LOC");
-  add_env(e, "NCCL_NET_GDR_READ=%d", how->gdr);
-  add_env(e, "GHOST_PATIENCE=%" PRIu64, limit_of(how, t) / 1000 + 1);
-  add_default(e, "NCCL_SOCKET_IFNAME", "lo");
-  for (size_t i = 0; i < sizeof off / sizeof *off; i++) add_default(e, off[i], "0");
-}
-
-/* ---- files for NCCL ---- */
-
-/* A file without a name that ranks inherit, beyond the descriptors that the kit gives its processes. Without it nothing
- * could be shown, so the program ends. */
-static int make_file(const char *what) {
-  int fd = memfd_create(what, 0), high = fd < 0 ? -1 : fcntl(fd, F_DUPFD, 64);
-  if (high < 0) {
-    fprintf(stderr, "rail-kit nccl: no file for NCCL's %s (%s): %s\n", what, fd < 0 ? "memfd_create" : "fcntl F_DUPFD",
-            strerror(errno));
-    exit(3);
-  }
-  close(fd);
-  return high;
-}
-
-static int make_topology(const struct kit_nccl *how, const struct kit_probe *probe) {
-  int fd = make_file("topology"), copy = dup(fd);
-  FILE *f = copy < 0 ? NULL : fdopen(copy, "w");
-  if (f) kit_nccl_write_topology(f, gpus_of(how), probe);
-  if (!f || fclose(f) != 0) {
-    fprintf(stderr, "rail-kit nccl: the file of NCCL's topology cannot be written: %s\n", strerror(errno));
-    exit(3);
-  }
-  return fd;
 }
 
 /* ---- NCCL's log ---- */
@@ -266,9 +140,21 @@ static void read_log(struct proof *p, int log, const char *name) {
 
 /* ---- one case ---- */
 
+struct case_run {
+  struct kit_nccl_run *run;
+  struct kit_result result;
+  struct kit_group_options group;
+  struct kit_nccl_env env[KIT_NCCL_MAX_RANKS];
+  int logs[KIT_NCCL_MAX_RANKS]; /* of the processes */
+  char sizes[512];
+};
+
+/* A record is the request of fault.link_lost. */
 static void on_message(struct kit_group *group, const struct kit_message *message, void *arg) {
+  struct case_run *c = arg;
   (void)group;
-  kit_result_message(arg, message);
+  if (message->kind == KIT_MESSAGE_RECORD) kit_fault_link(KIT_LINK_DOWN, 0, &c->run->net.port[0], true);
+  else kit_result_message(&c->result, message);
 }
 
 static void fail(struct kit_result *r, const char *what, const char *detail) {
@@ -291,8 +177,8 @@ static void check_gdr(struct kit_result *r, const struct proof *p, const char *r
 static bool is_nccls_own(const char *name) { return strcasecmp(name, "Socket") == 0 || strcasecmp(name, "IB") == 0; }
 
 /* Of one host, since a rank in the middle of a ring may have no connection to another one. */
-static struct proof check_host(struct run *run, struct kit_result *r, const int *logs, int host) {
-  int n = run->how->ranks_per_host, first = host * n, processes = processes_per_host(run->how);
+static struct proof check_host(struct kit_nccl_run *run, struct kit_result *r, const int *logs, int host) {
+  int n = run->how->ranks_per_host, first = host * n, processes = kit_nccl_processes_per_host(run->how);
   struct proof p = {.several_a_host = n > 1};
   char ranks[64];
   for (int i = 0; i < processes; i++) read_log(&p, logs[host * processes + i], run->probe.name);
@@ -313,7 +199,7 @@ static void add_figure(struct kit_result *r, const char *name, int value) {
   kit_result_message(r, &m);
 }
 
-static void check_log(struct run *run, struct kit_result *r, const int *logs) {
+static void check_log(struct kit_nccl_run *run, struct kit_result *r, const int *logs) {
   struct proof all = {.by_plugin = 0};
   for (int host = 0; host < run->how->ranks / run->how->ranks_per_host; host++) {
     struct proof p = check_host(run, r, logs, host);
@@ -328,7 +214,7 @@ static void check_log(struct run *run, struct kit_result *r, const int *logs) {
 }
 
 /* The command line that repeats the case with the same options; the environment is the caller's. */
-static void format_repeat_command(struct kit_result *r, const struct kit_nccl *how, const struct nccl_case *t,
+static void format_repeat_command(struct kit_result *r, const struct kit_nccl *how, const struct kit_nccl_case *t,
                                   const char *sizes) {
   size_t room = sizeof r->again;
   snprintf(r->again, room, "rail-kit nccl ");
@@ -337,30 +223,24 @@ static void format_repeat_command(struct kit_result *r, const struct kit_nccl *h
   kit_append_quoted(r->again, room, how->library);
   size_t at = strlen(r->again);
   snprintf(r->again + at, room - at,
-           " --ranks %d --gpus-per-process %d --ranks-per-host %d --channels %d --limit %g --repeat %d --sizes %s"
-           "%s%s%s%s --only %s%s%s",
+           " --ranks %d --gpus-per-process %d --ranks-per-host %d --channels %d --limit %g --repeat %d --seed %#llx "
+           "--sizes %s%s%s%s%s --only %s%s%s",
            how->ranks, how->gpus_per_process, how->ranks_per_host, how->channels, (double)how->limit_ms / 1000,
-           how->repeat, sizes, how->types ? " --types " : "", how->types ? how->types : "",
+           how->repeat, (unsigned long long)r->seed, sizes, how->types ? " --types " : "", how->types ? how->types : "",
            how->redops ? " --redops " : "", how->redops ? how->redops : "", t->name,
            how->oob ? " --oob" : "", how->gdr ? " --gdr on" : "");
 }
 
-struct case_run {
-  struct kit_result result;
-  struct kit_group_options group;
-  struct env env[KIT_NCCL_MAX_RANKS];
-  int logs[KIT_NCCL_MAX_RANKS]; /* of the processes */
-  char sizes[512];
-};
-
-static void make_job(struct kit_job *job, const struct kit_nccl *how, const struct nccl_case *t, const char *sizes) {
+static void make_job(struct kit_job *job, const struct kit_nccl *how, const struct kit_nccl_case *t, const char *sizes,
+                     uint64_t seed) {
   snprintf(job->kind, sizeof job->kind, "nccl");
   snprintf(job->name, sizeof job->name, "%s", t->name);
   snprintf(job->plugin, sizeof job->plugin, "%s", how->plugin);
-  job->limit_ms = limit_of(how, t);
+  job->limit_ms = kit_nccl_limit(how, t);
+  job->seed = seed;
   kit_job_add(job, "library", "%s", how->library);
   if (t->scenario) kit_job_add(job, "scenario", "%s", t->scenario->name);
-  kit_job_add(job, "gpus", "%d", gpus_of(how));
+  kit_job_add(job, "gpus", "%d", kit_nccl_gpus(how));
   kit_job_add(job, "ranks_per_host", "%d", how->ranks_per_host);
   kit_job_add(job, "gpus_per_process", "%d", how->gpus_per_process);
   kit_job_add(job, "repeat", "%d", how->repeat);
@@ -372,37 +252,58 @@ static void make_job(struct kit_job *job, const struct kit_nccl *how, const stru
   if (how->redops) kit_job_add(job, "redops", "%s", how->redops);
 }
 
-static void make_run(struct case_run *c, const struct run *run, const struct nccl_case *t) {
+static void make_run(struct case_run *c, const struct kit_nccl_run *run, const struct kit_nccl_case *t) {
   const struct kit_nccl *how = run->how;
   c->result = (struct kit_result){.id = t->id, .name = t->name, .what = t->what, .source = SOURCE, .level = KIT_MUST,
                                   .version = kit_probe_newest(&run->probe), .seed = run->report.seed};
-  c->group = (struct kit_group_options){.nprocesses = processes_of(how), .on_message = on_message, .arg = &c->result};
+  c->group = (struct kit_group_options){.nprocesses = kit_nccl_processes(how), .on_message = on_message, .arg = c};
   for (unsigned i = 0; i < how->nsizes; i++)
     snprintf(c->sizes + strlen(c->sizes), sizeof c->sizes - strlen(c->sizes), "%s%llu", i ? "," : "",
              (unsigned long long)how->sizes[i]);
-  make_job(&c->group.job, how, t, c->sizes);
+  make_job(&c->group.job, how, t, c->sizes, run->report.seed);
   for (int i = 0; i < c->group.nprocesses; i++) {
-    c->logs[i] = make_file("log");
-    make_env(&c->env[i], run, t, i, c->logs[i]);
+    c->logs[i] = kit_nccl_make_file("log");
+    kit_nccl_make_env(&c->env[i], run, t, i, c->logs[i]);
     c->group.setup[i].env = (const char *const *)c->env[i].entries;
+    c->group.setup[i].netns = kit_nccl_namespace(run, t, i);
   }
 }
 
 static void free_run(struct case_run *c) {
   for (int i = 0; i < c->group.nprocesses; i++) {
     close(c->logs[i]);
-    free_env(&c->env[i]);
+    kit_nccl_free_env(&c->env[i]);
   }
 }
 
-static void run_case(struct run *run, const struct nccl_case *t) {
-  struct case_run c = {.sizes = ""};
+/* Has the plugin a device on a link of the kit's own? False: `why` has the reason not. */
+static bool make_link(struct kit_nccl_run *run, char *why, size_t size) {
+  struct kit_placement there = {.at = {{.env = {"NCCL_SOCKET_IFNAME==" KIT_LINK_NAME}, .nenv = 1}}};
+  struct kit_probe probe;
+  if (!kit_fault_net_open(&run->net)) return snprintf(why, size, "%s", run->net.why), false;
+  if (!kit_fault_net_restore(&run->net)) return snprintf(why, size, "the link does not come up"), false;
+  snprintf(there.at[0].netns, sizeof there.at[0].netns, "%s", run->net.space[0]);
+  if (kit_probe(run->how->plugin, &there, &probe, why, size) && strstr(probe.devices[0], KIT_LINK_NAME)) return true;
+  snprintf(why, size, "the plugin does not use the network interface that the kit would take down");
+  return false;
+}
+
+static void run_processes(struct kit_nccl_run *run, const struct kit_nccl_case *t, struct case_run *c) {
   struct kit_outcome outcome;
-  make_run(&c, run, t);
+  if (t->scenario && t->scenario->link && !make_link(run, c->result.text, sizeof c->result.text)) {
+    c->result.end = KIT_END_SKIPPED;
+    return;
+  }
+  kit_group_run(NULL, &c->group, &outcome);
+  kit_result_outcome(&c->result, &outcome, c->group.nprocesses);
+  check_log(run, &c->result, c->logs);
+}
+
+static void run_case(struct kit_nccl_run *run, const struct kit_nccl_case *t) {
+  struct case_run c = {.run = run, .sizes = ""};
   kit_report_progress(&run->report, t->name);
-  kit_group_run(NULL, &c.group, &outcome);
-  kit_result_outcome(&c.result, &outcome, c.group.nprocesses);
-  check_log(run, &c.result, c.logs);
+  make_run(&c, run, t);
+  run_processes(run, t, &c);
   free_run(&c);
   format_repeat_command(&c.result, run->how, t, c.sizes);
   kit_report_add(&run->report, &c.result);
@@ -429,7 +330,7 @@ static bool find_ghost(char path[PATH_MAX]) {
   return true;
 }
 
-static bool wanted(const struct kit_filter *filter, const struct nccl_case *t) {
+static bool wanted(const struct kit_filter *filter, const struct kit_nccl_case *t) {
   return kit_filter_accepts(filter, t->id, t->name, KIT_MUST);
 }
 
@@ -449,13 +350,13 @@ static const char *entry(int i, const char **name) {
   return cases[i].id;
 }
 
-static int run_all(struct run *run, const struct kit_filter *filter) {
+static int run_all(struct kit_nccl_run *run, const struct kit_filter *filter) {
   for (int i = 0; i < NCASES; i++) run->report.expected += wanted(filter, &cases[i]);
   if (run->report.expected == 0) {
     kit_filter_print_empty(filter, "nccl");
     return 2;
   }
-  if (run->how->ranks_per_host > 1) run->topology = make_topology(run->how, &run->probe);
+  if (run->how->ranks_per_host > 1) run->topology = kit_nccl_make_topology(run->how, &run->probe);
   kit_report_start(&run->report);
   FILE *f = run->report.table;
   if (f && run->report.verbose)
@@ -465,12 +366,13 @@ static int run_all(struct run *run, const struct kit_filter *filter) {
     if (wanted(filter, &cases[i])) run_case(run, &cases[i]);
   if (f && run->version[0]) fprintf(f, "NCCL %s, %d ranks, %s\n", run->version, run->how->ranks, run->probe.name);
   if (run->topology >= 0) close(run->topology);
+  kit_fault_net_close(&run->net);
   return kit_report_finish(&run->report);
 }
 
 int kit_nccl_run(const struct kit_nccl *how) {
   static const struct kit_placement here;
-  static struct run run;
+  static struct kit_nccl_run run;
   struct kit_filter filter;
   char why[1024], plugin[PATH_MAX], library[PATH_MAX];
   int result = 3;
@@ -478,9 +380,10 @@ int kit_nccl_run(const struct kit_nccl *how) {
   struct kit_nccl resolved = *how;
   if (strchr(how->plugin, '/') && realpath(how->plugin, plugin)) resolved.plugin = plugin;
   if (realpath(how->library, library)) resolved.library = library;
-  run = (struct run){.how = &resolved, .topology = -1,
+  run = (struct kit_nccl_run){.how = &resolved, .topology = -1,
                      .report = {.command = "nccl", .plugin = resolved.plugin, .verbose = !how->quiet,
-                                .json = how->json, .junit = how->junit, .seed = 1}};
+                                .json = how->json, .junit = how->junit,
+                                .seed = how->seed ? how->seed : (rail_now_ns() & 0xffffffff) | 1}};
   if (!kit_filter_read(&filter, how->only, how->skip, NULL, NULL)) return 2;
   make_cases();
   if (!kit_filter_check(&filter, "nccl", entry)) {

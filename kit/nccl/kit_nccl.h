@@ -16,7 +16,7 @@
 #define KIT_NCCL_MAX_RANKS 8
 #define KIT_NCCL_MAX_GPUS (KIT_NCCL_MAX_RANKS / 2) /* of a process, or of a host */
 #define KIT_NCCL_WARM 3 /* communicators of comm.repeated after which nothing may grow any more */
-#define KIT_NCCL_SCENARIOS 7
+#define KIT_NCCL_SCENARIOS 9
 #define KIT_NCCL_UNTOUCHED 0x5a /* each byte of a receive buffer before a call */
 
 struct kit_nccl_rank;
@@ -30,9 +30,10 @@ struct kit_nccl {
   unsigned nsizes;
   const char *types, *redops;     /* words with commas; NULL: all */
   const char *only, *skip;
-  uint64_t limit_ms;              /* of each case's processes; comm.repeated has limit_ms * (1 + repeat / 10) */
+  uint64_t limit_ms;              /* of each case's processes; kit_nccl_limit has exceptions */
   int repeat;                     /* communicators that comm.repeated makes, more than KIT_NCCL_WARM */
   bool oob;                       /* NCCL's own bootstrap through the plugin, too */
+  uint64_t seed;                  /* of the moments of faults; 0: from the clock */
   int gdr;                        /* 0 or 1: GPUDirect, from and into the memory of the GPU */
   bool quiet;                     /* no rows of what went well */
   const char *json, *junit;
@@ -48,6 +49,7 @@ void kit_nccl_process(struct kit_process *self);
 extern const struct kit_nccl_scenario {
   const char *name, *what;
   bool repeats; /* makes `repeat` communicators, and its limit grows with them */
+  bool link;    /* hosts are in two network namespaces by turns, and a rank's record (kit_send_record) ends the link */
   void (*run)(struct kit_nccl_rank *r);
 } kit_nccl_scenarios[KIT_NCCL_SCENARIOS];
 void kit_nccl_scenario(struct kit_process *self);

@@ -11,6 +11,7 @@
 #include "kit/kit_call_trace.h"
 
 enum { HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2, NON_BLOCKING = 1 }; /* CUDA's */
+enum { FLOAT = 7 }; /* NCCL's */
 
 const char *kit_nccl_last_error(const struct kit_nccl_rank *r) { return r->error_text ? r->error_text(NULL) : ""; }
 
@@ -29,6 +30,7 @@ static void open_nccl(struct kit_nccl_rank *r, const char *path) {
 #define FIND_(symbol, arguments) *(void **)&r->symbol = symbol_of(library, #symbol);
   KIT_NCCL_CALLS(FIND_)
   *(void **)&r->error_text = dlsym(library, "ncclGetLastError");
+  *(void **)&r->shrink = dlsym(library, "ncclCommShrink");
   *(void **)&r->has = symbol_of(driver, "ghost_nccl_has");
   *(void **)&r->failure = symbol_of(driver, "ghost_nccl_failure");
 }
@@ -210,4 +212,37 @@ void kit_nccl_finish(struct kit_nccl_rank *r, const struct kit_nccl_call *c, boo
              c->count, kit_nccl_types[c->type], kit_nccl_redops[c->redop], in_place ? ", in place" : "", c->root, bad,
              first);
   *wrong += bad;
+}
+
+/* ---- for scenarios ---- */
+
+struct kit_nccl_call kit_nccl_all_reduce(const struct kit_nccl_rank *r, size_t count, unsigned round) {
+  return (struct kit_nccl_call){.coll = KIT_NCCL_ALL_REDUCE, .type = FLOAT, .count = count, .rank = r->rank,
+                                .ranks = r->n, .round = round};
+}
+
+void kit_nccl_one_call(struct kit_nccl_rank *r, size_t count, unsigned round) {
+  struct kit_nccl_call c = kit_nccl_all_reduce(r, count, round);
+  size_t wrong = 0;
+  kit_nccl_prepare(r, &c, false);
+  NCCL(r, kit_nccl_start(r, &c, false));
+  NCCL(r, kit_nccl_wait(r));
+  kit_nccl_finish(r, &c, false, &wrong);
+  ENSURE(!wrong, "%s", r->wrong);
+}
+
+int kit_nccl_version(struct kit_nccl_rank *r) {
+  int version = 0;
+  NCCL(r, r->ncclGetVersion(&version));
+  return version;
+}
+
+void *kit_nccl_keep_one(struct kit_nccl_rank *r) {
+  const int version = kit_nccl_version(r);
+  return version >= 22803 && version <= 22907 ? kit_nccl_make_comm(r) : NULL;
+}
+
+void kit_nccl_destroy_kept(struct kit_nccl_rank *r, void *kept) {
+  kit_barrier(r->self);
+  if (kept) kit_nccl_destroy_comm(r, kept);
 }

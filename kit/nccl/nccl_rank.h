@@ -55,6 +55,7 @@ struct kit_nccl_rank {
   KIT_NCCL_CALLS(FIELD_)
 #undef FIELD_
   const char *(*error_text)(void *comm);
+  int (*shrink)(void *comm, int *excluded, int n, void **part, void *config, int flags); /* ncclCommShrink, or NULL */
   bool (*has)(const char *function); /* ghost's */
   const char *(*failure)(void);      /* ghost's: why the first kernel failed */
   void *comm, *stream;      /* that calls are made with */
@@ -102,5 +103,21 @@ int kit_nccl_wait(struct kit_nccl_rank *r);
 /* Looks once: true when the stream has done it, or when *error, which is 0 otherwise, has NCCL's result. */
 bool kit_nccl_poll(struct kit_nccl_rank *r, int *error);
 void kit_nccl_finish(struct kit_nccl_rank *r, const struct kit_nccl_call *c, bool in_place, size_t *wrong);
+
+/* ---- for scenarios: all-reduces of floats, which NCCL runs as it likes ---- */
+
+#define KIT_NCCL_SMALL 1000
+#define KIT_NCCL_LARGE (256u << 10) /* elements: several steps of every channel */
+#define KIT_NCCL_ROUNDS 20          /* at most, before something happens */
+
+struct kit_nccl_call kit_nccl_all_reduce(const struct kit_nccl_rank *r, size_t count, unsigned round);
+/* One, whose contents are right. */
+void kit_nccl_one_call(struct kit_nccl_rank *r, size_t count, unsigned round);
+int kit_nccl_version(struct kit_nccl_rank *r);
+
+/* NCCL 2.28.3 to 2.29.7 forget the plugin's name when they unload it, with the last communicator of the process
+ * (nccl#1978): there one more is kept as long as others come and go. NULL elsewhere. */
+void *kit_nccl_keep_one(struct kit_nccl_rank *r);
+void kit_nccl_destroy_kept(struct kit_nccl_rank *r, void *kept);
 
 #endif

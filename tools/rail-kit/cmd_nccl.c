@@ -75,6 +75,7 @@ static const struct tool_option options[] = {
     {"redops", 0, "LIST", "sum, prod, max, min, avg; else all that this NCCL has", TOOL_CALL, .set = set_redops},
     {"repeat", 0, "N", "communicators that comm.repeated makes", TOOL_INT, AT(how.repeat), .min = KIT_NCCL_WARM + 1,
      .max = 100000, .preset = TEXT_OF(REPEAT)},
+    {"seed", 0, "N", "for the moments of faults; else from the clock", TOOL_U64, AT(how.seed)},
     {"oob", 0, NULL, "NCCL's bootstrap through the plugin, too (NCCL_OOB_NET_ENABLE)", TOOL_FLAG, AT(how.oob)},
     {"gdr", 0, "on|off", "GPUDirect: the plugin sends from the GPU's memory and receives into it", TOOL_CHOICE,
      AT(how.gdr), .words = off_on, .preset = "off"},
