@@ -31,6 +31,8 @@ SHRINKING = ("--gdr", "on", "--ranks", "4", "--only", "alltoallv", "--ranks-per-
 REPEATED = ("--only", "comm.repeated", "--repeat", "6")
 USUAL = ("--types", "float", "--redops", "sum")
 LIMITS = {True: "60", False: "90"}  # seconds: of a case that hangs, of others; NCCL itself needs some before it
+# Releases of NCCL: what the plugin's calls return is dropped; tables without finalize; init once a process.
+ERRORS_DROPPED, NO_FINALIZE, ONE_INIT = r"2\.2[67]\.", r"2\.2[4-7]\.", r"2\.2[67]\."
 HIDDEN = r"bytes from rank \d are not visible yet"
 
 
@@ -41,6 +43,8 @@ class Defect:
     status: str  # of the case
     line: str    # a pattern: what `seen` says
     unseen: tuple = ()  # options with which the case passes
+    is_error: bool = False  # a call returns one
+    lost_in: str = ""   # a pattern: releases of NCCL under which it does no harm
 
 
 DEFECTS = {
@@ -48,7 +52,7 @@ DEFECTS = {
     "flush_nothing": Defect("iflush does nothing, and there is no request to wait for", GDR, "fail", HIDDEN),
     "flush_untrue": Defect("iflush's request is done, and nothing was flushed", GDR, "fail", HIDDEN),
     "flush_other_nic": Defect("iflush reads by another NIC than the one that wrote", GDR, "fail", HIDDEN),
-    "flush_error": Defect("iflush fails", GDR, "fail", "NCCL result 2"),
+    "flush_error": Defect("iflush fails", GDR, "fail", "NCCL result 2", is_error=True),
     "size_zero": Defect("test reports 0 bytes of a receive, and NCCL flushes none", GDR, "fail", HIDDEN),
     # messages
     "done_early": Defect("a receive is done before its bytes are there", SIMPLE, "fail", "wrong elements"),
@@ -62,7 +66,8 @@ DEFECTS = {
     "group_swapped": Defect("two buffers of a group are exchanged", GROUPS, "fail", "wrong elements", ALONE),
     "group_done_early": Defect("a group is done before its bytes are there", GROUPS, "fail", "wrong elements", ALONE),
     "group_flush_nothing": Defect("iflush of a group flushes nothing", GROUPS, "fail", HIDDEN, ALONE),
-    "group_refused": Defect("irecv of a group fails", GROUPS, "fail", "NCCL result 2", ALONE),
+    "group_refused": Defect("irecv of a group fails", GROUPS, "fail", "NCCL result 2", ALONE,
+                            is_error=True),
     "group_tag_kept": Defect("when a message of a group was its sender's last, its tag stays that of the smaller group",
                              SHRINKING, "fail hang", "in a collective|NCCL result", GROUPS),
     "group_ends_whole": Defect("when a group is smaller than the one before, those under way are done with it",
@@ -74,16 +79,21 @@ DEFECTS = {
     # devices
     "device_type": Defect("netDeviceType is 1, which the plugin is not", SIMPLE, "fail", "getDeviceMr"),
     "p2p_bytes_zero": Defect("maxP2pBytes is 0", SIMPLE, "fail", "invalid value for maxP2pBytes 0"),
-    "no_devices": Defect("under NCCL there is no device", SIMPLE, "fail", "Failed to initialize any NET plugin"),
+    "merged_without_path": Defect("makeVDevice makes one device of two without a PCI path", SIMPLE, "fail",
+                                  "Could not find (any local path|NET)", lost_in=r"2\.2[4-6]\."),
+    "no_devices": Defect("under NCCL there is no device", SIMPLE, "fail",
+                         "Failed to initialize any NET plugin|network DefectNet not found"),
     "socket_instead": Defect("the same, and the plugin's name is that of NCCL's own network, which takes its place",
                              SIMPLE, "fail", "NCCL's own network has the plugin's name"),
     # communicators
     "finalize_ends_all": Defect("the first finalize ends the connections of all contexts",
-                                ("--only", "comm.two_at_once"), "fail", "NCCL result 2"),
+                                ("--only", "comm.two_at_once"), "fail", "NCCL result 2", lost_in=NO_FINALIZE),
     "files_left": Defect("each accept leaves a file descriptor", REPEATED, "fail", r"\d file descriptors are left"),
-    "threads_left": Defect("each init leaves a thread", REPEATED, "fail", r"\d threads are left"),
+    "threads_left": Defect("each init leaves a thread", REPEATED, "fail", r"\d threads are left", lost_in=ONE_INIT),
+    "memory_left": Defect("each init leaves 100 kB", REPEATED, "fail", r"the heap has grown by \d+ KiB with each",
+                          lost_in=ONE_INIT),
     "death_unnoticed": Defect("a connection that is lost is no error", ("--only", "fault.killed"), "hang",
-                              "in a collective"),
+                              "in a collective", lost_in=ERRORS_DROPPED),
 }
 
 
@@ -128,21 +138,27 @@ def missed(name, options, result):
     if passes(name, options):
         return None if result["status"] == "pass" else said
     defect = DEFECTS[name]
-    found = result["status"] in defect.status.split() and re.search(defect.line, result["seen"])
-    return None if found else f"{said} (expected {defect.status}: {defect.line})"
+    status, line = defect.status, defect.line
+    if defect.is_error and re.match(ERRORS_DROPPED, result["release"]):
+        status, line = "hang", "in a collective"
+    found = result["status"] in status.split() and re.search(line, result["seen"])
+    return None if found else f"{said} (expected {status}: {line})"
 
 
-def rows():
-    """What to try: each defect, where it is seen and where it is not, and the honest plugin by each set of options."""
-    yield from ((name, d.options) for name, d in DEFECTS.items())
-    yield from ((name, d.unseen) for name, d in DEFECTS.items() if d.unseen)
+def rows(library):
+    """What to try with that NCCL: each defect that does harm there, where it is seen and where it is not, and the
+    plugin without a defect by each set of options."""
+    release = pathlib.Path(library).resolve().name.removeprefix("libnccl.so.")
+    there = {name: d for name, d in DEFECTS.items() if not (d.lost_in and re.match(d.lost_in, release))}
+    yield from ((name, d.options) for name, d in there.items())
+    yield from ((name, d.unseen) for name, d in there.items() if d.unseen)
     yield from ((HONEST, options) for options in dict.fromkeys(d.options for d in DEFECTS.values()))
 
 
 def try_all(library, jobs=3):
     """(name, options, result) of all rows."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        work = list(rows())
+        work = list(rows(library))
         yield from zip(*zip(*work), pool.map(lambda row: run(library, *row), work))
 
 

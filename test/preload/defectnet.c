@@ -16,7 +16,7 @@
 #include "rail/net.h"
 
 #define EXPORT __attribute__((visibility("default")))
-enum { MOST = 4096, MAX_COMMS = 1024, MAX_GROUP = 8, FIFTH = 5 };
+enum { MOST = 4096, MAX_COMMS = 1024, MAX_GROUP = 8, FIFTH = 5, LEFT = 100000 };
 
 struct mr {
   void *inner;
@@ -41,6 +41,8 @@ struct group {
 
 static const struct rail_net_v12 *inner;
 static const struct rail_net_v11 *inner_v11;
+static const struct rail_net_v10 *inner_v10;
+static const struct rail_net_v9 *inner_v9;
 static struct request pool[MOST];
 static struct group groups[MAX_COMMS]; /* the last one of each connection that receives */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the pool's `used`, groups, and the counts */
@@ -82,14 +84,40 @@ static void free_request(struct request *r) {
 
 /* ---- what it says of its devices ---- */
 
+/* With merged_without_path there are two devices, both the inner one's first and neither with a PCI path, and what
+ * makeVDevice makes of them. */
+enum { SINGLE = 2 };
+static bool merged;
+static char merged_names[][16] = {"first", "second", "first+second"};
+
+static bool merges(void) { return has("merged_without_path") && getenv("NCCL_HOSTID"); }
+static int inner_device(int dev) { return merges() ? 0 : dev; }
+
+#define MERGE(p, dev)                                                                               \
+  do {                                                                                              \
+    if (!merges()) break;                                                                           \
+    (p)->name = merged_names[(dev) < SINGLE ? (dev) : SINGLE];                                      \
+    (p)->pci_path = NULL;                                                                           \
+    (p)->guid = (uint64_t)(dev);                                                                    \
+    (p)->vprops.ndevs = (dev) < SINGLE ? 1 : SINGLE;                                                \
+    for (int i = 0; i < (p)->vprops.ndevs; i++) (p)->vprops.devs[i] = (dev) < SINGLE ? (dev) : i;   \
+  } while (0)
+
+static int merge(int *dev, const int *devs, int ndevs) {
+  *dev = ndevs == 1 ? devs[0] : SINGLE;
+  merged |= ndevs > 1;
+  return RAIL_OK;
+}
+
 static int devices(int *ndev) {
   int result = inner->devices(ndev);
   bool none = has("no_devices") || has("socket_instead");
   if (none && getenv("NCCL_HOSTID")) *ndev = 0; /* under NCCL only */
+  if (merges()) *ndev = SINGLE + merged;
   return result;
 }
 
-/* The fields that both versions have in the same places. */
+/* The fields that all versions have. */
 #define BEND(p)                                                                    \
   do {                                                                             \
     if ((p)->max_recvs > MAX_GROUP) (p)->max_recvs = MAX_GROUP;                    \
@@ -98,17 +126,24 @@ static int devices(int *ndev) {
     if (has("p2p_bytes_zero")) (p)->max_p2p_bytes = 0;                             \
   } while (0)
 
-static int properties_v12(int dev, struct rail_net_props_v12 *props) {
-  int result = inner->get_properties(dev, props);
-  BEND(props);
-  return result;
+static int make_vdevice_v12(int *dev, struct rail_net_vprops_v12 *props) {
+  return merges() ? merge(dev, props->devs, props->ndevs) : inner->make_vdevice(dev, props);
 }
 
-static int properties_v11(int dev, struct rail_net_props_v11 *props) {
-  int result = inner_v11->get_properties(dev, props);
-  BEND(props);
-  return result;
+static int make_vdevice_v9(int *dev, struct rail_net_vprops_v9 *props) {
+  return merges() ? merge(dev, props->devs, props->ndevs) : inner_v11->make_vdevice(dev, props);
 }
+
+#define PROPERTIES(version, table)                                                     \
+  static int properties_v##version(int dev, struct rail_net_props_v##version *props) { \
+    int result = (table)->get_properties(inner_device(dev), props);                    \
+    MERGE(props, dev);                                                                 \
+    BEND(props);                                                                       \
+    return result;                                                                     \
+  }
+PROPERTIES(12, inner)
+PROPERTIES(11, inner_v11)
+PROPERTIES(9, inner_v9) /* v10's, too */
 
 /* ---- connections ---- */
 
@@ -117,16 +152,52 @@ static void *idle(void *arg) {
   return arg;
 }
 
-static int init(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
-                rail_profiler_fn prof) {
+static void leave_something(void) {
+  static void *volatile left;
   pthread_t thread;
   if (has("threads_left")) (void)!pthread_create(&thread, NULL, idle, NULL);
+  if (has("memory_left")) left = memset(malloc(LEFT), 1, LEFT);
+  (void)left;
+}
+
+static int init(void **ctx, uint64_t comm_id, struct rail_net_config *config, rail_logger_fn log,
+                rail_profiler_fn prof) {
+  leave_something();
   return inner->init(ctx, comm_id, config, log, prof);
+}
+
+static int init_v10(rail_logger_fn log, rail_profiler_fn prof) {
+  leave_something();
+  return inner_v10->init(log, prof);
+}
+
+static int init_v9(rail_logger_fn log) {
+  leave_something();
+  return inner_v9->init(log);
+}
+
+static int listen_at(void *ctx, int dev, void *handle, void **comm) {
+  return inner->listen(ctx, inner_device(dev), handle, comm);
+}
+
+static int listen_v10(int dev, void *handle, void **comm) {
+  return inner_v10->listen(inner_device(dev), handle, comm);
 }
 
 static int connect_to(void *ctx, int dev, void *handle, void **comm, struct rail_net_device_handle **dev_handle) {
   *comm = NULL;
-  return has("connect_never") ? RAIL_OK : inner->connect(ctx, dev, handle, comm, dev_handle);
+  return has("connect_never") ? RAIL_OK : inner->connect(ctx, inner_device(dev), handle, comm, dev_handle);
+}
+
+static int connect_v10(int dev, struct rail_net_config *config, void *handle, void **comm,
+                       struct rail_net_device_handle **dev_handle) {
+  *comm = NULL;
+  return has("connect_never") ? RAIL_OK : inner_v10->connect(inner_device(dev), config, handle, comm, dev_handle);
+}
+
+static int connect_v9(int dev, void *handle, void **comm, struct rail_net_device_handle **dev_handle) {
+  *comm = NULL;
+  return has("connect_never") ? RAIL_OK : inner_v9->connect(inner_device(dev), handle, comm, dev_handle);
 }
 
 static int accept_from(void *listen_comm, void **comm, struct rail_net_device_handle **dev_handle) {
@@ -298,20 +369,72 @@ static int test(void *request, int *done, int *sizes) {
   return RAIL_OK;
 }
 
+/* Up to v9 there are no events for a profiler. */
+static int isend_v9(void *comm, void *data, size_t size, int tag, void *mhandle, void **request) {
+  return isend(comm, data, size, tag, mhandle, NULL, request);
+}
+
+static int irecv_v9(void *comm, int n, void **data, size_t *sizes, int *tags, void **mhandles, void **request) {
+  void *phandles[MAX_GROUP] = {NULL};
+  return irecv(comm, n, data, sizes, tags, mhandles, phandles, request);
+}
+
 /* ---- the tables: the inner ones', but for the above ---- */
 
-#define SLOTS(t)                                                                     \
-  (t).name = has("socket_instead") ? "Socket" : "DefectNet";                        \
-  (t).init = init, (t).devices = devices, (t).connect = connect_to;                 \
-  (t).accept = accept_from, (t).close_send = close_send, (t).finalize = finalize;   \
-  (t).reg_mr = reg_mr, (t).reg_mr_dmabuf = NULL, (t).dereg_mr = dereg_mr;           \
-  (t).isend = isend, (t).irecv = irecv, (t).iflush = iflush, (t).test = test;       \
+/* What all versions have with the same arguments. */
+#define SLOTS(t)                                                                \
+  (t).name = has("socket_instead") ? "Socket" : "DefectNet";                    \
+  (t).devices = devices, (t).accept = accept_from, (t).close_send = close_send; \
+  (t).reg_mr = reg_mr, (t).reg_mr_dmabuf = NULL, (t).dereg_mr = dereg_mr;       \
+  (t).iflush = iflush, (t).test = test;                                         \
   (t).irecv_consumed = NULL /* it would be told of requests that are ours */
 
-EXPORT struct rail_net_v11 ncclNetPlugin_v11;
-struct rail_net_v11 ncclNetPlugin_v11;
-EXPORT struct rail_net_v12 ncclNetPlugin_v12;
-struct rail_net_v12 ncclNetPlugin_v12;
+#define TABLE(version)                                        \
+  EXPORT struct rail_net_v##version ncclNetPlugin_v##version; \
+  struct rail_net_v##version ncclNetPlugin_v##version
+TABLE(9);
+TABLE(10);
+TABLE(11);
+TABLE(12);
+
+static void make_v11_and_v12(void) {
+  struct rail_net_v11 v11 = *inner_v11;
+  struct rail_net_v12 v12 = *inner;
+  SLOTS(v11);
+  SLOTS(v12);
+  v11.get_properties = properties_v11;
+  v12.get_properties = properties_v12;
+  v11.init = v12.init = init;
+  v11.finalize = v12.finalize = finalize;
+  v11.listen = v12.listen = listen_at;
+  v11.connect = v12.connect = connect_to;
+  v11.make_vdevice = make_vdevice_v9;
+  v12.make_vdevice = make_vdevice_v12;
+  v11.isend = v12.isend = isend;
+  v11.irecv = v12.irecv = irecv;
+  ncclNetPlugin_v11 = v11;
+  ncclNetPlugin_v12 = v12;
+}
+
+static void make_v9_and_v10(void) {
+  struct rail_net_v9 v9 = *inner_v9;
+  struct rail_net_v10 v10 = *inner_v10;
+  SLOTS(v9);
+  SLOTS(v10);
+  v9.get_properties = v10.get_properties = properties_v9;
+  v9.init = init_v9;
+  v10.init = init_v10;
+  v9.listen = v10.listen = listen_v10;
+  v9.connect = connect_v9;
+  v10.connect = connect_v10;
+  v9.isend = isend_v9;
+  v10.isend = isend;
+  v9.irecv = irecv_v9;
+  v10.irecv = irecv;
+  v9.make_vdevice = v10.make_vdevice = make_vdevice_v9;
+  ncclNetPlugin_v9 = v9;
+  ncclNetPlugin_v10 = v10;
+}
 
 __attribute__((constructor)) static void wrap(void) {
   const char *path = getenv("DEFECTNET_INNER");
@@ -321,15 +444,12 @@ __attribute__((constructor)) static void wrap(void) {
     *(void **)&nic_wrote = dlsym(driver, "ghost_nic_wrote");
     *(void **)&nic_read = dlsym(driver, "ghost_nic_read");
   }
-  inner = library ? dlsym(library, "ncclNetPlugin_v12") : NULL;
-  inner_v11 = library ? dlsym(library, "ncclNetPlugin_v11") : NULL;
-  if (!inner || !inner_v11) return;
-  struct rail_net_v11 v11 = *inner_v11;
-  struct rail_net_v12 v12 = *inner;
-  SLOTS(v11);
-  SLOTS(v12);
-  v11.get_properties = properties_v11;
-  v12.get_properties = properties_v12;
-  ncclNetPlugin_v11 = v11;
-  ncclNetPlugin_v12 = v12;
+  if (!library) return;
+  inner = dlsym(library, "ncclNetPlugin_v12");
+  inner_v11 = dlsym(library, "ncclNetPlugin_v11");
+  inner_v10 = dlsym(library, "ncclNetPlugin_v10");
+  inner_v9 = dlsym(library, "ncclNetPlugin_v9");
+  if (!inner || !inner_v11 || !inner_v10 || !inner_v9) return;
+  make_v9_and_v10();
+  make_v11_and_v12();
 }
