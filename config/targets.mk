@@ -90,7 +90,7 @@ OUT ?= $(BUILD)/lab/out
 LIMIT ?= 600
 lab_boot = @python3 test/lab/boot.py \
   --hosts '$(HOSTS)' --nics '$(NICS)' --mtu '$(MTU)' --out '$(OUT)' --limit '$(LIMIT)'
-lab_needs := all $(filter $(BUILD)/test/lab/% $(BUILD)/test/verbs/%,$(test_bins))
+lab_needs := all $(filter $(BUILD)/test/lab/% $(BUILD)/test/verbs/% $(BUILD)/test/fault/traffic,$(test_bins))
 
 # The command through the environment: it may have quotes of any kind.
 lab:  ## a guest with RDMA: CMD='…' runs there, else the lab's tests; HOSTS=4 NICS=2 MTU=1500 OUT=dir LIMIT=s
