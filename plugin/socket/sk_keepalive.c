@@ -118,7 +118,7 @@ static bool has_pending_work(const struct sk_comm *comm) {
   }
   if (sk_comm_error(comm) != RAIL_OK) return false;
   if (comm->side == SK_SENDER) return sk_send_has_unframed(sender(comm));
-  return receiver(comm)->ungranted_count != 0 || receiver(comm)->left_unread;
+  return receiver(comm)->ungranted_count != 0 || receiver(comm)->unread == SK_UNREAD_MESSAGE;
 }
 
 /* The owner's: what may still be sent eagerly. */

@@ -232,14 +232,15 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   uint64_t bytes = 0;
   bool ended;
   sk_recv_start_submitted(rc);
-  rc->left_unread = false;
+  const enum sk_unread before = rc->unread;
+  rc->unread = SK_UNREAD_NONE;
   RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
   ended = comm->streams[0].eof;
   if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
-  rc->may_hide_end = rc->left_unread || (rc->may_hide_end && bytes); /* a call that reads nothing finds it empty */
+  if (before && bytes && !rc->unread) rc->unread = SK_UNREAD_REST; /* a call that reads nothing finds it empty */
   comm->more = bytes >= SK_CALL_BYTES ||
                (bytes && sk_has_failover(comm)) || /* one that waited for another may go on */
-               (rc->may_hide_end && !rc->left_unread);
+               rc->unread == SK_UNREAD_REST;
   comm->ended = ended;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
   sk_grant_report_after_read(rc, bytes);

@@ -257,7 +257,7 @@ rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const st
       frame->size > RAIL_NET_MAX_BYTES)
     return bad_frame(rc, frame, "an announcement out of order or of a wrong size");
   if (may_leave_unread(rc, frame)) {
-    rc->left_unread = true;
+    rc->unread = SK_UNREAD_MESSAGE;
     return RAIL_IN_PROGRESS;
   }
   struct sk_target *target = match_msg(rc, frame);
@@ -391,9 +391,9 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   }
   sk_recv_start_submitted(rc);
   if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_after_irecv(rc); /* a failure is for test to report */
-  comm->more |= rc->left_unread; /* what a socket has reported already is to be read now */
-  atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended || rc->left_unread,
-                        memory_order_relaxed);
+  const bool waits = rc->unread == SK_UNREAD_MESSAGE; /* now it has its buffer, and no event tells of it any more */
+  comm->more |= waits;
+  atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended || waits, memory_order_relaxed);
   sk_comm_disown(comm);
   return RAIL_OK;
 }

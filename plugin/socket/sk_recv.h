@@ -93,6 +93,13 @@ static inline bool sk_unexpected_should_report(const struct sk_unexpected *u) {
 
 /* ---- the comm ----------------------------------------------------------------- */
 
+/* What a progress call has left in the kernel (may_leave_unread). The socket has reported it, and does not again. */
+enum sk_unread {
+  SK_UNREAD_NONE,
+  SK_UNREAD_MESSAGE, /* a message whose buffer is not posted, and all behind it */
+  SK_UNREAD_REST,    /* that message was read. What came behind it, perhaps the stream's end, may not have been */
+};
+
 struct sk_recv_comm {
   struct sk_comm base;
   struct sk_request_pool pool; /* the caller's */
@@ -111,17 +118,15 @@ struct sk_recv_comm {
   uint32_t ungranted_count, ungranted_large;
   uint32_t unread_calls; /* progress calls since all streams were last read */
   bool sender_waited;  /* the sender's last message had waited for its grant */
-  /* Messages that wait in the kernel for their buffers (may_leave_unread), and what has to be reported.
-   *                   is true                                            until
+  enum sk_unread unread; /* after the last progress call */
+  /*                   is true                                            until
    * can_leave_unread  one stream, and both sides have AHEAD              the end
-   * left_unread       a message waits so                                 the next progress call
-   * may_hide_end      the same, and the stream's end may be behind it,   a progress call that reads nothing
-   *                   reported long ago                                and leaves nothing unread
-   * read_all          the watch thread's progress call: none may wait    the end of that call
+   * read_all          the watch thread's progress call: nothing may be   the end of that call
+   *                   left unread
    * completed         a buffer is filled. With FAILOVER the sender must  a report
    *                   learn it before the caller, who may not call again
    * report_all        what was reported went over a stream that is lost  a report, of everything */
-  bool can_leave_unread, left_unread, may_hide_end, read_all, completed, report_all;
+  bool can_leave_unread, read_all, completed, report_all;
   uint32_t idle_calls; /* progress calls in a row that found nothing */
   uint64_t recent;     /* bytes that the one before the latest found */
   sk_completion control_unsent; /* frames of wire_entries not yet in the kernel: 0 or 1 */

@@ -143,12 +143,12 @@ TEST(the_end_comes_with_the_last_bytes) {
 }
 
 /* Until the first message waits. The thread then sleeps soon. */
-static void wait_until_left_unread(const struct data *d) {
+static void wait_until_unread(const struct data *d) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   for (bool waits = false; !waits; usleep(1000)) {
     ENSURE(!rail_deadline_passed(deadline), "no message is left unread");
     own(d);
-    waits = data_receiver(d)->left_unread;
+    waits = data_receiver(d)->unread == SK_UNREAD_MESSAGE;
     sk_comm_disown(d->comm);
   }
 }
@@ -167,7 +167,7 @@ TEST(a_message_that_waits_and_the_end_behind_it) {
     data_send(&d, 0, SK_FRAME_MSG, 0, 0, WAITING, WAITING, 0);
     data_send_bytes(&d, 0, 0, 0, WAITING);
     data_end(&d, 0);
-    wait_until_left_unread(&d);
+    wait_until_unread(&d);
     void *data[] = {bytes, bytes + WAITING}, *request;
     size_t sizes[] = {WAITING, WAITING};
     if (by_another) own(&d);

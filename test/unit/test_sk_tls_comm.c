@@ -367,7 +367,7 @@ TEST(a_message_that_waits_for_its_buffer) {
     for (size_t at = 0; at < SIZE; at++) out[at] = (uint8_t)(at * 7 + (size_t)watched);
     void *s = isend(SIZE);
     uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS)), now = rail_now_ns();
-    while (s || !rc->left_unread) {
+    while (s || rc->unread != SK_UNREAD_MESSAGE) {
       if (s && data_test(s, NULL)) s = NULL;
       carry_all();
       CHECK_OK(data_turn(&receiver));
