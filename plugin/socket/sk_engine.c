@@ -75,8 +75,10 @@ struct poll_thread {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool forking; /* a fork waits until no thread is within a comm; set under the lock */
 static struct {
   bool tried; /* also when it failed: the reason was logged */
+  pid_t owner; /* of the threads */
   uint32_t count;
   struct poll_thread *threads;
 } engine;
@@ -118,12 +120,15 @@ static void take_notified(struct poll_thread *t) {
 
 /* ---- the thread ----------------------------------------------------------- */
 
-/* False: another thread owns it. */
+/* False: another thread owns it, or a fork waits. */
 static bool run_ctx(struct sk_poll_ctx *ctx) {
   enum sk_poll_result result = SK_POLL_IDLE;
-  atomic_store(&ctx->busy, 1); /* before the load below: detach clears arg, then looks at busy */
+  atomic_store(&ctx->busy, 1); /* before the loads below: detach clears arg, then looks at busy; so does a fork */
   void *arg = atomic_load(&ctx->arg);
-  if (arg) {
+  if (rail_unlikely(atomic_load(&forking))) {
+    result = SK_POLL_BUSY;
+    enqueue(ctx);
+  } else if (arg) {
     result = ctx->fn(arg, ctx->readable);
     if (result == SK_POLL_MORE) ctx->readable = true;
     if (result == SK_POLL_IDLE) {
@@ -262,8 +267,26 @@ __attribute__((destructor)) static void end_at_unload(void) {
   for (uint32_t i = 0; i < engine.count; i++) join_thread(&engine.threads[i]);
 }
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork_parent(void) { pthread_mutex_unlock(&lock); }
+static bool any_busy(void) {
+  for (uint32_t i = 0; i < engine.count; i++)
+    for (const struct sk_poll_ctx *ctx = engine.threads[i].contexts; ctx; ctx = ctx->contexts_next)
+      if (atomic_load(&ctx->busy)) return true;
+  return false;
+}
+
+/* Not while a thread is within a comm, as in sk_watch.c; that is short. In a child of clone(2), which has none of the
+ * threads, they may seem to be. */
+static void before_fork(void) {
+  pthread_mutex_lock(&lock);
+  if (engine.owner != getpid()) return;
+  atomic_store(&forking, true);
+  while (any_busy()) sched_yield();
+}
+
+static void after_fork_parent(void) {
+  atomic_store(&forking, false);
+  pthread_mutex_unlock(&lock);
+}
 
 /* The child has copies without threads: their comms are closed, the epoll set itself is the parent's. */
 static void after_fork_child(void) {
@@ -271,7 +294,7 @@ static void after_fork_child(void) {
   engine.threads = NULL;
   engine.count = 0;
   engine.tried = false;
-  pthread_mutex_unlock(&lock);
+  after_fork_parent();
 }
 
 /* Threads of our own pay where the caller's have cores to spare. */
@@ -289,6 +312,7 @@ static void start_once(void) {
   if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
   if (!is_wanted()) return;
   uint32_t wanted = (uint32_t)sk_params.threads;
+  engine.owner = getpid();
   engine.threads = calloc(wanted, sizeof *engine.threads);
   while (engine.threads && engine.count < wanted && start_thread(&engine.threads[engine.count], engine.count))
     engine.count++;

@@ -2,6 +2,8 @@
  * Connections that the epoll engine moves, with the peer's ends in the test's hands: nothing of what a socket says, a
  * caller leaves or another owner held up is lost, though the caller stays away.
  * TEST-SAN: asan tsan */
+#include <sys/wait.h>
+
 #include "plugin/socket/sk_engine.h"
 #include "test/unit/sk_data.h"
 
@@ -254,8 +256,50 @@ TEST(connections_come_and_go) {
   sk_engine_stop();
 }
 
+/* ---- fork -------------------------------------------------------------------- */
+
+static _Atomic bool within;
+static _Atomic unsigned int runs;
+
+/* Much longer than what is outside of it: a fork that does not wait meets it. */
+static enum sk_poll_result stay_within(void *arg, bool readable) {
+  (void)arg, (void)readable;
+  atomic_store(&within, true);
+  atomic_fetch_add(&runs, 1);
+  usleep(2000);
+  atomic_store(&within, false);
+  return SK_POLL_MORE;
+}
+
+static void wait_for_runs(unsigned int more) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  for (unsigned int from = atomic_load(&runs); atomic_load(&runs) - from < more; usleep(100))
+    ENSURE(!rail_deadline_passed(deadline), "the engine's thread does not go on");
+}
+
+TEST(a_fork_waits_until_the_threads_have_left_the_connections) {
+  struct sk_poll_ctx *ctx;
+  struct data d;
+  begin(&d, SK_RECEIVER);
+  sk_engine_attach(&ctx, stay_within, &d, NULL, 0);
+  ENSURE(ctx, "the engine did not take it");
+  for (int i = 0; i < 20; i++) {
+    int status;
+    wait_for_runs(1);
+    pid_t child = fork();
+    if (child == 0) _exit(atomic_load(&within));
+    CHECK(child > 0 && waitpid(child, &status, 0) == child);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", (unsigned int)status);
+  }
+  wait_for_runs(2); /* the parent's threads go on */
+  sk_engine_detach(ctx, NULL, 0);
+  CHECK(!atomic_load(&within));
+  end(&d);
+}
+
 TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_the_last),
           TEST_CASE(an_event_while_another_thread_owns), TEST_CASE(a_receive_while_another_thread_owns),
           TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_message_that_waits_and_the_end_behind_it),
           TEST_CASE(a_socket_that_has_room_again),
-          TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go))
+          TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go),
+          TEST_CASE(a_fork_waits_until_the_threads_have_left_the_connections))
