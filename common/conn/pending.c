@@ -52,8 +52,7 @@ void rail_pending_log_drop(struct rail_pending_set *s, const union rail_addr *pe
 
 static _Atomic uint32_t all_pending; /* of all sets that share their limits */
 
-/* Files that the process may open. */
-static uint64_t file_limit(void) {
+uint64_t rail_pending_file_limit(void) {
   struct rlimit limit;
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : UINT32_MAX;
 }
@@ -62,7 +61,7 @@ static uint64_t file_limit(void) {
  * the lowest free number, so at least `fd` files are open. */
 static bool is_full(const struct rail_pending_set *s, int fd) {
   if (s->max) return s->count > s->max;
-  uint64_t files = file_limit(), all = atomic_load_explicit(&all_pending, memory_order_relaxed);
+  uint64_t files = rail_pending_file_limit(), all = atomic_load_explicit(&all_pending, memory_order_relaxed);
   if ((uint64_t)fd >= files - files / 4) return true;
   return s->count > OWN_PENDING && all > RAIL_MIN(MAX_PENDING, files / 4);
 }

@@ -80,6 +80,9 @@ rail_result_t rail_pending_poll(struct rail_pending_set *set, const int *listen_
 /* What poll does with a connection that it accepted, which came through the listening socket `index`. */
 void rail_pending_add(struct rail_pending_set *set, int fd, unsigned int index, const union rail_addr *peer);
 
+/* Files that the process may open (RLIMIT_NOFILE). */
+uint64_t rail_pending_file_limit(void);
+
 /* ---- for ops->read ---- */
 
 /* Reads up to `size` bytes of the first message: as rail_sock_recv_some. */

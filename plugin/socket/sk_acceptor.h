@@ -55,7 +55,6 @@ struct sk_acceptor {
   bool closed; /* by closeListen: nothing new, only what comes back */
   struct rail_listener listener;
   TAILQ_HEAD(, sk_half_open_comm) half_open; /* in the order of their first HELLO */
-  unsigned int nhalf_open;
   LIST_HEAD(, sk_accepted_comm) accepted;
 };
 

@@ -108,7 +108,7 @@ static bool hs_accept_step(struct hs *h) {
   return comm != NULL;
 }
 
-static void hs_pair(struct hs *h, int listen_dev, int connect_dev) {
+__attribute__((unused)) static void hs_pair(struct hs *h, int listen_dev, int connect_dev) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   bool connected = false, accepted = false;
   hs_listen(h, listen_dev);
