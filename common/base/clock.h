@@ -30,4 +30,20 @@ static inline int rail_deadline_left_ms(uint64_t deadline) {
   return ms > 0x7fffffff ? 0x7fffffff : (int)ms;
 }
 
+/* For how long a peer has been waited for, counted so. */
+struct rail_waited {
+  uint64_t ns;
+  uint64_t noted; /* when it was last looked at */
+};
+
+static inline void rail_waited_begin(struct rail_waited *w) { *w = (struct rail_waited){.noted = rail_now_ns()}; }
+
+static inline void rail_waited_note(struct rail_waited *w) {
+  const uint64_t now = rail_now_ns(), step = now - w->noted;
+  w->ns += step < RAIL_MAX_STEP_NS ? step : RAIL_MAX_STEP_NS;
+  w->noted = now;
+}
+
+static inline bool rail_waited_for_ms(const struct rail_waited *w, uint64_t ms) { return w->ns >= ms * 1000000ull; }
+
 #endif

@@ -59,7 +59,7 @@ rail_result_t rail_connector_dial(struct rail_connector *c) {
     rail_sockopt_host_deadline(c->dial.fd, c->limits->deadline_ms, 0);
     rail_handshake_begin(c->handshake, c->protocol, c->dial.fd, true, &c->hello);
     c->dial.fd = -1;
-    c->handshake->waited = 0;
+    c->handshake->waited.ns = 0;
     return RAIL_OK;
   }
   if (result == RAIL_IN_PROGRESS && c->drops && err == ECONNREFUSED)
@@ -94,7 +94,7 @@ static rail_result_t dial_again(struct rail_connector *c, const char *why) {
   if (make_hello(c) != RAIL_OK)
     return fail(c, RAIL_SYSTEM_ERROR, "no random bytes or no HMAC: %s", strerror(errno));
   rail_dial_again(&c->dial, ECONNRESET);
-  c->handshake->waited = 0;
+  c->handshake->waited.ns = 0;
   return RAIL_IN_PROGRESS;
 }
 
@@ -103,12 +103,12 @@ static void report_no_accept(struct rail_connector *c) {
   static _Atomic uint64_t next_line;
   uint64_t now = rail_now_ns(), next = atomic_load(&next_line), every = (uint64_t)c->limits->warn_ms * 1000000;
   char peer[RAIL_ADDR_TEXT];
-  if (c->reported || !every || c->handshake->waited < every) return;
+  if (c->reported || !every || c->handshake->waited.ns < every) return;
   c->reported = true;
   if (now < next || !atomic_compare_exchange_strong(&next_line, &next, now + every)) return;
   RAIL_WARN("%s: connect to %s over %s: not accepted for %.1f s, though the peer's host answers; still waiting; check: "
             "does the peer's process run, and does it call accept?", c->protocol->plugin,
-            rail_addr_text(&c->dial.peer, peer), c->device, (double)c->handshake->waited / 1e9);
+            rail_addr_text(&c->dial.peer, peer), c->device, (double)c->handshake->waited.ns / 1e9);
 }
 
 rail_result_t rail_connector_answer(struct rail_connector *c, struct rail_message *message, enum rail_reason *reason) {
@@ -130,6 +130,6 @@ rail_result_t rail_connector_answer(struct rail_connector *c, struct rail_messag
   if (result != RAIL_OK) return fail(c, RAIL_REMOTE_ERROR, "%s", why);
   if (message->type == RAIL_MESSAGE_ANSWER && message->reason == RAIL_REASON_BUSY)
     return dial_again(c, rail_reason_text(c->protocol, RAIL_REASON_BUSY));
-  h->waited = 0;
+  h->waited.ns = 0;
   return RAIL_OK;
 }

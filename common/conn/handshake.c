@@ -10,7 +10,8 @@
 void rail_handshake_init(struct rail_handshake *h) {
   memset(h, 0, sizeof *h);
   h->fd = -1;
-  h->begun = h->noted = rail_now_ns();
+  rail_waited_begin(&h->waited);
+  h->begun = h->waited.noted;
 }
 
 void rail_handshake_begin(struct rail_handshake *h, const struct rail_protocol *protocol, int fd, bool connector,
@@ -24,14 +25,10 @@ void rail_handshake_close(struct rail_handshake *h) { rail_sock_close(&h->fd); }
 
 /* ---- time ----------------------------------------------------------------- */
 
-void rail_handshake_note_time(struct rail_handshake *h) {
-  uint64_t now = rail_now_ns();
-  h->waited += RAIL_MIN(now - h->noted, RAIL_MAX_STEP_NS);
-  h->noted = now;
-}
+void rail_handshake_note_time(struct rail_handshake *h) { rail_waited_note(&h->waited); }
 
 bool rail_handshake_is_late(const struct rail_handshake *h, int64_t limit_ms) {
-  return limit_ms && h->waited >= (uint64_t)limit_ms * 1000000;
+  return limit_ms && rail_waited_for_ms(&h->waited, (uint64_t)limit_ms);
 }
 
 /* ---- out ------------------------------------------------------------------ */

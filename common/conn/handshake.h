@@ -23,13 +23,14 @@
  * Deadlines: rail_handshake_note_time once per call of connect or accept counts the
  * time in `waited`, at most a second per call: a process that was stopped does
  * not blame its peer. The plugin compares it with its limit (rail_handshake_is_late)
- * and sets it to 0 where counting begins anew, as after the first answer.
+ * and sets waited.ns to 0 where counting begins anew, as after the first answer.
  *
  * One thread at a time. Owns its socket until that is taken.
  */
 #ifndef RAIL_HANDSHAKE_H
 #define RAIL_HANDSHAKE_H
 
+#include "common/base/clock.h"
 #include "common/conn/protocol.h"
 
 #define RAIL_HANDSHAKE_OUT 8192 /* more than one side ever has waiting */
@@ -37,8 +38,8 @@
 struct rail_handshake {
   int fd; /* -1: none */
   struct rail_session session;
-  uint64_t begun, noted; /* times: of init, of the latest note_time */
-  uint64_t waited;       /* ns that count for the deadline */
+  uint64_t begun;            /* rail_now_ns() of init */
+  struct rail_waited waited; /* what counts for the deadline */
   size_t out_size, out_done;
   size_t have; /* bytes of the message that is coming in */
   uint8_t out[RAIL_HANDSHAKE_OUT];

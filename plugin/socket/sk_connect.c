@@ -32,7 +32,7 @@ struct sk_connect {
   const struct sk_device *device;
   struct rail_handle listener;
   struct sk_limits limits;
-  uint64_t deadline;
+  struct rail_waited waited;
   unsigned int nstreams;
   struct sk_dial dials[SK_MAX_STREAMS];
 };
@@ -97,7 +97,7 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct sk_devic
   a->ctx = ctx;
   a->device = device;
   a->listener = *listener;
-  a->deadline = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
+  rail_waited_begin(&a->waited);
   prepare_dials(a, traffic_class);
   choose_limits(a);
   if (prepare_hellos(a) != RAIL_OK) {
@@ -128,13 +128,14 @@ static rail_result_t fail_dial(const struct sk_connect *a, const struct sk_dial 
 static rail_result_t run_dials(struct sk_connect *a) {
   const struct sk_dial *waiting = NULL;
   char peer[RAIL_ADDR_TEXT];
+  rail_waited_note(&a->waited);
   for (unsigned int i = 0; i < a->nstreams; i++) {
     rail_result_t result = sk_dial_step(&a->dials[i]);
     if (result == RAIL_IN_PROGRESS) waiting = &a->dials[i];
     else if (result != RAIL_OK) return fail_dial(a, &a->dials[i], result);
   }
   if (!waiting) return RAIL_OK;
-  if (!rail_deadline_passed(a->deadline)) return RAIL_IN_PROGRESS;
+  if (!rail_waited_for_ms(&a->waited, (uint64_t)sk_params.connect_ms)) return RAIL_IN_PROGRESS;
   const char *name = waiting->nic->name;
   RAIL_WARN("RailSocket: connect to %s over %s: no connection within %lld ms (RAIL_SOCKET_CONNECT_TIMEOUT): %s; "
             "is the peer alive, is that address reachable from %s, does a firewall block the port?",

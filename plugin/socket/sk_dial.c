@@ -48,7 +48,7 @@ struct stream {
   struct sk_dial dial;
   uint64_t deadline;    /* of this attempt */
   uint64_t not_before;  /* the next */
-  uint64_t retry_until; /* of a HELLO that was not answered; 0: none was cut */
+  struct rail_waited unanswered; /* since a HELLO was cut for the first time; noted 0: none was */
   uint64_t counter;
   struct rail_session session;
   uint8_t answer[RAIL_ANSWER_MAX];
@@ -170,8 +170,9 @@ rail_result_t sk_reconnect_unanswered(struct sk_reconnect *r, unsigned int strea
                                       int *fd) {
   struct stream *s = &r->streams[stream];
   *fd = -1;
-  if (!s->retry_until) s->retry_until = rail_deadline_in_ms((uint64_t)sk_params.connect_ms);
-  if (rail_deadline_passed(s->retry_until)) {
+  if (!s->unanswered.noted) rail_waited_begin(&s->unanswered);
+  rail_waited_note(&s->unanswered);
+  if (rail_waited_for_ms(&s->unanswered, (uint64_t)sk_params.connect_ms)) {
     abandon(s);
     errno = ETIMEDOUT;
     return RAIL_REMOTE_ERROR;

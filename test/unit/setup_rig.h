@@ -55,7 +55,7 @@ static rail_result_t send_ready(struct rail_setup *s) {
 
 static rail_result_t recv_ready(struct rail_setup *s) {
   struct rail_message message;
-  if (forgives) s->handshake.waited = 0;
+  if (forgives) s->handshake.waited.ns = 0;
   return rail_setup_recv(s, MESSAGE_READY, &message);
 }
 
@@ -209,7 +209,7 @@ static rail_result_t connect_result(struct side *s) {
 }
 
 /* The peer has taken too long. */
-static void be_late(struct rail_setup *s) { s->handshake.waited += LIMIT_MS * 1000000ull; }
+static void be_late(struct rail_setup *s) { s->handshake.waited.ns += LIMIT_MS * 1000000ull; }
 
 /* ---- peers made of bare sockets ----------------------------------------------------- */
 

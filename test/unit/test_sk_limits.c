@@ -65,4 +65,27 @@ TEST(half_open_comms_leave_files) {
   hs_end(&h[0]);
 }
 
-TEST_MAIN(TEST_CASE(half_open_comms_leave_files))
+/* Time in which this process is stopped is no time in which the peer does not answer: a second of it counts. */
+TEST(connect_after_a_stop) {
+  enum { LIMIT_MS = 2500 };
+  struct hs h;
+  void *comm;
+  hs_begin(&h);
+  sk_params.connect_ms = LIMIT_MS;
+  hs_listen(&h, DEV_A);
+  hs_close_listen(&h);
+  CHECK(!hs_connect_step(&h, DEV_A));
+  usleep((LIMIT_MS + 100) * 1000);
+  CHECK(!hs_connect_step(&h, DEV_A));
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  rail_result_t result;
+  while ((result = sk_connect(h.ctx, DEV_A, h.handle, -1, &comm, NULL)) == RAIL_OK) {
+    CHECK(!comm && !rail_deadline_passed(deadline));
+    usleep(1000);
+  }
+  CHECK_INT(result, RAIL_REMOTE_ERROR);
+  CHECK(strstr(log_lines, "no connection within 2500 ms (RAIL_SOCKET_CONNECT_TIMEOUT): Connection refused"));
+  hs_end(&h);
+}
+
+TEST_MAIN(TEST_CASE(half_open_comms_leave_files), TEST_CASE(connect_after_a_stop))
