@@ -20,7 +20,7 @@ from outcome import MARK, Outcome
 BOOT = pathlib.Path(__file__).resolve().parent / "lab/boot.py"
 INSIDE = "RAIL_LAB_TOPOLOGY"  # set in the guest, and by lab/devices.py: here are devices, run the programs as they are
 NOT_POSSIBLE = 125
-SPARE = 60  # seconds for the runner itself, beside the programs' limits
+SPARE = 360  # seconds to boot, and for the runner itself, beside the programs' limits
 
 
 def apart(programs):

@@ -190,7 +190,7 @@ class Pair:
             self.connect()
 
     def listening(self):
-        self.handles = self.recv.wait("handles", 10)["handles"]
+        self.handles = self.recv.wait("handles", 30)["handles"]
 
     def connect(self, limit=15):
         if not hasattr(self, "handles"):

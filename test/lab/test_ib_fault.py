@@ -21,11 +21,11 @@ from ib_rig import FULL, IB, check_told, pair, rig, told
 from rig import check_clean, check_failed, check_sound
 
 REMOTE, SYSTEM = 6, 2
-RETRIES = 1.9  # seconds: 7 times 0.27
-SLACK = 3.0  # retries end in steps of the timeout's power of two, and the machine is slow
+RETRIES = 3.8  # seconds: 7 times 0.54; a crowded machine stops the guest for a second and more
+SLACK = 3.0  # retries end in steps of the timeout's power of two, ticks come late, and the machine is slow
 FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep"}
 # Soft-RoCE takes 7 retries for endless ones.
-QUICK = {"NCCL_IB_TIMEOUT": "16", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "3s"}
+QUICK = {"NCCL_IB_TIMEOUT": "17", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "6s"}
 SOON = {"RAIL_IB_DEADLINE": "3s", "RAIL_IB_PEER_WARN": "2s"}  # else half a minute, and 10 s
 # What is lost is sent again after half a second, not four, and again when that is lost, too.
 LOSSY = {"NCCL_IB_TIMEOUT": "17", "RAIL_IB_LINGER": "3s"}
@@ -69,21 +69,25 @@ def killed(who):
 
 def stopped_for_a_while(env, seconds):
     """Longer than RAIL_IB_DEADLINE, which is for hosts that do not answer. One report by the other, whatever the
-    number of connections; none by the one that was stopped, for which nothing was outstanding that it could see."""
+    number of connections; none by the one that was stopped, for which nothing was outstanding that it could see. The
+    machine may stop one of them, too: who is kept waiting for a second may be reported."""
     p = flowing(pair(env=env, **FLOW))
+    silent = r"no sign of life from the peer's process for \d+\.\d s, though its host answers"
     for victim in p.both:
         other, before = p.other(victim), [len(process.warnings()) for process in p.both]
         since = victim.signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        reported = [e for e in other.warnings()[before[p.both.index(other)]:]]
-        victim.signal(signal.SIGCONT)
+        deadline = time.monotonic() + 20 + seconds * rig.SLOW
+        while len(other.warnings()) == before[p.both.index(other)] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        rig.at(since + seconds * 1_000_000_000)
+        until = victim.signal(signal.SIGCONT)
         for process in p.both:
             more(process)
-        assert len(reported) == 1, f"{len(reported)} reports\n{other.tail()}"
-        check_told(other, p, r"no sign of life from the peer's process for \d+\.\d s, though its host answers",
-                   "RAIL_IB_PEER_TIMEOUT")
-        after = [len(process.warnings()) for process in p.both]
-        assert sum(after) == sum(before) + 1, f"more was said than the report\n{victim.tail()}\n{other.tail()}"
+        reported = other.warnings()[before[p.both.index(other)]:]
+        check_told(other, p, silent, "RAIL_IB_PEER_TIMEOUT")
+        starved = other.starved(since, rig.now()) + victim.starved(until, rig.now())
+        said = sum(len(process.warnings()) for process in p.both) - sum(before)
+        assert said == 1 or starved > 1, f"{said} warnings\n{victim.tail()}\n{other.tail()}"
         say(f"{victim.role} stopped for {seconds} s: reported after {(reported[0]['ns'] - since) / 1e9:.1f} s: "
             f"{reported[0]['text']}")
     results = ended(p)
@@ -190,15 +194,15 @@ def rail_gone(how, seconds):
 
 
 def host_gone(env, deadline):
-    """The HCA would take half a minute and more to say so; the oob connection's deadline is shorter. What the host
-    itself sees of it is another matter: its own ports are down."""
+    """The HCA would take far longer to say so; the oob connection's deadline is shorter. What the host itself sees of
+    it is another matter: its own ports are down."""
     p = flowing(pair(env=env, **FLOW))
     with broken(hosts[1], lab.reachable) as since:
         for process in p.both:
             process.finish(40)
     for process in p.both:
         check_sound(process)
-        took = check_failed(process, since, (deadline + 0.5) / rig.SLOW, comms=FLOW["comms"], code=None)
+        took = check_failed(process, since, (deadline + SLACK) / rig.SLOW, comms=FLOW["comms"], code=None)
         say(f"{process.role}: error after {took:.2f} s, RAIL_IB_DEADLINE is {deadline} s")
     check_told(p.send, p, "the peer's host has not answered for RAIL_IB_DEADLINE")
     first = (min(e["ns"] for e in p.send.all("error")) - since) / 1e9
@@ -320,11 +324,11 @@ CASES = [
     case("cable out for good", down_for_good, lab.cable),
     # Soft-RoCE has no packet wait for a port of its own that is down: an error, at once, if one is to be sent; but if
     # one before it is not acknowledged it forgets both, and RAIL_IB_DEADLINE / 3 and 4 times the retries have to pass.
-    case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM), 1 + 4 * RETRIES + SLACK),
+    case("port down for good", down_for_good, lab.link, (REMOTE, SYSTEM), 2 + 4 * RETRIES + SLACK),
     case("one of two cables out", rail_gone, lab.cable, 6),
     case("one of two ports down", rail_gone, lab.link, 6),
     case("one of two ports silent", rail_gone, silence, 6),
-    case("host gone", host_gone, *(({}, 30) if FULL else ({"RAIL_IB_DEADLINE": "6s"}, 6))),
+    case("host gone", host_gone, *(({"NCCL_IB_TIMEOUT": "22"}, 30) if FULL else ({"RAIL_IB_DEADLINE": "6s"}, 6))),
     case("one packet in a hundred is lost", lossy, "loss", "1%"),
     case("delay", lossy, "delay", "3ms"),
     case("IPv4 against IPv6", families),
