@@ -37,7 +37,10 @@ static void cancel(struct ofi_op *op, bool posted) {
 /* Operations that wait are dropped, but REVOKE, REVOKED and a refusal, which the peer may wait for; data operations
  * that are posted are cancelled where that is asked for. */
 static void cancel_all(struct ofi_comm *comm, bool posted) {
-  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) cancel(&comm->pings[i], false);
+  for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) {
+    cancel(&comm->pings[i], false);
+    cancel(&comm->pongs[i], false);
+  }
   if (comm->sender) {
     struct ofi_send_comm *sc = ofi_send_comm_of(comm);
     for (uint32_t i = 0; i < sc->sends_used; i++) {

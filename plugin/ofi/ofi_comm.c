@@ -18,9 +18,11 @@ RAIL_COLD struct ofi_comm *ofi_comm_refuse(const void *comm, uint32_t kind_magic
 
 /* ---- made and freed ---------------------------------------------------------- */
 
-/* Frames of both kinds: PINGs, REVOKE or REVOKED, ASK or the refusal of a size. */
-#define FIXED_FRAMES ((OFI_MAX_PATHS + 2) * OFI_FRAME_SIZE)
-#define LAST_FRAME ((OFI_MAX_PATHS + 1) * OFI_FRAME_SIZE)
+/* Frames of both kinds: PINGs, PONGs, REVOKE or REVOKED, ASK or the refusal of a size. */
+#define FIXED_FRAMES ((2 * OFI_MAX_PATHS + 2) * OFI_FRAME_SIZE)
+#define PONG_FRAMES (OFI_MAX_PATHS * OFI_FRAME_SIZE)
+#define REVOKE_FRAME (2 * OFI_MAX_PATHS * OFI_FRAME_SIZE)
+#define LAST_FRAME ((2 * OFI_MAX_PATHS + 1) * OFI_FRAME_SIZE)
 
 static bool new_sender(struct ofi_comm *comm) {
   struct ofi_send_comm *sc = ofi_send_comm_of(comm);
@@ -161,6 +163,7 @@ rail_result_t ofi_comm_fail(struct ofi_comm *comm, rail_result_t result, const c
 static const char *operation(enum ofi_op_kind kind) {
   switch (kind) {
     case OFI_OP_FRAME_IN: return "receive of control messages";
+    case OFI_OP_PROBE:
     case OFI_OP_PING: return "first message (fi_send)";
     case OFI_OP_REVOKE: return "last message (fi_send)";
     case OFI_OP_GRANT: return "control message for a receive (fi_send)";
@@ -266,7 +269,7 @@ void ofi_comm_revoke(struct ofi_comm *comm) {
   if (comm->revoke_sent) return;
   comm->revoke_sent = true;
   (void)ofi_comm_post_frame(comm, &comm->revoke, OFI_OP_REVOKE, 0, &frame,
-                            (uint8_t *)comm->frames.bytes + OFI_MAX_PATHS * OFI_FRAME_SIZE);
+                            (uint8_t *)comm->frames.bytes + REVOKE_FRAME);
 }
 
 bool ofi_comm_ask(struct ofi_send_comm *sc) {
@@ -277,6 +280,108 @@ bool ofi_comm_ask(struct ofi_send_comm *sc) {
   frame.count = sc->filling;
   (void)ofi_comm_post_frame(&sc->base, &sc->ask, OFI_OP_ASK, 0, &frame, sc->ask_frame);
   return true;
+}
+
+/* ---- where nothing moves ----------------------------------------------------------------- */
+
+#define THIRDS 3 /* of RAIL_OFI_DEADLINE. A PING, and counts that differ, are of the end of the first */
+
+static struct ofi_counts counts_of(struct ofi_comm *comm) {
+  if (comm->sender) {
+    const struct ofi_send_comm *sc = ofi_send_comm_of(comm);
+    return (struct ofi_counts){.eagers = sc->next_eager, .filled = sc->filling, .grants = sc->grants_applied};
+  }
+  const struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
+  return (struct ofi_counts){.eagers = rc->report.seen, .filled = rc->report.filled, .grants = rc->ngrants};
+}
+
+/* An error says nothing more than no answer does: a peer that has closed takes no message. */
+static void post_probe(struct ofi_comm *comm, struct ofi_op *op, struct ofi_frame *frame, uint8_t *bytes) {
+  if (op->state != OFI_OP_IDLE) return;
+  ofi_comm_prepare_frame(comm, op, OFI_OP_PROBE, frame->index, frame, bytes);
+  (void)ofi_op_post(op);
+}
+
+void ofi_comm_pinged(struct ofi_comm *comm, const struct ofi_frame *ping) {
+  struct ofi_frame frame;
+  const struct ofi_counts counts = counts_of(comm);
+  comm->verified |= 1u << ping->index;
+  if (!ping->seq || ping->index >= comm->npaths || atomic_load(&comm->stopped)) return;
+  ofi_frame_begin(&frame, OFI_FRAME_PONG);
+  frame.index = ping->index;
+  frame.parts = comm->nposted == 0;
+  frame.seq = counts.eagers;
+  frame.tag = counts.filled;
+  frame.count = counts.grants;
+  post_probe(comm, &comm->pongs[frame.index], &frame,
+             (uint8_t *)comm->frames.bytes + PONG_FRAMES + frame.index * OFI_FRAME_SIZE);
+}
+
+bool ofi_comm_ponged(struct ofi_comm *comm, const struct ofi_frame *pong) {
+  struct ofi_stall *s = &comm->stall;
+  s->ponged |= s->pinged & 1u << pong->index;
+  s->settled = pong->parts;
+  s->theirs = (struct ofi_counts){.eagers = pong->seq, .filled = pong->tag, .grants = pong->count};
+  return pong->index < comm->npaths;
+}
+
+static void ping_all(struct ofi_comm *comm) {
+  struct ofi_frame frame;
+  comm->stall.ponged = 0;
+  for (unsigned int i = 0; i < comm->npaths; i++) {
+    ofi_frame_begin(&frame, OFI_FRAME_PING);
+    frame.seq = 1;
+    frame.index = i;
+    comm->stall.pinged |= 1u << i;
+    post_probe(comm, &comm->pings[i], &frame, (uint8_t *)comm->frames.bytes + i * OFI_FRAME_SIZE);
+  }
+}
+
+static bool same_counts(const struct ofi_counts *a, const struct ofi_counts *b) {
+  return a->eagers == b->eagers && a->filled == b->filled && a->grants == b->grants;
+}
+
+static void fail_stalled(struct ofi_comm *comm, const char *what) {
+  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "%s for %.1f s (RAIL_OFI_DEADLINE), though the peer's process answers "
+                      "over TCP; %u requests outstanding; check: the fabric between the two, how many connections the "
+                      "provider carries, fi_pingpong -p '%s'", what, (double)ofi_params.deadline_ms / 1e3,
+                      atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
+}
+
+/* What has left one side, and is not at the other. */
+static void fail_lost(struct ofi_comm *comm, const struct ofi_counts *mine, const struct ofi_counts *theirs) {
+  const struct ofi_counts *from = comm->sender ? mine : theirs, *to = comm->sender ? theirs : mine;
+  uint32_t messages = from->eagers - to->eagers + from->filled - to->filled, grants = to->grants - from->grants;
+  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "the provider has lost what it had completed: %u messages and %u "
+                      "receives that are granted have not arrived, though it carries others; %u requests outstanding; "
+                      "check: did the fabric between the two fail meanwhile? FI_LOG_LEVEL=warn says more",
+                      messages, grants, atomic_load(&comm->outstanding));
+}
+
+/* While the peer's process is silent over the oob connection nothing can be said of the fabric: how long that may be is
+ * RAIL_OFI_PEER_TIMEOUT. A PING needs nothing of the peer's caller: its watch thread polls, which the PINGs of the oob
+ * connection wake. */
+void ofi_comm_stalled(struct ofi_comm *comm) {
+  struct ofi_stall *s = &comm->stall;
+  const unsigned int paths = (1u << comm->npaths) - 1;
+  const struct ofi_counts mine = counts_of(comm);
+  atomic_fetch_and(&comm->faults, ~RAIL_OOB_STALLED);
+  if (atomic_exchange(&comm->peer_silent, false)) {
+    *s = (struct ofi_stall){0};
+    return;
+  }
+  bool answered = s->pinged && s->ponged == paths;
+  bool differ = answered && s->settled && !comm->nposted && !same_counts(&mine, &s->theirs);
+  bool as_before = s->apart && same_counts(&mine, &s->last_mine) && same_counts(&s->theirs, &s->last_theirs);
+  s->busy = comm->nposted ? s->busy + 1 : 0;
+  s->unanswered = s->pinged && !answered ? s->unanswered + 1 : 0;
+  s->apart = !differ ? 0 : as_before ? s->apart + 1 : 1;
+  s->last_mine = mine;
+  s->last_theirs = s->theirs;
+  if (s->busy >= THIRDS) fail_stalled(comm, "libfabric has completed none of the connection's operations");
+  else if (s->unanswered >= THIRDS - 1) fail_stalled(comm, "the fabric has carried no message there and back");
+  else if (s->apart >= THIRDS - 1) fail_lost(comm, &mine, &s->theirs);
+  else ping_all(comm);
 }
 
 unsigned int ofi_comm_least_path(const struct ofi_comm *comm) {

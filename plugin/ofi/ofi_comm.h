@@ -46,6 +46,16 @@ struct ofi_path {
   fi_addr_t to; /* its address */
 };
 
+/* What ofi_comm_stalled knows. Numbers of thirds of RAIL_OFI_DEADLINE without activity, in a row, in which … */
+struct ofi_stall {
+  uint8_t busy;       /* libfabric has completed none of the operations that are posted */
+  uint8_t unanswered; /* not all paths have carried a PING and its PONG */
+  uint8_t apart;      /* neither side had anything under way, and their counts differed: always as in the last two */
+  uint8_t pinged, ponged; /* paths, as bits, of the third that goes on */
+  bool settled;           /* with the last PONG: the peer had nothing under way */
+  struct ofi_counts theirs, last_theirs, last_mine;
+};
+
 struct ofi_comm {
   uint32_t magic;
   bool sender;
@@ -65,7 +75,7 @@ struct ofi_comm {
   struct rail_watched *watched;
 
   _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found; test clears RAIL_OOB_STALLED */
-  _Atomic bool peer_silent;   /* PINGs over the oob connection are unanswered */
+  _Atomic bool peer_silent;   /* PINGs over the oob connection were unanswered, since ofi_comm_stalled has looked */
   _Atomic bool stopped;       /* deregMr or close ended it: no memory of the caller's may be touched any more */
   bool forked;                /* in a child of fork, and thus stopped: its objects are the parent's */
   struct rail_first_error error;
@@ -75,8 +85,8 @@ struct ofi_comm {
 
   /* Under the endpoint's lock: */
   uint32_t nops;    /* operations that are not idle */
-  uint32_t nposted; /* of these, those that do not wait for the peer to send */
-  uint32_t stalls;  /* RAIL_OOB_STALLED in a slot, without a completion */
+  uint32_t nposted; /* of these, those that do not wait for the peer to send; without probes */
+  struct ofi_stall stall;
   bool closed;      /* by its caller; it is freed when nops is 0 */
   bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */
   bool revoke_sent; /* REVOKE, or a sender's REVOKED */
@@ -84,7 +94,7 @@ struct ofi_comm {
   uint64_t gone_deadline, gone_polls; /* of a peer that is gone: what there is of it is here by then; 0: it is not */
   LIST_HEAD(, ofi_mhandle) mhandles;
   struct ofi_memory frames; /* of what is posted */
-  struct ofi_op pings[OFI_MAX_PATHS], revoke;
+  struct ofi_op pings[OFI_MAX_PATHS], pongs[OFI_MAX_PATHS], revoke;
 };
 
 /* ---- requests --------------------------------------------------------------
@@ -331,8 +341,16 @@ static inline rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct of
   return ofi_comm_post(comm, op, kind, path);
 }
 
-/* PING over one path. */
+/* PING over one path, in the handshake. */
 rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path);
+/* A PING has come. */
+void ofi_comm_pinged(struct ofi_comm *comm, const struct ofi_frame *frame);
+/* A PONG has come. False: of no path. */
+bool ofi_comm_ponged(struct ofi_comm *comm, const struct ofi_frame *frame);
+/* RAIL_OOB_STALLED: nothing was posted or completed for a third of RAIL_OFI_DEADLINE, though the caller waits. Asks the
+ * peer over each path, and fails the comm where all thirds have shown the same: operations that do not complete, a
+ * fabric that carries nothing, messages that it has lost. */
+void ofi_comm_stalled(struct ofi_comm *comm);
 /* REVOKE, or a sender's REVOKED: once. */
 void ofi_comm_revoke(struct ofi_comm *comm);
 /* ASK: the receiver grants all its receives, and reports when all that was sent is there. False: an earlier one is not

@@ -48,6 +48,7 @@ __attribute__((always_inline)) static inline int post_now(struct ofi_op *op) {
       uint64_t delivery = nic->nic->caps.send_after_write ? 0 : FI_DELIVERY_COMPLETE;
       return (int)fi_writemsg(nic->ep, &msg, FI_COMPLETION | delivery);
     }
+    case OFI_OP_PROBE:
     case OFI_OP_PING:
     case OFI_OP_REVOKE:
     case OFI_OP_GRANT:
@@ -82,7 +83,7 @@ static void begin(struct ofi_op *op, enum ofi_op_state state) {
   op->state = state;
   op->nic->bytes_posted += op->size;
   op->comm->nops++;
-  op->comm->nposted += op->kind != OFI_OP_TRECV;
+  op->comm->nposted += op->kind > OFI_OP_TRECV;
   endpoint->nops++;
   ofi_timer_set(OFI_FIRST_MS);
 }
@@ -92,9 +93,7 @@ void ofi_op_end(struct ofi_op *op) {
   op->state = OFI_OP_IDLE;
   op->nic->bytes_posted -= op->size;
   op->comm->nops--;
-  op->comm->nposted -= op->kind != OFI_OP_TRECV;
-  op->comm->stalls = 0;
-  rail_stats_add(&op->comm->stats[OFI_COMM_COMPLETIONS], 1);
+  op->comm->nposted -= op->kind > OFI_OP_TRECV;
   endpoint->nops--;
 }
 

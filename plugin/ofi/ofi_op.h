@@ -17,11 +17,12 @@ struct ofi_endpoint_nic;
 
 enum ofi_op_kind {
   OFI_OP_FRAME_IN, /* a receive of a control message; the endpoint's own */
-  OFI_OP_PING,
+  OFI_OP_PROBE,    /* PING of a connection in use, and PONG */
+  OFI_OP_TRECV,    /* behind it: what completes whether or not the peer sends */
+  OFI_OP_PING,     /* of the handshake */
   OFI_OP_REVOKE,   /* and REVOKED */
   OFI_OP_GRANT,
   OFI_OP_ACK,
-  OFI_OP_TRECV,
   OFI_OP_TSEND,
   OFI_OP_EAGER,
   OFI_OP_DATA,
@@ -74,7 +75,7 @@ void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
 /* One that waits is idle afterwards; of one that is posted the provider is asked to end it, which its completion says.
  * 0, or libfabric's error: it goes on. */
 int ofi_op_cancel(struct ofi_op *op);
-/* It has completed, and is idle again. */
+/* It is over, and idle again. */
 void ofi_op_end(struct ofi_op *op);
 
 #endif

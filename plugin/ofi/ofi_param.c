@@ -78,8 +78,9 @@ static const struct rail_param rows[] = {
    .doc = "A pending connection whose HELLO has not arrived within this time is dropped."},
   {.name = "RAIL_OFI_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
-   .doc = "With requests outstanding, a peer whose host does not answer for this long, over the oob connection or the "
-          "provider, is an error. 0: no limit."},
+   .doc = "With requests outstanding and nothing moving, a peer whose host does not answer for this long over the oob "
+          "connection is an error, and so is a fabric that carries nothing meanwhile, or has lost messages. A peer "
+          "that is merely late answers. 0: no limit."},
   {.name = "RAIL_OFI_PEER_TIMEOUT", .type = RAIL_PARAM_MS, .def = "300s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(peer_ms),
    .doc = "With requests outstanding, how long a peer whose host answers may be silent (stopped, in a debugger, "

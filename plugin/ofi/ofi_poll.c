@@ -54,9 +54,14 @@ static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoin
 
 static void handle_completion(struct ofi_endpoint *endpoint, void *context, const struct ofi_completion *completion) {
   struct ofi_op *op = context;
-  if (op->kind == OFI_OP_FRAME_IN) {
-    frame_done(endpoint, op, completion);
-    return;
+  if (op->kind <= OFI_OP_PROBE) {
+    if (op->kind == OFI_OP_FRAME_IN) {
+      frame_done(endpoint, op, completion);
+      return;
+    }
+  } else {
+    op->comm->stall.busy = 0;
+    rail_stats_add(&op->comm->stats[OFI_COMM_COMPLETIONS], 1);
   }
   ofi_op_end(op);
   endpoint->ops->completed(op, completion);

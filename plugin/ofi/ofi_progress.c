@@ -8,7 +8,6 @@
 
 #define GONE_MS 1000   /* after a peer's end: for what libfabric has yet to complete, or has of it */
 #define GONE_POLLS 256 /* and so many polls: a caller may stand still for longer */
-#define MAX_STALLS 3   /* thirds of RAIL_OFI_DEADLINE */
 
 /* ---- what the files below the endpoint call ------------------------------------ */
 
@@ -31,6 +30,7 @@ static void on_completion(struct ofi_op *op, const struct ofi_completion *comple
       case OFI_OP_ASK:
         if (completion->err) (void)ofi_comm_fail_op(op, completion);
         break;
+      case OFI_OP_PROBE:
       case OFI_OP_REVOKE:
       case OFI_OP_REFUSAL:
       case OFI_OP_FRAME_IN: break;
@@ -42,7 +42,7 @@ static void on_completion(struct ofi_op *op, const struct ofi_completion *comple
 
 static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload) {
   bool ends = frame->type == (comm->sender ? OFI_FRAME_REVOKE : OFI_FRAME_REVOKED);
-  if (rail_unlikely(frame->type == OFI_FRAME_PING)) comm->verified |= 1u << frame->index;
+  if (rail_unlikely(frame->type == OFI_FRAME_PING)) ofi_comm_pinged(comm, frame);
   else if (rail_unlikely(!comm->npaths)) return; /* the peer is not known yet: nothing can be answered */
   else if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK && !ends)) return;
   else if (comm->sender) ofi_send_frame(ofi_send_comm_of(comm), frame);
@@ -90,19 +90,6 @@ RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faul
   return (found || has_all) && !over ? RAIL_OK : ofi_comm_fail_faults(comm, faults);
 }
 
-/* Nothing was posted or completed for a third of RAIL_OFI_DEADLINE. Operations that libfabric has not completed for all
- * of it, though the peer's process answers, never will be: its watch thread polls its endpoint. */
-RAIL_COLD static void check_stalled(struct ofi_comm *comm) {
-  atomic_fetch_and(&comm->faults, ~RAIL_OOB_STALLED);
-  if (!comm->nposted || atomic_load(&comm->peer_silent)) comm->stalls = 0;
-  else if (++comm->stalls == MAX_STALLS)
-    (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "libfabric has completed none of %u operations for %.1f s "
-                        "(RAIL_OFI_DEADLINE), though the peer's process answers over TCP; %u requests outstanding; "
-                        "check: the fabric between the two, how many connections the provider carries, fi_pingpong -p "
-                        "'%s'", comm->nposted, (double)ofi_params.deadline_ms / 1e3,
-                        atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
-}
-
 /* RAIL_OK, or the comm's error. */
 static rail_result_t progress_request(struct ofi_request *r) {
   struct ofi_comm *comm = r->comm;
@@ -112,7 +99,7 @@ static rail_result_t progress_request(struct ofi_request *r) {
   if (!ofi_request_is_complete(r)) {
     uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
     if (rail_unlikely(faults & OFI_PEER_FAULTS)) (void)check_faults(r, faults, found);
-    else if (rail_unlikely(faults) && !found) check_stalled(comm);
+    else if (rail_unlikely(faults)) ofi_comm_stalled(comm);
   }
   ofi_endpoint_unlock(comm->endpoint);
   return rail_first_error(&comm->error);

@@ -364,6 +364,9 @@ void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, con
     case OFI_FRAME_FIN:
     case OFI_FRAME_TOO_LARGE: handle_granted(rc, frame, payload); break;
     case OFI_FRAME_ASK: handle_ask(rc, frame); break;
+    case OFI_FRAME_PONG:
+      if (!ofi_comm_ponged(&rc->base, frame)) protocol_error(&rc->base, frame, "an answer over no path");
+      break;
     case OFI_FRAME_REVOKED: rc->base.revoked = true; break;
     default: protocol_error(&rc->base, frame, "a message that no sender sends");
   }

@@ -174,6 +174,7 @@ void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
   }
   if (frame->type == OFI_FRAME_GRANT) good = handle_grants(sc, frame);
   else if (frame->type == OFI_FRAME_ACK) good = handle_ack(sc, frame);
+  else if (frame->type == OFI_FRAME_PONG) good = ofi_comm_ponged(&sc->base, frame);
   else if (frame->type == OFI_FRAME_TOO_LARGE && sc->report.seen != sc->next_eager) {
     peer_refused_size(&sc->base, frame->size);
     return;
@@ -372,8 +373,9 @@ static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *
  * is gone. Under the lock. */
 static rail_result_t no_grant(struct ofi_send_comm *sc) {
   rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_GRANT], 1);
-  uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire) & OFI_PEER_FAULTS;
-  if (rail_unlikely(faults)) return ofi_comm_fail_faults(&sc->base, faults);
+  uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire);
+  if (rail_unlikely(faults & OFI_PEER_FAULTS)) return ofi_comm_fail_faults(&sc->base, faults);
+  if (rail_unlikely(faults)) ofi_comm_stalled(&sc->base);
   if (sc->base.eager && !sc->asked) {
     uint64_t now = rail_now_ns();
     if (!sc->refused_ns) sc->refused_ns = now;

@@ -15,8 +15,7 @@ static struct rail_oob_work oob_work(const void *arg) {
   const struct ofi_comm *comm = arg;
   return (struct rail_oob_work){
     .outstanding = atomic_load_explicit(&comm->outstanding, memory_order_relaxed),
-    .activity = rail_stats_get(&comm->stats[OFI_COMM_MESSAGES]) + rail_stats_get(&comm->stats[OFI_COMM_FRAMES]) +
-                rail_stats_get(&comm->stats[OFI_COMM_COMPLETIONS]),
+    .activity = rail_stats_get(&comm->stats[OFI_COMM_MESSAGES]) + rail_stats_get(&comm->stats[OFI_COMM_COMPLETIONS]),
     .waits = rail_stats_get(&comm->stats[OFI_COMM_WAITS_GRANT]),
   };
 }
@@ -28,7 +27,7 @@ static void oob_event(void *arg, uint32_t events) {
 
 static void oob_silent(void *arg, bool silent) {
   struct ofi_comm *comm = arg;
-  atomic_store_explicit(&comm->peer_silent, silent, memory_order_relaxed);
+  if (silent) atomic_store(&comm->peer_silent, true);
 }
 
 static void oob_heard(void *arg) {

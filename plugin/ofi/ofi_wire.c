@@ -141,13 +141,14 @@ static bool fits_type(const struct ofi_frame *frame, size_t payload) {
   if (rail_likely(frame->type == OFI_FRAME_EAGER)) /* its size is the payload's */
     return payload <= OFI_MAX_INLINE && !(frame->index | frame->parts | frame->nbuffers);
   if (frame->type == OFI_FRAME_GRANT ? !frame->nbuffers : frame->nbuffers) return false;
-  if (frame->type != OFI_FRAME_FIN && frame->parts) return false;
+  if (frame->parts > (frame->type == OFI_FRAME_FIN ? OFI_MAX_PATHS : frame->type == OFI_FRAME_PONG)) return false;
   switch (frame->type) {
     case OFI_FRAME_DATA: return payload == frame->size && payload <= OFI_MAX_INLINE;
     case OFI_FRAME_FIN:
-      return !payload && frame->parts && frame->parts <= OFI_MAX_PATHS && frame->size <= RAIL_NET_MAX_BYTES;
+      return !payload && frame->parts && frame->size <= RAIL_NET_MAX_BYTES;
     case OFI_FRAME_TOO_LARGE: return !payload && frame->size <= RAIL_NET_MAX_BYTES;
     case OFI_FRAME_PING: return !payload && !frame->size && frame->index < OFI_MAX_PATHS;
+    case OFI_FRAME_PONG: return !payload && frame->index < OFI_MAX_PATHS;
     default: return !payload && !frame->size && !frame->index && !frame->tag;
   }
 }

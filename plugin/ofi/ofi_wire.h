@@ -4,7 +4,8 @@
  * READY. Over the fabric: control messages, one frame each, with fi_send. Data goes by fi_tsend or fi_write, without
  * any bytes of ours, or behind the frame of an EAGER or a DATA.
  *
- *   PING    both ways            the handshake's: the path `index` carries messages
+ *   PING    both ways            the path `index` carries messages; in the handshake, and where nothing moves
+ *   PONG    both ways            answers a PING behind the handshake, over the same path, with counts
  *   EAGER   sender → receiver    a whole message on credit, with its tag; it may come before its receive
  *   GRANT   receiver → sender    the buffers of one or several irecvs, and a report
  *   ACK     receiver → sender    a report alone: what has arrived, and how much credit is free again
@@ -36,7 +37,7 @@
 #include "rail/net.h"
 
 #define OFI_TAG "ROF" /* begins the magic numbers of the handshake, and those in memory */
-#define OFI_WIRE_VERSION 4
+#define OFI_WIRE_VERSION 5
 #define OFI_MAX_PATHS 4      /* NICs of one device */
 #define OFI_MAX_GROUP 8      /* buffers of one irecv: maxRecvs */
 #define OFI_MAX_RECVS RAIL_NET_MAX_REQUESTS /* irecvs outstanding on one comm */
@@ -121,7 +122,15 @@ enum ofi_frame_type {
   OFI_FRAME_REVOKED = 8,
   OFI_FRAME_EAGER = 9,
   OFI_FRAME_ASK = 10,
+  OFI_FRAME_PONG = 11,
   OFI_FRAME_TYPES
+};
+
+/* What a connection has carried, as one side sees it: the same on both sides where nothing is under way. */
+struct ofi_counts {
+  uint32_t eagers; /* number of the next EAGER: to be sent; to arrive, behind all before it */
+  uint32_t filled; /* messages for buffers that were granted: sent; here */
+  uint32_t grants; /* number of the next GRANT: to be made; to arrive, behind all before it */
 };
 
 /* What a receiver has, cumulative: a later report makes an earlier one redundant. */
@@ -156,14 +165,16 @@ struct ofi_frame {
   uint32_t comm;
   uint64_t token;
   uint32_t seq;       /* GRANT, EAGER: its number, the first if there are several; ACK: of the next GRANT;
-                         DATA, FIN, TOO_LARGE: of the buffer's GRANT; ASK: of the next EAGER */
-  unsigned int index; /* DATA, FIN, TOO_LARGE: of the buffer; PING: of the path */
-  unsigned int parts; /* FIN: of the message; else 0 */
+                         DATA, FIN, TOO_LARGE: of the buffer's GRANT; ASK: of the next EAGER;
+                         PING: 0 in the handshake, else 1; PONG: ofi_counts.eagers */
+  unsigned int index; /* DATA, FIN, TOO_LARGE: of the buffer; PING, PONG: of the path */
+  unsigned int parts; /* FIN: of the message; PONG: 1 where its side has nothing under way; else 0 */
   unsigned int nbuffers; /* GRANT 1..OFI_FRAME_BUFFERS, else 0 */
   unsigned int nkeys; /* of each buffer: NICs of the receiver */
   uint64_t size;      /* EAGER, DATA, FIN, TOO_LARGE: of the message */
-  uint32_t tag;       /* EAGER */
-  uint32_t count;     /* EAGER: number of the first GRANT that its sender did not know; ASK: of messages for buffers */
+  uint32_t tag;       /* EAGER; PONG: ofi_counts.filled */
+  uint32_t count;     /* EAGER: number of the first GRANT that its sender did not know; ASK: of messages for buffers;
+                         PONG: ofi_counts.grants */
   struct ofi_report report; /* GRANT, ACK */
   struct ofi_buffer buffers[OFI_FRAME_BUFFERS];
 };
@@ -186,7 +197,7 @@ struct ofi_frame_wire { /* then the report, then the buffers, or the payload */
   uint64_t token;
   uint32_t seq;
   uint8_t parts, nbuffers, nkeys, zero;
-  uint64_t size; /* EAGER and ASK: tag and count */
+  uint64_t size; /* EAGER, ASK, PONG: tag and count */
 };
 _Static_assert(sizeof(struct ofi_frame_wire) == 32, "frame layout");
 
@@ -207,7 +218,8 @@ _Static_assert(sizeof(struct ofi_buffer_wire) == 24, "buffer layout");
 _Static_assert(OFI_FRAME_BUFFERS == OFI_BUFFERS_MAX / OFI_BUFFER_SIZE(1), "buffers of a frame");
 #define OFI_FRAME_MAX (OFI_FRAME_SIZE + sizeof(struct ofi_report_wire) + OFI_BUFFERS_MAX)
 
-static inline bool ofi_frame_has_count(unsigned int type) { return type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK; }
+/* EAGER, ASK, PONG. */
+static inline bool ofi_frame_has_count(unsigned int type) { return type == OFI_FRAME_EAGER || type >= OFI_FRAME_ASK; }
 
 /* The first OFI_FRAME_SIZE bytes, which are all but for a GRANT and an ACK. Inlined: where the type is known, most
  * fields are constants. */

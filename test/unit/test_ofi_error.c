@@ -274,6 +274,7 @@ TEST(frames_that_no_sender_sends) {
      .index = 1, .size = 1}}, RAIL_REMOTE_ERROR}, /* the buffer is filled */
     {{{.type = OFI_FRAME_ACK}}, RAIL_REMOTE_ERROR},
     {{{.type = OFI_FRAME_REVOKE}}, RAIL_REMOTE_ERROR},
+    {{{.type = OFI_FRAME_PONG, .index = 1}}, RAIL_REMOTE_ERROR},
     {{{.type = OFI_FRAME_GRANT, .seq = seq, .nbuffers = 1, .nkeys = 1,
        .buffers = {{.kind = OFI_BUFFER_RMA, .last = true}}}}, RAIL_REMOTE_ERROR},
   };
@@ -325,6 +326,7 @@ TEST(frames_that_no_receiver_sends) {
     {.type = OFI_FRAME_DATA, .seq = seq, .size = 1},
     {.type = OFI_FRAME_FIN, .seq = seq, .parts = 1},
     {.type = OFI_FRAME_TOO_LARGE, .seq = seq},
+    {.type = OFI_FRAME_PONG, .index = 1},
     {.type = OFI_FRAME_REVOKED},
   };
   for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
@@ -345,7 +347,7 @@ TEST(frames_that_no_receiver_sends) {
 /* Of the right comm, and not as this version sends them: a type that there is none of, a DATA without its payload. */
 TEST(frames_that_cannot_be_decoded) {
   static const struct { struct ofi_frame frame; const char *said; } wrong[] = {
-    {{.type = (enum ofi_frame_type)OFI_FRAME_TYPES, .seq = OFI_FIRST_SEQ}, "a control message of type 11 and 32 bytes"},
+    {{.type = (enum ofi_frame_type)OFI_FRAME_TYPES, .seq = OFI_FIRST_SEQ}, "a control message of type 12 and 32 bytes"},
     {{.type = OFI_FRAME_TOO_LARGE, .seq = OFI_FIRST_SEQ, .size = UINT64_MAX}, "a control message of type 6 and 32"}};
   for (int side = 0; side < 2; side++)
     for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {

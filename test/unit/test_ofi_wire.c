@@ -107,17 +107,20 @@ static bool names_buffer(int type) {
   return type == OFI_FRAME_DATA || type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE;
 }
 static bool has_report(int type) { return type == OFI_FRAME_GRANT || type == OFI_FRAME_ACK; }
+static bool has_count(int type) {
+  return type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK || type == OFI_FRAME_PONG;
+}
 static bool carries(int type) { return type == OFI_FRAME_DATA || type == OFI_FRAME_EAGER; }
 
 static struct ofi_frame model(enum ofi_frame_type type) {
   struct ofi_frame f = {.type = type, .comm = 77, .token = 0x0102030405060708u};
-  if (type == OFI_FRAME_PING) f.index = OFI_MAX_PATHS - 1;
-  if (names_buffer(type) || has_report(type) || type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK)
+  if (type == OFI_FRAME_PING || type == OFI_FRAME_PONG) f.index = OFI_MAX_PATHS - 1;
+  if (names_buffer(type) || has_report(type) || has_count(type))
     f.seq = OFI_FIRST_SEQ + 5;
   if (names_buffer(type)) f.index = OFI_MAX_GROUP - 1;
   if (carries(type)) f.size = 100;
-  if (type == OFI_FRAME_EAGER) f.tag = UINT32_MAX - 1;
-  if (type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK) f.count = 0x80000001u;
+  if (type == OFI_FRAME_EAGER || type == OFI_FRAME_PONG) f.tag = UINT32_MAX - 1;
+  if (has_count(type)) f.count = 0x80000001u;
   if (type == OFI_FRAME_FIN) f.parts = OFI_MAX_PATHS;
   if (type == OFI_FRAME_FIN || type == OFI_FRAME_TOO_LARGE) f.size = RAIL_NET_MAX_BYTES;
   if (has_report(type)) f.report = (struct ofi_report){.seen = UINT32_MAX, .freed = 0x80000002u, .filled = 7};
@@ -231,14 +234,15 @@ TEST(fields_of_other_types) {
     TAKEN((f.nbuffers = 1, f.buffers[0] = model(OFI_FRAME_GRANT).buffers[OFI_MAX_GROUP - 1]), grant);
     TAKEN(f.nbuffers = 0, !grant);
     TAKEN(f.nbuffers = 0; f.nkeys = 0, !grant);
-    TAKEN(f.parts = 1, type == OFI_FRAME_FIN);
+    TAKEN(f.parts = 1, type == OFI_FRAME_FIN || type == OFI_FRAME_PONG);
+    TAKEN(f.parts = 2, type == OFI_FRAME_FIN);
     TAKEN(f.parts = 0, type != OFI_FRAME_FIN);
     TAKEN(f.parts = OFI_MAX_PATHS + 1, false);
-    TAKEN(f.index = 1, sends || type == OFI_FRAME_PING);
+    TAKEN(f.index = 1, sends || type == OFI_FRAME_PING || type == OFI_FRAME_PONG);
     TAKEN(f.index = OFI_MAX_PATHS, sends);
     TAKEN(f.index = OFI_MAX_GROUP, false);
-    /* Those that carry a payload have as much; of an EAGER and an ASK the field is another's. */
-    if (type != OFI_FRAME_EAGER && type != OFI_FRAME_ASK) {
+    /* Those that carry a payload have as much; where there is a count the field is another's. */
+    if (!has_count(type)) {
       TAKEN(f.size = 1, sends);
       TAKEN(f.size = RAIL_NET_MAX_BYTES + 1ull; if (type == OFI_FRAME_DATA) f.size = OFI_MAX_INLINE + 1, false);
       TAKEN(f.tag = f.count = 1, true); /* not sent */
