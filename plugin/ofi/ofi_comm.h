@@ -74,7 +74,7 @@ struct ofi_comm {
   struct rail_watch *watch;       /* NULL: the handshake is not over */
   struct rail_watched *watched;
 
-  _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found; test clears RAIL_OOB_STALLED */
+  _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found; test clears STALLED. OFI_FLUSH_LATER */
   _Atomic bool peer_silent;   /* PINGs over the oob connection were unanswered, since ofi_comm_stalled has looked */
   _Atomic bool stopped;       /* deregMr or close ended it: no memory of the caller's may be touched any more */
   bool forked;                /* in a child of fork, and thus stopped: its objects are the parent's */
@@ -106,6 +106,7 @@ struct ofi_comm {
 #define OFI_REQ_SEND RAIL_OBJECT_MAGIC(OFI_TAG, 's')
 #define OFI_REQ_RECV RAIL_OBJECT_MAGIC(OFI_TAG, 'r')
 #define OFI_REQ_FLUSH RAIL_OBJECT_MAGIC(OFI_TAG, 'f')
+#define OFI_FLUSH_LATER (1u << 0) /* in comm->faults, where test looks in any case: a flush is to be posted */
 #define OFI_REQ_FREE RAIL_OBJECT_MAGIC(OFI_TAG, 'e')
 
 enum ofi_state { OFI_ACTIVE, OFI_COMPLETE };
@@ -183,6 +184,8 @@ struct ofi_place {
 struct ofi_flush {
   struct ofi_request base;
   struct ofi_mhandle *mr;
+  const void *data;
+  bool later; /* test posts it: another thread had the endpoint. Nothing of it is counted until then */
   uint32_t pending;
   struct ofi_op ops[OFI_MAX_PATHS];
 };

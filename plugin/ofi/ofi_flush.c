@@ -2,7 +2,8 @@
  *
  * iflush: bytes that a NIC wrote to GPU memory are visible to the GPU when a read behind them has completed. Each NIC
  * reads a few bytes of the last buffer with data from its own endpoint: its reads do not pass its writes. Host memory
- * needs none.
+ * needs none. What the reads need is made at accept. iflush does not wait for the endpoint's lock: without a request
+ * its caller takes it that there is nothing to flush, so what finds the lock taken is posted by test.
  */
 #include <string.h>
 
@@ -10,16 +11,18 @@
 
 #define FLUSH_BYTES 8
 
-static bool is_wanted(const struct ofi_comm *comm, const struct ofi_mhandle *mr) {
-  if (ofi_params.flush_disable || ofi_params.flush == OFI_FLUSH_NEVER || !mr || !mr->memory.size) return false;
-  return comm->device->rails[0]->caps.rma_read &&
+static bool is_enabled(void) { return !ofi_params.flush_disable && ofi_params.flush != OFI_FLUSH_NEVER; }
+
+static bool is_wanted(const struct ofi_recv_comm *rc, const struct ofi_mhandle *mr) {
+  return rc->flush_target.bytes && is_enabled() && mr && mr->memory.size &&
          (ofi_params.flush == OFI_FLUSH_ALWAYS || mr->memory.type != RAIL_PTR_HOST);
 }
 
-/* Once per comm, and per endpoint its own address. 0, or libfabric's error. */
-static int prepare(struct ofi_recv_comm *rc) {
+int ofi_flush_prepare(struct ofi_recv_comm *rc) {
   struct ofi_endpoint *endpoint = rc->base.endpoint;
-  if (!rc->flush_target.bytes && !ofi_memory_alloc(endpoint, FLUSH_BYTES, &rc->flush_target)) return -FI_ENOMEM;
+  const struct ofi_caps *caps = &rc->base.device->rails[0]->caps;
+  if (!is_enabled() || !caps->rma_read || (ofi_params.flush != OFI_FLUSH_ALWAYS && !caps->hmem_cuda)) return 0;
+  if (!ofi_memory_alloc(endpoint, FLUSH_BYTES, &rc->flush_target)) return -FI_ENOMEM;
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *nic = &endpoint->nics[i];
     int err = !nic->self ? ofi_endpoint_resolve(endpoint, i, &nic->name, &nic->self) : 0;
@@ -32,8 +35,7 @@ static int prepare(struct ofi_recv_comm *rc) {
 static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flush, const void *data) {
   struct ofi_comm *comm = &rc->base;
   const struct ofi_mhandle *mr = flush->mr;
-  int err = prepare(rc);
-  const char *what = err ? "its own memory and address (fi_mr_reg, fi_av_insert)" : "fi_read";
+  int err = 0;
   flush->pending = 1;
   for (unsigned int i = 0; i < comm->endpoint->nnics && !err; i++) {
     struct ofi_op *op = &flush->ops[i];
@@ -53,12 +55,38 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
   }
   flush->pending--;
   if (!err) return RAIL_OK;
-  return ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "iflush: %s: %s; check: `ulimit -l` (memlock), RAIL_OFI_FLUSH",
-                       what, ofi_fabric_strerror(err));
+  return ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "iflush: fi_read with %s: %s; check: RAIL_OFI_FLUSH",
+                       comm->device->name, ofi_fabric_strerror(err));
+}
+
+/* Under the lock. */
+static void begin(struct ofi_recv_comm *rc, struct ofi_flush *flush) {
+  flush->later = false;
+  ofi_request_begin(&flush->base, OFI_REQ_FLUSH);
+  rail_net_memory_hold(&flush->mr->memory);
+  (void)post_reads(rc, flush, flush->data);
+}
+
+static bool is_registered(const struct ofi_comm *comm, const struct ofi_mhandle *mr) {
+  const struct ofi_mhandle *other;
+  LIST_FOREACH(other, &comm->mhandles, link)
+    if (other == mr) return true;
+  return false;
+}
+
+/* Nothing has counted them meanwhile: deregMr may have freed their registration. */
+void ofi_flush_begin_later(struct ofi_recv_comm *rc) {
+  atomic_fetch_and(&rc->base.faults, ~OFI_FLUSH_LATER);
+  for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) {
+    struct ofi_flush *flush = &rc->flushes[i];
+    if (!flush->later) continue;
+    if (is_registered(&rc->base, flush->mr)) begin(rc, flush);
+    else (void)ofi_comm_fail(&rc->base, RAIL_BAD_USAGE, "iflush: the memory was deregistered meanwhile");
+  }
 }
 
 static void complete_flush(struct ofi_flush *flush) {
-  if (flush->mr) rail_net_memory_release(&flush->mr->memory);
+  rail_net_memory_release(&flush->mr->memory);
   ofi_request_end(&flush->base);
 }
 
@@ -75,26 +103,33 @@ rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, 
   int last = n - 1;
   while (last >= 0 && sizes[last] <= 0) last--;
   struct ofi_mhandle *mr = last >= 0 ? mhandles[last] : NULL;
-  if (!is_wanted(comm, mr)) return RAIL_OK; /* no request: nothing to wait for */
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
+  if (!is_wanted(rc, mr)) return RAIL_OK; /* no request: nothing to wait for */
   if (!rail_net_memory_covers(mhandles[last], comm, data[last], (uint64_t)sizes[last]))
     return rail_net_refuse_buffer("RailOFI", "iflush", mhandles[last], comm, data[last], (uint64_t)sizes[last]);
-  struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
-  ofi_endpoint_lock(comm->endpoint);
-  rail_result_t result = ofi_comm_status(comm); /* who had the lock may have ended it */
-  struct ofi_request *r = result == RAIL_OK ? SLIST_FIRST(&rc->free_flushes) : NULL;
+  struct ofi_request *r = SLIST_FIRST(&rc->free_flushes);
   struct ofi_flush *flush = rail_container_of(r, struct ofi_flush, base);
-  if (r) {
-    SLIST_REMOVE_HEAD(&rc->free_flushes, free);
-    ofi_request_begin(r, OFI_REQ_FLUSH);
-    flush->mr = mr;
-    if (mr) rail_net_memory_hold(&mr->memory);
-    *request = flush;
-    (void)post_reads(rc, flush, data[last]);
+  if (!r) {
+    RAIL_WARN("RailOFI: iflush: %d flushes are outstanding; allowed: as many", OFI_MAX_RECVS);
+    return RAIL_BAD_USAGE;
   }
-  ofi_endpoint_unlock(comm->endpoint);
-  if (r || result != RAIL_OK) return result;
-  RAIL_WARN("RailOFI: iflush: %d flushes are outstanding; allowed: as many", OFI_MAX_RECVS);
-  return RAIL_BAD_USAGE;
+  flush->mr = mr;
+  flush->data = data[last];
+  rail_result_t result = RAIL_OK;
+  if (ofi_endpoint_try(comm->endpoint)) {
+    result = ofi_comm_status(comm); /* who had the lock may have ended it */
+    if (result == RAIL_OK) begin(rc, flush);
+    ofi_endpoint_unlock(comm->endpoint);
+    if (result != RAIL_OK) return result;
+  } else {
+    r->magic = OFI_REQ_FLUSH;
+    atomic_store_explicit(&r->state, OFI_ACTIVE, memory_order_relaxed);
+    flush->later = true;
+    atomic_fetch_or(&comm->faults, OFI_FLUSH_LATER);
+  }
+  SLIST_REMOVE_HEAD(&rc->free_flushes, free);
+  *request = flush;
+  return result;
 }
 
 void ofi_flush_done(struct ofi_op *op, const struct ofi_completion *completion) {

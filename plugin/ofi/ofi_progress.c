@@ -80,7 +80,9 @@ const struct ofi_endpoint_ops ofi_progress_ops = {
  * buffers of it; libfabric has yet to complete their operations. */
 RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faults, bool found) {
   struct ofi_comm *comm = r->comm;
-  if (r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* needs no peer */
+  if (faults & OFI_FLUSH_LATER) ofi_flush_begin_later(ofi_recv_comm_of(comm));
+  if (faults & RAIL_OOB_STALLED) ofi_comm_stalled(comm);
+  if (!(faults & OFI_PEER_FAULTS) || r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* a flush needs no peer */
   if (!comm->gone_deadline) {
     comm->gone_deadline = rail_deadline_in_ms(GONE_MS);
     comm->gone_polls = comm->endpoint->polls + GONE_POLLS;
@@ -98,8 +100,7 @@ static rail_result_t progress_request(struct ofi_request *r) {
   bool found = ofi_poll(comm->endpoint);
   if (!ofi_request_is_complete(r)) {
     uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
-    if (rail_unlikely(faults & OFI_PEER_FAULTS)) (void)check_faults(r, faults, found);
-    else if (rail_unlikely(faults)) ofi_comm_stalled(comm);
+    if (rail_unlikely(faults)) (void)check_faults(r, faults, found);
   }
   ofi_endpoint_unlock(comm->endpoint);
   return rail_first_error(&comm->error);

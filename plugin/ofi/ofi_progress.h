@@ -37,6 +37,10 @@ void ofi_recv_finish(struct ofi_recv *recv, int *sizes);
 /* ---- ofi_flush.c ----------------------------------------------------------- */
 
 rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request);
+/* At accept, under the lock: memory and address that reads need, where there will be any. 0, or libfabric's error. */
+int ofi_flush_prepare(struct ofi_recv_comm *rc);
+/* OFI_FLUSH_LATER, under the lock. */
+void ofi_flush_begin_later(struct ofi_recv_comm *rc);
 void ofi_flush_done(struct ofi_op *op, const struct ofi_completion *completion);
 void ofi_flush_finish(struct ofi_flush *flush);
 

@@ -121,6 +121,16 @@ static rail_result_t fabric_failed(struct rail_setup *base) {
                          s->device->rails[0]->provider);
 }
 
+static rail_result_t step_flush(struct rail_setup *base) {
+  struct ofi_setup *s = of(base);
+  ofi_endpoint_lock(s->endpoint);
+  int err = ofi_flush_prepare(ofi_recv_comm_of(s->comm));
+  ofi_endpoint_unlock(s->endpoint);
+  if (!err) return RAIL_OK;
+  return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "memory and address for flushes cannot be made: "
+                         "%s; check: `ulimit -l` (memlock), RAIL_OFI_FLUSH", ofi_fabric_strerror(err));
+}
+
 static rail_result_t step_ping(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   rail_result_t result = RAIL_OK;
@@ -186,6 +196,7 @@ static const struct rail_setup_row acceptor_rows[] = {
   {"welcome", rail_setup_welcome, NULL, false},
   {"send offer", send_offer, NULL, false},
   {"resolve", step_resolve, NULL, false},
+  {"flush", step_flush, NULL, false},
   {"ping", step_ping, NULL, false},
   {"pinged", step_pinged, pings, false},
   {"recv ready", recv_ready, ready, false},

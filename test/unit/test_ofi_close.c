@@ -5,8 +5,6 @@
  * in any order, with peers that go on and peers that do not. What was the plugin's may not be touched afterwards: it is
  * taken away, so that a touch ends this program.
  */
-#include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
 
 #include "test/unit/ofi_rig.h"
@@ -329,41 +327,53 @@ TEST(a_peer_that_goes_while_others_are_busy) {
   end();
 }
 
-/* ---- a call that waits for the endpoint's lock ------------------------------------------------------ */
+/* ---- a flush that does not get the endpoint's lock ------------------------------------------------------ */
 
-static void *flushed;
-
-static void *flush(void *result) {
-  void *data = in;
-  *(rail_result_t *)result = net->iflush(r.rc, 1, &data, &(int){8}, &mh_in, &flushed);
-  return NULL;
-}
-
-/* While iflush waits, the owner of the lock ends the connection, as deregMr does: what iflush saw before is over. */
-TEST(an_end_that_comes_before_the_lock) {
+/* It waits for nobody: test posts it. Reads need nothing that is made only then. */
+TEST(a_flush_while_another_thread_polls) {
   open_flushing();
   struct ofi_comm *comm = rig_comm(r.rc);
-  rail_result_t result = RAIL_OK;
-  pthread_t thread;
-  long reads = fake_calls("read");
-  flushed = &r;
+  void *data = in, *flushed[2] = {NULL, NULL};
+  long reads = fake_calls("read"), registered = fake_calls("mr_reg"), inserted = fake_calls("av_insert");
   ofi_endpoint_lock(comm->endpoint);
-  CHECK(pthread_create(&thread, NULL, flush, &result) == 0);
-  RIG_UNTIL(atomic_load(&comm->endpoint->lock.state) == RAIL_LOCK_WANTED, sched_yield());
-  atomic_store(&comm->stopped, true);
+  for (int i = 0; i < 2; i++) CHECK_OK(net->iflush(r.rc, 1, &data, &(int){8}, &mh_in, &flushed[i]));
+  CHECK(flushed[0] && flushed[1] && fake_calls("read") == reads);
+  CHECK(!rig_done(flushed[1], NULL));
   ofi_endpoint_unlock(comm->endpoint);
-  CHECK(pthread_join(thread, NULL) == 0);
-  CHECK_INT(result, RAIL_BAD_USAGE);
-  CHECK(!flushed);
-  CHECK_INT(fake_calls("read"), reads);
+  for (int i = 1; i >= 0; i--) RIG_UNTIL(rig_done(flushed[i], NULL), (void)0);
+  CHECK_INT(fake_calls("read"), reads + 2);
+  CHECK_INT(fake_calls("mr_reg"), registered);
+  CHECK_INT(fake_calls("av_insert"), inserted);
+  CHECK_INT(RIG_LOCKED(r.rc, atomic_load(&comm->outstanding)), 0);
   CHECK_OK(net->dereg_mr(r.rc, mh_in));
   CHECK_OK(net->close_send(r.sc));
   CHECK_OK(net->close_recv(r.rc));
   end();
 }
 
+/* What deregMr or another end of the connection comes before is not begun. */
+TEST(an_end_that_comes_before_a_flush) {
+  for (int stopped = 0; stopped < 2; stopped++) {
+    open_flushing();
+    struct ofi_comm *comm = rig_comm(r.rc);
+    void *data = in, *flushed = NULL;
+    long reads = fake_calls("read");
+    ofi_endpoint_lock(comm->endpoint);
+    CHECK_OK(net->iflush(r.rc, 1, &data, &(int){8}, &mh_in, &flushed));
+    ofi_endpoint_unlock(comm->endpoint);
+    CHECK(flushed);
+    if (stopped) atomic_store(&comm->stopped, true);
+    CHECK_OK(net->dereg_mr(r.rc, mh_in));
+    CHECK_INT(rig_error(flushed), RAIL_BAD_USAGE);
+    CHECK_INT(fake_calls("read"), reads);
+    CHECK_OK(net->close_send(r.sc));
+    CHECK_OK(net->close_recv(r.rc));
+    end();
+  }
+}
+
 RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing),
          TEST_CASE(a_message_for_a_comm_that_is_closed), TEST_CASE(a_receive_that_the_provider_keeps),
          TEST_CASE(a_flush_that_waits),
          TEST_CASE(a_peer_that_goes_while_others_are_busy),
-         TEST_CASE(an_end_that_comes_before_the_lock))
+         TEST_CASE(a_flush_while_another_thread_polls), TEST_CASE(an_end_that_comes_before_a_flush))
