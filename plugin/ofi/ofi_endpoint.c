@@ -22,6 +22,8 @@
 #define WANTED_POLLS 8 /* with these pauses: over a quarter of a second */
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list, and users and ctx of each */
+/* One endpoint is opened at a time, without the lock above: a provider may take seconds. */
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
 static LIST_HEAD(, ofi_endpoint) endpoints = LIST_HEAD_INITIALIZER(endpoints);
 
 /* ---- opening --------------------------------------------------------------------- */
@@ -121,7 +123,7 @@ static rail_result_t open_nics(struct ofi_endpoint *endpoint) {
   return RAIL_OK;
 }
 
-/* Under the lock of the list. */
+/* Not in the list yet, with its context as user. */
 static rail_result_t open_new(struct rail_net_ctx *ctx, const struct ofi_device *device,
                               const struct ofi_endpoint_ops *ops, struct ofi_endpoint **out) {
   struct ofi_endpoint *endpoint = calloc(1, sizeof *endpoint);
@@ -141,22 +143,37 @@ static rail_result_t open_new(struct rail_net_ctx *ctx, const struct ofi_device 
     destroy(endpoint);
     return result;
   }
-  LIST_INSERT_HEAD(&endpoints, endpoint, link);
   *out = endpoint;
   return RAIL_OK;
 }
 
-rail_result_t ofi_endpoint_get(struct rail_net_ctx *ctx, const struct ofi_device *device,
-                               const struct ofi_endpoint_ops *ops, struct ofi_endpoint **out) {
+/* One user more of the endpoint that there is; NULL: none. */
+static struct ofi_endpoint *find(const struct rail_net_ctx *ctx, const struct ofi_device *device) {
   struct ofi_endpoint *endpoint;
-  rail_result_t result = RAIL_OK;
   pthread_mutex_lock(&list_lock);
   LIST_FOREACH(endpoint, &endpoints, link)
     if (endpoint->ctx == ctx && endpoint->device == device && !endpoint->shut && endpoint->process == getpid()) break;
-  if (!endpoint) result = open_new(ctx, device, ops, &endpoint);
-  if (result == RAIL_OK) endpoint->users++;
+  if (endpoint) endpoint->users++;
   pthread_mutex_unlock(&list_lock);
-  *out = result == RAIL_OK ? endpoint : NULL;
+  return endpoint;
+}
+
+static void add_to_list(struct ofi_endpoint *endpoint) {
+  pthread_mutex_lock(&list_lock);
+  endpoint->users++;
+  LIST_INSERT_HEAD(&endpoints, endpoint, link);
+  pthread_mutex_unlock(&list_lock);
+}
+
+rail_result_t ofi_endpoint_get(struct rail_net_ctx *ctx, const struct ofi_device *device,
+                               const struct ofi_endpoint_ops *ops, struct ofi_endpoint **out) {
+  rail_result_t result = RAIL_OK;
+  *out = find(ctx, device);
+  if (*out) return RAIL_OK;
+  pthread_mutex_lock(&open_lock);
+  *out = find(ctx, device); /* another thread may have opened it meanwhile */
+  if (!*out && (result = open_new(ctx, device, ops, out)) == RAIL_OK) add_to_list(*out);
+  pthread_mutex_unlock(&open_lock);
   return result;
 }
 
@@ -252,10 +269,15 @@ int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const 
 
 static void before_fork(void) { pthread_mutex_lock(&list_lock); }
 static void after_fork(void) { pthread_mutex_unlock(&list_lock); }
+/* Fork does not wait for an endpoint that is opened; in the child the thread that opens it is gone. */
+static void in_child(void) {
+  open_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  after_fork();
+}
 
 void ofi_endpoint_handle_fork(void) {
   static bool handled;
-  if (!handled) handled = pthread_atfork(before_fork, after_fork, after_fork) == 0;
+  if (!handled) handled = pthread_atfork(before_fork, after_fork, in_child) == 0;
 }
 
 void ofi_endpoint_wake(struct ofi_endpoint *endpoint) {

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-LIMIT: 240
+ *
+ * Endpoints of the ofi plugin, over a scripted libfabric: one that takes long to open.
+ */
+#include <pthread.h>
+
+#include "plugin/ofi/ofi_fabric.h"
+#include "test/unit/ofi_rig.h"
+
+static struct rig r;
+
+/* ---- opening ------------------------------------------------------------------------------------ */
+
+static __typeof__(ofi_fabric.fabric) usual_fabric;
+static _Atomic bool opening, may_open;
+static void *third;
+
+static int slow_fabric(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context) {
+  atomic_store(&opening, true);
+  while (!atomic_load(&may_open)) poll(NULL, 0, 1);
+  return usual_fabric(attr, fabric, context);
+}
+
+static void *connect_third(void *arg) {
+  void *comm = NULL;
+  (void)arg;
+  RIG_UNTIL(atomic_load(&opening), CHECK_OK(net->connect(third, 0, r.handle, -1, &comm, NULL)));
+  return NULL;
+}
+
+/* While a provider opens one, the watch thread goes on polling the others, for whose peers a PING is to be answered. */
+TEST(an_endpoint_that_takes_long_to_open) {
+  pthread_t thread;
+  rig_start("nic=fake0");
+  rig_open(&r, 1, 1);
+  rig_listen(&r, 0);
+  third = rig_ctx();
+  usual_fabric = ofi_fabric.fabric;
+  ofi_fabric.fabric = slow_fabric;
+  CHECK(pthread_create(&thread, NULL, connect_third, NULL) == 0);
+  RIG_UNTIL(atomic_load(&opening), poll(NULL, 0, 1));
+  struct ofi_endpoint *endpoint = rig_comm(r.rc)->endpoint;
+  uint64_t polls = RIG_LOCKED(r.rc, endpoint->polls);
+  ofi_endpoint_wake(endpoint); /* as a PING over the oob connection does */
+  RIG_UNTIL(RIG_LOCKED(r.rc, endpoint->polls) > polls, poll(NULL, 0, 1));
+  atomic_store(&may_open, true);
+  CHECK(pthread_join(thread, NULL) == 0);
+  ofi_fabric.fabric = usual_fabric;
+  CHECK_OK(net->finalize(third));
+  CHECK_OK(net->close_listen(r.listen));
+  rig_close(&r);
+  CHECK_MSG(log_warnings() == 0, "%s", log_warning);
+  rig_end();
+}
+
+RIG_MAIN(TEST_CASE(an_endpoint_that_takes_long_to_open))
