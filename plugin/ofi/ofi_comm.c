@@ -94,6 +94,14 @@ no_memory:
   return NULL;
 }
 
+static void release_peers(struct ofi_comm *comm) {
+  for (unsigned int i = 0; i < comm->npaths; i++) {
+    struct ofi_path *path = &comm->paths[i];
+    if (path->peer) ofi_endpoint_release(comm->endpoint, path->local_nic, path->peer);
+    path->peer = NULL;
+  }
+}
+
 int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const struct ofi_offer *peer) {
   struct ofi_endpoint *endpoint = comm->endpoint;
   comm->max_inline = RAIL_MIN(mine->max_inline, peer->max_inline);
@@ -102,6 +110,7 @@ int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const 
   comm->remote_token = peer->token;
   comm->remote_nics = peer->npaths;
   comm->peer_process = peer->process;
+  release_peers(comm); /* of an earlier dial */
   comm->npaths = RAIL_MAX(endpoint->nnics, peer->npaths);
   for (unsigned int i = 0; i < comm->npaths; i++) {
     struct ofi_path *path = &comm->paths[i];
@@ -109,7 +118,10 @@ int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const 
     path->nic = &endpoint->nics[path->local_nic];
     path->remote_nic = (uint8_t)(i % peer->npaths);
     int err = ofi_endpoint_resolve(endpoint, path->local_nic, &peer->addrs[path->remote_nic], &path->peer);
-    if (err) return err;
+    if (err) {
+      path->peer = NULL;
+      return err;
+    }
     path->to = path->peer->addr;
   }
   return 0;
@@ -139,6 +151,7 @@ void ofi_comm_free(struct ofi_comm *comm) {
   ofi_endpoint_remove(comm->endpoint, comm->index);
   ofi_stats_comm_end(comm);
   if (comm->endpoint->kept) return;
+  release_peers(comm);
   if (!comm->sender) ofi_memory_free(&ofi_recv_comm_of(comm)->flush_target);
   ofi_memory_free(&comm->frames);
   free_memory(comm);

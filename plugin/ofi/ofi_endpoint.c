@@ -242,27 +242,58 @@ bool ofi_endpoint_add(struct ofi_endpoint *endpoint, struct ofi_comm *comm, uint
 
 void ofi_endpoint_remove(struct ofi_endpoint *endpoint, uint32_t index) { endpoint->comms[index] = NULL; }
 
+/* Removes the peer that has been without users for longest. */
+static void remove_oldest(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *n) {
+  struct ofi_peer *peer, *oldest = NULL;
+  SLIST_FOREACH(peer, &n->peers, link)
+    if (!peer->users && (!oldest || peer->idle_since < oldest->idle_since)) oldest = peer;
+  SLIST_REMOVE(&n->peers, oldest, ofi_peer, link);
+  n->nidle--;
+  if (!endpoint->shut) (void)fi_av_remove(n->av, &oldest->addr, 1, 0);
+  free(oldest);
+}
+
+/* What an address vector has room for may be little (shm: 256 peers). */
+static int insert(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *n, struct ofi_peer *peer) {
+  for (;;) {
+    int inserted = fi_av_insert(n->av, peer->name.bytes, 1, &peer->addr, 0, NULL);
+    if (inserted == 1) return 0;
+    if (!n->nidle) return inserted < 0 ? inserted : -FI_EADDRNOTAVAIL;
+    remove_oldest(endpoint, n);
+  }
+}
+
 int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const struct ofi_address *name,
                          struct ofi_peer **out) {
   struct ofi_endpoint_nic *n = &endpoint->nics[nic];
   struct ofi_peer *peer;
+  if (endpoint->shut) return -FI_ESHUTDOWN;
   SLIST_FOREACH(peer, &n->peers, link)
     if (peer->name.size == name->size && memcmp(peer->name.bytes, name->bytes, name->size) == 0) {
+      n->nidle -= peer->users++ == 0;
       *out = peer;
       return 0;
     }
-  if (endpoint->shut) return -FI_ESHUTDOWN;
   peer = calloc(1, sizeof *peer);
   if (!peer) return -FI_ENOMEM;
   peer->name = *name;
-  int n_inserted = fi_av_insert(n->av, name->bytes, 1, &peer->addr, 0, NULL);
-  if (n_inserted != 1) {
+  peer->users = 1;
+  int err = insert(endpoint, n, peer);
+  if (err) {
     free(peer);
-    return n_inserted < 0 ? n_inserted : -FI_EADDRNOTAVAIL;
+    return err;
   }
   SLIST_INSERT_HEAD(&n->peers, peer, link);
   *out = peer;
   return 0;
+}
+
+void ofi_endpoint_release(struct ofi_endpoint *endpoint, unsigned int nic, struct ofi_peer *peer) {
+  struct ofi_endpoint_nic *n = &endpoint->nics[nic];
+  if (--peer->users) return;
+  peer->idle_since = ++n->idle_count;
+  n->nidle++;
+  if (n->nidle > OFI_IDLE_PEERS) remove_oldest(endpoint, n);
 }
 
 /* ---- the watch thread's polls ------------------------------------------------------ */

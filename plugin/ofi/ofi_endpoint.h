@@ -29,11 +29,15 @@
 
 struct ofi_comm;
 
-/* Another endpoint in an address vector. Comms with the same peer share it. It stays until the endpoint is closed: the
- * peers of a communicator are a fixed set. */
+/* Another endpoint in an address vector. Comms with the same peer share it, by count. Some that no comm uses are kept:
+ * a peer whose connection is being made may have sent its first message before this side knows of it, and a provider
+ * would drop that with the address. */
+#define OFI_IDLE_PEERS 16
 struct ofi_peer {
   SLIST_ENTRY(ofi_peer) link;
   fi_addr_t addr;
+  unsigned int users; /* paths of comms; one of flushes for the endpoint itself */
+  uint64_t idle_since; /* 0 users: its place among those */
   uint64_t full; /* the last pass over what waits in which it took nothing */
   struct ofi_address name;
 };
@@ -60,6 +64,8 @@ struct ofi_endpoint_nic {
   struct ofi_address name;
   struct ofi_peer *self; /* for flushes; NULL until needed */
   SLIST_HEAD(, ofi_peer) peers;
+  unsigned int nidle;      /* of them: without users */
+  uint64_t idle_count;     /* that became so, ever */
   struct ofi_op_list waiting, waiting_receives; /* -FI_EAGAIN */
   struct ofi_op *receives;
   unsigned int nreceives;
@@ -173,9 +179,11 @@ static inline void ofi_endpoint_report(struct ofi_endpoint *endpoint, struct ofi
 /* An index for the comm, and the comm under it; false: out of memory, or too many. */
 bool ofi_endpoint_add(struct ofi_endpoint *endpoint, struct ofi_comm *comm, uint32_t *index);
 void ofi_endpoint_remove(struct ofi_endpoint *endpoint, uint32_t index);
-/* A peer's endpoint for this NIC, by its address. 0, or libfabric's error. */
+/* A peer's endpoint for this NIC, by its address; one user more. 0, or libfabric's error. */
 int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const struct ofi_address *name,
                          struct ofi_peer **out);
+/* One user less. Those that have been without one for longest are removed from the address vector. */
+void ofi_endpoint_release(struct ofi_endpoint *endpoint, unsigned int nic, struct ofi_peer *peer);
 
 /* ---- ofi_poll.c -------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-LIMIT: 240
  *
- * Endpoints of the ofi plugin, over a scripted libfabric: one that takes long to open.
+ * Endpoints of the ofi plugin, over a scripted libfabric: one that takes long to open, and many peers in turn.
  */
 #include <pthread.h>
 
@@ -54,4 +54,42 @@ TEST(an_endpoint_that_takes_long_to_open) {
   rig_end();
 }
 
-RIG_MAIN(TEST_CASE(an_endpoint_that_takes_long_to_open))
+/* ---- peers in turn ------------------------------------------------------------------------------- */
+
+static uint8_t out[8], in[8];
+
+/* As processes that are restarted: each has an endpoint of its own, and meets one that goes on. */
+static void meet_many(const char *behaviour, unsigned int most) {
+  rig_start("nic=fake0");
+  rig_open(&r, 1, 1);
+  fake_script(behaviour);
+  const struct ofi_endpoint_nic *nic = &rig_comm(r.rc)->endpoint->nics[0];
+  for (int i = 0; i < 40; i++) {
+    struct rig one = {.ctx = {rig_ctx(), r.ctx[1]}};
+    rig_connect(&one, 0, 0);
+    void *mo = rig_reg(one.sc, out, sizeof out), *mi = rig_reg(one.rc, in, sizeof in);
+    void *recv = rig_recv(&one, in, sizeof in, 1, mi);
+    CHECK_INT(rig_finish(&one, rig_send(&one, out, sizeof out, 1, mo), recv), sizeof out);
+    CHECK_OK(net->dereg_mr(one.sc, mo));
+    CHECK_OK(net->dereg_mr(one.rc, mi));
+    CHECK_OK(net->close_send(one.sc));
+    CHECK_OK(net->close_recv(one.rc));
+    CHECK_OK(net->finalize(one.ctx[0]));
+    unsigned int n = 0;
+    const struct ofi_peer *peer;
+    ofi_endpoint_lock(rig_comm(r.rc)->endpoint);
+    SLIST_FOREACH(peer, &nic->peers, link) n++;
+    ofi_endpoint_unlock(rig_comm(r.rc)->endpoint);
+    CHECK_MSG(n <= most, "%u peers are kept", n);
+  }
+  rig_close(&r);
+  CHECK_MSG(log_warnings() == 0, "%s", log_warning);
+  rig_end();
+}
+
+TEST(many_peers_in_turn) {
+  meet_many("av_size=0", 1 + OFI_IDLE_PEERS + 1); /* the last one's comm may wait for its last completion */
+  meet_many("av_size=8", 8);
+}
+
+RIG_MAIN(TEST_CASE(an_endpoint_that_takes_long_to_open), TEST_CASE(many_peers_in_turn))

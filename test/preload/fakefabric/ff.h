@@ -49,6 +49,7 @@
  *                             fails with ERROR
  *   gone=ERROR|silent         how operations to an endpoint that was closed end (ECONNREFUSED)
  *   cuda=0|1 (0)              1: fi_getparams names a parameter that only a library built with CUDA has
+ *   av_size=N (0: no limit)   addresses in an AV: more end with -FI_ENOSPC
  *   cq_size=N                 instead of what is asked for.   overrun=0|1|2 (0)   1: a full CQ is lost: an error event
  *                             FI_EOVERRUN. 2: its reads return it
  *   seed=N                    of all that is drawn
@@ -227,7 +228,8 @@ extern struct ff_state {
   unsigned int nnics;
   struct ff_nic defaults, nics[FF_NICS];
   bool none, abort_on_violation;
-  uint64_t move, eager, early, burst, eagain, eagain_next, late, reorder, overtake, torn, cq_size, overrun, cuda, seed;
+  uint64_t move, eager, early, burst, eagain, eagain_next, late, reorder, overtake, torn, av_size, cq_size, overrun;
+  uint64_t cuda, seed;
   uint64_t scans;
   int gone; /* an error; 0: silent */
   char err_text[96];

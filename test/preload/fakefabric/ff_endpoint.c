@@ -65,6 +65,12 @@ fi_addr_t ff_av_addr(const struct ff_av *av, uint32_t number) {
   return FI_ADDR_NOTAVAIL;
 }
 
+static bool is_full(const struct ff_av *av) {
+  uint64_t n = 0;
+  for (uint64_t i = 0; i < av->count; i++) n += av->numbers[i] != 0;
+  return ff.av_size && n >= ff.av_size;
+}
+
 static bool make_room(struct ff_av *av) {
   if (av->count < av->room) return true;
   uint64_t room = av->room ? 2 * av->room : 64;
@@ -89,7 +95,8 @@ static int av_insert(struct fid_av *fid, const void *addr, size_t n, fi_addr_t *
   int err = flags & ~(uint64_t)FI_MORE ? -FI_EBADFLAGS : ff_fault("av_insert");
   const char *at = addr;
   for (size_t i = 0; i < n && !err; i++) {
-    if (!make_room(av)) err = -FI_ENOMEM;
+    if (is_full(av)) err = -FI_ENOSPC;
+    else if (!make_room(av)) err = -FI_ENOMEM;
     uint32_t number = number_of(nic, at);
     at += nic->addr_format == FI_ADDR_STR ? strlen(at) + 1 : ff_address(nic, 0, one);
     if (out) out[i] = av->count + (av->type == FI_AV_MAP ? MAP_BASE : 0);

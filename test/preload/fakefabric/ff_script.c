@@ -86,7 +86,8 @@ static const struct {
   uint64_t *to, first;
 } numbers[] = {
   BEHAVIOUR(eager, 4096), BEHAVIOUR(early, 1), BEHAVIOUR(burst, 0), BEHAVIOUR(eagain, 0), BEHAVIOUR(eagain_next, 0),
-  BEHAVIOUR(late, 0), BEHAVIOUR(reorder, 0), BEHAVIOUR(overtake, 0), BEHAVIOUR(torn, 0), BEHAVIOUR(cq_size, 0),
+  BEHAVIOUR(late, 0), BEHAVIOUR(reorder, 0), BEHAVIOUR(overtake, 0), BEHAVIOUR(torn, 0), BEHAVIOUR(av_size, 0),
+  BEHAVIOUR(cq_size, 0),
   BEHAVIOUR(overrun, 0), BEHAVIOUR(cuda, 0), BEHAVIOUR(seed, 1)};
 
 static struct fault {
