@@ -33,6 +33,7 @@ struct rail_watched;
 struct ofi_mhandle {
   struct rail_net_memory memory; /* `outstanding` is written under the endpoint's lock */
   LIST_ENTRY(ofi_mhandle) link;  /* in comm->mhandles, under it */
+  int cuda_device;               /* of GPU memory */
   struct fid_mr *mrs[OFI_MAX_PATHS]; /* by our NIC; NULL where the provider needs none */
   void *descs[OFI_MAX_PATHS];
   uint64_t keys[OFI_MAX_PATHS];

@@ -36,6 +36,15 @@ const char *ofi_oob_interface(union rail_addr *addr) {
 
 /* ---- asking libfabric -------------------------------------------------------------------- */
 
+/* Of the CUDA driver's, while libfabric has CUDA. It stays open, as libfabric itself has it open. */
+static int (*pointer_attribute)(void *value, int attribute, uint64_t address);
+
+int ofi_cuda_device_of(uint64_t address) {
+  enum { DEVICE_ORDINAL = 9 }; /* CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL */
+  int ordinal = 0;
+  return pointer_attribute && pointer_attribute(&ordinal, DEVICE_ORDINAL, address) == 0 ? ordinal : 0;
+}
+
 /* A libfabric built with CUDA has parameters for it, and it opens the driver itself. */
 static bool has_cuda(void) {
   struct fi_param *list = NULL;
@@ -45,11 +54,12 @@ static bool has_cuda(void) {
   for (int i = 0; i < n; i++) built |= strncmp(list[i].name, "FI_HMEM_CUDA_", 13) == 0;
   if (list) ofi_fabric.freeparams(list);
   void *driver = built ? dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) : NULL;
-  if (driver) dlclose(driver);
+  void *found = driver ? dlsym(driver, "cuPointerGetAttribute") : NULL;
+  memcpy(&pointer_attribute, &found, sizeof found);
   return driver != NULL;
 }
 
-/* What the plugin gives, and may be given. Capabilities are not asked for: each info is judged by those that it has. */
+/* What the plugin gives, and may be given. */
 static struct fi_info *make_hints(bool hmem_cuda) {
   struct fi_info *hints = ofi_fabric.dupinfo(NULL);
   if (!hints) return NULL;
@@ -60,6 +70,23 @@ static struct fi_info *make_hints(bool hmem_cuda) {
   hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
   if (hmem_cuda) hints->domain_attr->mr_mode |= FI_MR_HMEM;
   return hints;
+}
+
+/* Capabilities are not asked for, and each info is judged by those that it has; but FI_HMEM is had by who asks only
+ * (efa), and then all others must be asked for, too. Lists of several questions, one behind the other. */
+static int get_infos(struct fi_info *hints, bool hmem_cuda, struct fi_info **list) {
+  static const uint64_t asked[] = {FI_MSG | FI_TAGGED | FI_RMA | FI_HMEM, FI_MSG | FI_RMA | FI_HMEM,
+                                   FI_MSG | FI_TAGGED | FI_HMEM, 0};
+  int err = 0;
+  *list = NULL;
+  for (size_t i = hmem_cuda ? 0 : RAIL_COUNT_OF(asked) - 1; i < RAIL_COUNT_OF(asked); i++) {
+    struct fi_info **end = list;
+    while (*end) end = &(*end)->next;
+    hints->caps = asked[i];
+    err = ofi_fabric.getinfo(OFI_API_VERSION, NULL, NULL, 0, hints, end);
+    if (err) *end = NULL;
+  }
+  return *list ? 0 : err;
 }
 
 struct offer {
@@ -75,10 +102,10 @@ static bool ask(bool hmem_cuda, struct offer *offer) {
     RAIL_WARN("RailOFI: fi_dupinfo: out of memory; no devices");
     return false;
   }
-  int err = ofi_fabric.getinfo(OFI_API_VERSION, NULL, NULL, 0, hints, &offer->infos);
+  int err = get_infos(hints, hmem_cuda, &offer->infos);
   if (err == 0) {
     hints->tx_attr->op_flags = FI_DELIVERY_COMPLETE;
-    if (ofi_fabric.getinfo(OFI_API_VERSION, NULL, NULL, 0, hints, &offer->complete) != 0) offer->complete = NULL;
+    (void)get_infos(hints, hmem_cuda, &offer->complete);
   } else if (err == -FI_ENODATA) {
     err = ofi_fabric.getinfo(OFI_API_VERSION, NULL, NULL, 0, NULL, &offer->infos);
   }

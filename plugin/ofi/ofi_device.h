@@ -57,4 +57,7 @@ const struct ofi_nic *ofi_nic_at(unsigned int i);
 /* The interface that listeners of oob connections use: name and address (port 0). */
 const char *ofi_oob_interface(union rail_addr *addr);
 
+/* The number of the GPU, in this process, whose memory this is; 0 where the driver does not say. */
+int ofi_cuda_device_of(uint64_t address);
+
 #endif

@@ -25,7 +25,10 @@ static int register_with(struct ofi_comm *comm, unsigned int i, struct ofi_mhand
   struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_SEND | FI_RECV};
   if (nic->caps.rma) attr.access |= FI_WRITE | FI_REMOTE_WRITE;
   if (nic->caps.rma_read) attr.access |= FI_READ | FI_REMOTE_READ;
-  if (mr->memory.type != RAIL_PTR_HOST) attr.iface = FI_HMEM_CUDA;
+  if (mr->memory.type != RAIL_PTR_HOST) {
+    attr.iface = FI_HMEM_CUDA;
+    attr.device.cuda = mr->cuda_device;
+  }
   int err = ofi_memory_register(comm->endpoint, i, &attr, &mr->mrs[i]);
   if (err) {
     mr->mrs[i] = NULL;
@@ -99,6 +102,7 @@ rail_result_t ofi_reg_mr(void *comm_arg, void *data, size_t size, int type, void
   mr->memory.comm = comm;
   mr->memory.addr = (uintptr_t)data;
   mr->memory.size = size;
+  if (type != RAIL_PTR_HOST) mr->cuda_device = ofi_cuda_device_of(mr->memory.addr);
   ofi_endpoint_lock(comm->endpoint);
   rail_result_t result = register_with_nics(comm, mr);
   ofi_endpoint_unlock(comm->endpoint);

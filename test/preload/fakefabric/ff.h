@@ -66,7 +66,8 @@
  *
  * Not there (a call of it ends the process): event queues, counters, wait objects and fi_cq_sread, scalable and
  * passive endpoints, atomics, fi_av_insertsvc; FI_PEEK, more than one piece of an MR or of remote memory, auth keys are
- * refused. Device memory (FI_HMEM) is registered as it is described and used as host memory.
+ * refused. Device memory (FI_HMEM), of the GPU that the driver says, is registered as it is described and used as host
+ * memory. A getinfo that asks for capabilities must ask for FI_HMEM; one with other hints does not get it.
  *
  * Sanitizers. The library is not sanitized, and its lock and its copies are its own (ff_memory.c), so that they make no
  * happens-before edges: a caller that relies on this library's lock instead of its own is seen. What a provider does to

@@ -8,7 +8,7 @@
 
 #include "test/preload/fakefabric/ff.h"
 
-/* Primary capabilities are given when they are asked for; these always. */
+/* Primary capabilities are given when they are asked for, or where none is, but for FI_HMEM; these always. */
 #define SECONDARY (FI_SOURCE | FI_MULTI_RECV | FI_LOCAL_COMM | FI_REMOTE_COMM | FI_DIRECTED_RECV)
 #define RMA_DIRECTIONS (FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 
@@ -248,6 +248,7 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
   if (version > FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)) return -FI_ENOSYS;
   for (unsigned int i = 0; i < n; i++) {
     uint64_t caps = hints && hints->caps ? hints->caps : nics[i].caps;
+    if (hints && !hints->caps) caps &= ~(uint64_t)FI_HMEM; /* as efa: who does not ask for it does not get it */
     if (hints && !fits(&nics[i], hints, caps)) continue;
     *last = make(&nics[i], hints, caps, version);
     if (*last) last = &(*last)->next;

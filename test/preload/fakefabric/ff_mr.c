@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Memory regions: keys, descriptors, and what they allow. */
+#include <dlfcn.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -94,6 +95,17 @@ static int mr_control(struct fid *fid, int command, void *arg) {
 
 static struct fi_ops mr_fid_ops = {sizeof mr_fid_ops, mr_close, mr_bind, mr_control, ff_no_ops, NULL, NULL};
 
+/* The GPU that the driver says. */
+static bool is_device_right(const struct fi_mr_attr *attr) {
+  int (*ask)(void *, int, uint64_t), ordinal = 0;
+  void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  void *found = driver ? dlsym(driver, "cuPointerGetAttribute") : NULL;
+  memcpy(&ask, &found, sizeof found);
+  bool right = !found || ask(&ordinal, 9, (uintptr_t)attr->mr_iov->iov_base) != 0 || ordinal == attr->device.cuda;
+  if (driver) dlclose(driver);
+  return right;
+}
+
 static int check_attr(const struct ff_domain *d, const struct fi_mr_attr *attr, uint64_t flags) {
   const uint64_t known = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
   const struct iovec *iov = attr->mr_iov;
@@ -104,6 +116,10 @@ static int check_attr(const struct ff_domain *d, const struct fi_mr_attr *attr, 
     return -FI_EINVAL;
   }
   if (attr->iface != FI_HMEM_SYSTEM && !(d->nic.caps & FI_HMEM)) return -FI_ENOSYS;
+  if (attr->iface == FI_HMEM_CUDA && !is_device_right(attr)) {
+    ff_violate("fi_mr_reg: memory of another GPU than device.cuda %d", attr->device.cuda);
+    return -FI_EINVAL;
+  }
   if (!iov->iov_len || (d->mr_mode & FI_MR_ALLOCATED && !is_mapped(iov->iov_base, iov->iov_len))) {
     ff_violate("fi_mr_reg: %zu bytes at %p are not mapped", iov->iov_len, iov->iov_base);
     return -FI_EFAULT;
