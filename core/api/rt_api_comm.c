@@ -242,6 +242,8 @@ RAIL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommDestroy");
   if (r != ncclSuccess) return r;
+  if (atomic_exchange(&comm->ending, true))
+    return rt_error(RAIL_BAD_ARGUMENT, "ncclCommDestroy: another thread is ending communicator %p", (void *)comm);
   const bool known = rt_comm_failed(comm);
   r = finalize(comm, false);
   wait_for_users(comm);
@@ -250,16 +252,34 @@ RAIL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return known ? ncclSuccess : r;
 }
 
+/* Finalized, and no thread uses it: an abort has nothing to tell the other ranks. */
+static bool at_rest(struct ncclComm *comm) {
+  return atomic_load(&comm->state) == RT_COMM_FINALIZED && atomic_load(&comm->users) == 0 &&
+         (!comm->queue.comm || rt_queue_idle(&comm->queue));
+}
+
+static void fail_for_abort(struct ncclComm *comm) {
+  rt_comm_fail(comm, RAIL_REMOTE_ERROR, "aborted by its user (ncclCommAbort on rank %d)", comm->rank);
+}
+
+/* Another thread is in ncclCommDestroy or ncclCommAbort and will free the communicator, but not before this call is no
+ * user any more. As any abort it returns when no operation uses the program's buffers. */
+static void abort_beside(struct ncclComm *comm) {
+  fail_for_abort(comm);
+  while (atomic_load(&comm->init_state) == ncclInProgress) sched_yield();
+  if (comm->queue.comm) rt_queue_wait(&comm->queue);
+}
+
 RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
   if (r != ncclSuccess) return r;
-  const bool idle = atomic_load(&comm->users) == 0 && comm->queue.comm && rt_queue_idle(&comm->queue);
-  if (atomic_load(&comm->state) == RT_COMM_FINALIZED && idle) {
-    rt_comm_free(comm);
-    return ncclSuccess;
-  }
-  rt_comm_fail(comm, RAIL_REMOTE_ERROR, "aborted by its user (ncclCommAbort on rank %d)", comm->rank);
+  atomic_fetch_add(&comm->users, 1);
+  const bool beside = atomic_exchange(&comm->ending, true);
+  if (beside) abort_beside(comm);
+  atomic_fetch_sub(&comm->users, 1);
+  if (beside) return ncclSuccess;
+  if (!at_rest(comm)) fail_for_abort(comm);
   join_init(comm);
   wait_for_users(comm); /* they end soon, because the communicator has failed */
   rt_comm_free(comm);

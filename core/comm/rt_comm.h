@@ -104,7 +104,8 @@ struct ncclComm {
   atomic_int abort_flag; /* ends the bootstrap's waits */
   pthread_mutex_t error_lock;
   char error[512];
-  atomic_int users;      /* calls in other threads that use it: abort waits for them */
+  atomic_int users;      /* calls in other threads that use it: destroy and abort wait for them */
+  atomic_bool ending;    /* a thread is in the call that will free it */
   atomic_int init_state; /* ncclInProgress while a non-blocking init runs */
   pthread_t init_thread;
   bool init_thread_running;

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * TEST-LIMIT: 60
+ * TEST-SAN: asan tsan
+ *
+ * Proves, with all ranks of a communicator in one process: an abort ends a destroy that waits, and one of them frees.
+ */
+#include <unistd.h>
+
+#include "core/comm/rt_comm.h"
+#include "test/harness/comms.h"
+#include "test/harness/program.h"
+
+#define TIMEOUT_MS 20000
+#define COUNT 100000
+
+static ncclComm_t pair[2];
+static int32_t x[2][COUNT];
+
+static void alone(rank_fn body) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), body, NULL); }
+
+static void open_pair(void) {
+  OK(ncclCommInitAll(pair, 2, NULL));
+  OK(ncclGroupStart());
+  for (int r = 0; r < 2; r++) OK(ncclAllReduce(x[r], x[r], COUNT, ncclInt32, ncclSum, pair[r], NULL));
+  OK(ncclGroupEnd());
+  for (int r = 0; r < 2; r++) OK(railCommWait(pair[r]));
+}
+
+/* ---- an abort beside a destroy ---- */
+
+static void destroy_or_abort(void *arg) {
+  if (*(int *)arg == 0) {
+    ENSURE_INT(ncclCommDestroy(pair[0]), ncclRemoteError);
+    return;
+  }
+  while (!atomic_load(&pair[0]->ending)) usleep(1000);
+  REFUSED(ncclCommDestroy(pair[0]), ncclInvalidArgument, "another thread");
+  OK(ncclCommAbort(pair[0]));
+}
+
+/* Rank 1 never makes the call that rank 0's destroy waits for. */
+static void beside(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  int which[2] = {0, 1};
+  for (int i = 0; i < 10; i++) {
+    open_pair();
+    OK(ncclAllReduce(x[0], x[0], COUNT, ncclInt32, ncclSum, pair[0], NULL));
+    kit_run_threads(2, destroy_or_abort, which, sizeof which[0]);
+    OK(ncclCommAbort(pair[1]));
+  }
+}
+TEST(an_abort_ends_a_destroy_that_waits) { alone(beside); }
+
+TEST_MAIN(TEST_CASE(an_abort_ends_a_destroy_that_waits))
