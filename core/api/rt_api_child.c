@@ -33,7 +33,7 @@ static void inherit(struct ncclComm *comm, const ncclConfig_t *config, struct rt
 
 /* ---- split ------------------------------------------------------------------------------- */
 
-RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
+static ncclResult_t split(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, const ncclConfig_t *config) {
   struct rt_init_args args = {0};
   ncclResult_t r = check_parent(comm, "ncclCommSplit");
   if (r == ncclSuccess) r = check_new_comm("ncclCommSplit", newcomm, config, &args);
@@ -46,6 +46,10 @@ RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, nccl
   args.key = key;
   args.serial = comm->children++;
   return rt_make_comm(&args, newcomm);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config) {
+  return rt_group_note(split(comm, color, key, newcomm, config));
 }
 
 /* ---- shrink ------------------------------------------------------------------------------ */
@@ -88,17 +92,17 @@ static ncclResult_t check_shrink(const struct ncclComm *comm, const int *exclude
   return ncclSuccess;
 }
 
-RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
-                                        ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags) {
+static ncclResult_t shrink(ncclComm_t comm, const int *excluded, int n, ncclComm_t *newcomm,
+                           const ncclConfig_t *config, int flags) {
   struct rt_init_args args = {0};
-  ncclResult_t r = check_shrink(comm, excludeRanksList, excludeRanksCount, shrinkFlags);
+  ncclResult_t r = check_shrink(comm, excluded, n, flags);
   if (r != ncclSuccess) return r;
   int *survivors = calloc((size_t)comm->nranks, sizeof *survivors);
   if (!survivors) return rt_error(RAIL_SYSTEM_ERROR, "ncclCommShrink: out of memory");
-  r = list_survivors(comm, excludeRanksList, excludeRanksCount, survivors, &args);
+  r = list_survivors(comm, excluded, n, survivors, &args);
   /* Checked before the revoke: a wrong call has no effect. */
   if (r == ncclSuccess) r = check_new_comm("ncclCommShrink", newcomm, config, &args);
-  if (r == ncclSuccess && (shrinkFlags & NCCL_SHRINK_ABORT)) r = revoke(comm, "ncclCommShrink");
+  if (r == ncclSuccess && (flags & NCCL_SHRINK_ABORT)) r = revoke(comm, "ncclCommShrink");
   if (r == ncclSuccess) r = check_parent(comm, "ncclCommShrink");
   if (r == ncclSuccess) {
     inherit(comm, config, &args);
@@ -106,6 +110,11 @@ RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, 
   }
   free(survivors);
   return r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommShrink(ncclComm_t comm, int *excludeRanksList, int excludeRanksCount,
+                                        ncclComm_t *newcomm, ncclConfig_t *config, int shrinkFlags) {
+  return rt_group_note(shrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags));
 }
 
 /* ---- grow -------------------------------------------------------------------------------- */
@@ -170,12 +179,12 @@ static ncclResult_t grow_into(int nranks, const ncclUniqueId *id, int rank, stru
   return ncclSuccess;
 }
 
-RAIL_EXPORT ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank,
-                                      ncclComm_t *newcomm, ncclConfig_t *config) {
-  struct rt_init_args args = {.nranks = nRanks};
+static ncclResult_t grow(ncclComm_t comm, int nranks, const ncclUniqueId *id, int rank, ncclComm_t *newcomm,
+                         const ncclConfig_t *config) {
+  struct rt_init_args args = {.nranks = nranks};
   ncclResult_t r = check_new_comm("ncclCommGrow", newcomm, config, &args);
   if (r != ncclSuccess) return r;
-  r = comm ? grow_from(comm, nRanks, uniqueId, rank, &args) : grow_into(nRanks, uniqueId, rank, &args);
+  r = comm ? grow_from(comm, nranks, id, rank, &args) : grow_into(nranks, id, rank, &args);
   if (r != ncclSuccess) return r;
   if (!comm) {
     rt_apply_simd();
@@ -186,6 +195,11 @@ RAIL_EXPORT ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUni
   args.serial = comm->children++;
   comm->has_grow_id = false;
   return rt_make_comm(&args, newcomm);
+}
+
+RAIL_EXPORT ncclResult_t ncclCommGrow(ncclComm_t comm, int nRanks, const ncclUniqueId *uniqueId, int rank,
+                                      ncclComm_t *newcomm, ncclConfig_t *config) {
+  return rt_group_note(grow(comm, nRanks, uniqueId, rank, newcomm, config));
 }
 
 /* ---- revoke ------------------------------------------------------------------------------ */

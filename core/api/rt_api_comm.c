@@ -166,28 +166,33 @@ static ncclResult_t init_rank(const char *call, ncclComm_t *comm, int nranks, co
 }
 
 RAIL_EXPORT ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank) {
-  return init_rank("ncclCommInitRank", comm, nranks, &commId, rank, -1, NULL, NULL);
+  return rt_group_note(init_rank("ncclCommInitRank", comm, nranks, &commId, rank, -1, NULL, NULL));
 }
 
 RAIL_EXPORT ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank,
                                                 ncclConfig_t *config) {
-  return init_rank("ncclCommInitRankConfig", comm, nranks, &commId, rank, -1, config, NULL);
+  return rt_group_note(init_rank("ncclCommInitRankConfig", comm, nranks, &commId, rank, -1, config, NULL));
 }
 
-RAIL_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
-                                                  ncclUniqueId *commIds, ncclConfig_t *config) {
+static ncclResult_t init_rank_of_ids(ncclComm_t *newcomm, int nranks, int myrank, int nId, const ncclUniqueId *commIds,
+                                     const ncclConfig_t *config) {
   const char *call = "ncclCommInitRankScalable";
   ncclResult_t r = check_ranks(call, newcomm, nranks, myrank);
   if (r != ncclSuccess) return r;
   if (nId < 1 || nId > nranks || !commIds)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: %d ids at %p for %d ranks; allowed are 1 to one per rank", call, nId,
-                    (void *)commIds, nranks);
+                    (const void *)commIds, nranks);
   const ncclUniqueId *spare = myrank > 0 && myrank < nId ? &commIds[myrank] : NULL;
   if (spare && memcmp(spare, &commIds[0], sizeof *spare) == 0) spare = NULL;
   return init_rank(call, newcomm, nranks, &commIds[0], myrank, -1, config, spare);
 }
 
-RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
+RAIL_EXPORT ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
+                                                  ncclUniqueId *commIds, ncclConfig_t *config) {
+  return rt_group_note(init_rank_of_ids(newcomm, nranks, myrank, nId, commIds, config));
+}
+
+static ncclResult_t init_all(ncclComm_t *comm, int ndev, const int *devlist) {
   if (!comm) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: comm is NULL");
   if (ndev < 1) return rt_error(RAIL_BAD_ARGUMENT, "ncclCommInitAll: ndev is %d; at least 1 is allowed", ndev);
   for (int i = 0; devlist && i < ndev; i++)
@@ -198,9 +203,13 @@ RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *
   if (r != ncclSuccess) return r;
   ncclGroupStart();
   for (int i = 0; i < ndev && r == ncclSuccess; i++)
-    r = init_rank("ncclCommInitAll", &comm[i], ndev, &id, i, devlist ? devlist[i] : i, NULL, NULL);
+    r = rt_group_note(init_rank("ncclCommInitAll", &comm[i], ndev, &id, i, devlist ? devlist[i] : i, NULL, NULL));
   ncclResult_t end = ncclGroupEnd();
   return r == ncclSuccess ? end : r;
+}
+
+RAIL_EXPORT ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist) {
+  return rt_group_note(init_all(comm, ndev, devlist));
 }
 
 /* ---- ending ------------------------------------------------------------------------------- */

@@ -216,7 +216,8 @@ static ncclResult_t run_group(void) {
 /* ---- calls -------------------------------------------------------------------------------- */
 
 ncclResult_t rt_group_note(ncclResult_t result) {
-  if (result != ncclSuccess && group.depth && group.error == ncclSuccess) group.error = result;
+  const bool wrong = result != ncclSuccess && result != ncclInProgress;
+  if (wrong && group.depth && group.error == ncclSuccess) group.error = result;
   return result;
 }
 

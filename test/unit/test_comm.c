@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-LIMIT: 60
  *
- * Proves, with all ranks of a communicator in one process and over shared memory: groups keep the first error and
- * forget what was simulated; channels share counts that they do not divide; children's ranks, whatever the keys;
- * configurations; every waiter wakes; the first reason of a failure stays; and what has ended left nothing mapped or
- * open. The public calls against several processes are e2e's.
+ * Proves, with all ranks of a communicator in one process and over shared memory: groups keep the first error, that of
+ * a call that makes a communicator too, and forget what was simulated; channels share counts that they do not divide;
+ * children's ranks, whatever the keys; configurations; every waiter wakes; the first reason of a failure stays; and
+ * what has ended left nothing mapped or open. The public calls against several processes are e2e's.
  */
 #include <dirent.h>
 #include <limits.h>
@@ -112,6 +112,40 @@ static void groups(const struct rank *rank, void *arg) {
   destroy_all(comm, 2);
 }
 TEST(groups_keep_their_first_error_and_forget_simulations) { alone("", groups, NULL); }
+
+/* The good call of each group waits for a rank that the wrong one was to make. */
+static void wrong_makers(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  ncclComm_t comm[2], made = NULL, wrong = NULL;
+  ncclUniqueId id;
+  open_all(comm, 2);
+  OK(ncclGetUniqueId(&id));
+  OK(ncclGroupStart());
+  OK(ncclCommInitRank(&made, 2, id, 0));
+  REFUSED(ncclCommInitRank(&wrong, 2, id, 2), ncclInvalidArgument, "rank is 2");
+  ENSURE_INT(ncclGroupEnd(), ncclInvalidArgument);
+  OK(ncclGroupStart());
+  OK(ncclCommInitRank(&made, 2, id, 0));
+  REFUSED(ncclCommInitRankScalable(&wrong, 2, 1, 3, &id, NULL), ncclInvalidArgument, "3 ids");
+  ENSURE_INT(ncclGroupEnd(), ncclInvalidArgument);
+  OK(ncclGroupStart());
+  OK(ncclCommInitRank(&made, 2, id, 0));
+  REFUSED(ncclCommGrow(NULL, 2, &id, 2, &wrong, NULL), ncclInvalidArgument, "rank is 2");
+  ENSURE_INT(ncclGroupEnd(), ncclInvalidArgument);
+  OK(ncclGroupStart());
+  OK(ncclCommSplit(comm[0], 0, 0, &made, NULL));
+  REFUSED(ncclCommSplit(comm[1], -7, 0, &wrong, NULL), ncclInvalidArgument, "color is -7");
+  ENSURE_INT(ncclGroupEnd(), ncclInvalidArgument);
+  OK(ncclGroupStart());
+  OK(ncclCommInitRank(&made, 2, id, 0));
+  REFUSED(ncclCommShrink(comm[1], (int[]){7}, 1, &wrong, NULL, NCCL_SHRINK_DEFAULT), ncclInvalidArgument, "is 7");
+  ENSURE_INT(ncclGroupEnd(), ncclInvalidArgument);
+  ENSURE(!made && !wrong, "%p and %p of groups that were dropped", (void *)made, (void *)wrong);
+  destroy_all(comm, 2);
+}
+TEST(a_wrong_call_that_makes_a_communicator_drops_its_group) {
+  alone("RAIL_BOOTSTRAP_TIMEOUT=1h", wrong_makers, NULL);
+}
 
 /* ---- children ---- */
 
@@ -336,6 +370,7 @@ TEST(segments_go_with_their_connections) {
 
 TEST_MAIN(TEST_CASE(channels_share_counts_that_they_do_not_divide), TEST_CASE(ctas_bound_the_channels),
           TEST_CASE(groups_keep_their_first_error_and_forget_simulations),
+          TEST_CASE(a_wrong_call_that_makes_a_communicator_drops_its_group),
           TEST_CASE(children_have_the_ranks_that_keys_and_gaps_give),
           TEST_CASE(a_child_has_its_parents_configuration_unless_it_has_one),
           TEST_CASE(a_revoked_communicator_is_split_when_it_is_at_rest), TEST_CASE(all_that_wait_are_woken),

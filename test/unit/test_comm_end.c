@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-LIMIT: 60
- * TEST-SAN: asan tsan
  *
  * Proves, with all ranks of a communicator in one process: an abort ends a destroy that waits, and one of them frees.
  */
