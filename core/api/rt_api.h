@@ -39,8 +39,9 @@ ncclResult_t rt_group_note(ncclResult_t result);
 void rt_group_note_in_progress(void);
 /* Adds n tasks of one communicator. */
 ncclResult_t rt_group_add(const struct rt_task *tasks, int n);
-/* Has this thread's group calls of the communicator that are not launched yet? */
-bool rt_group_has(const struct ncclComm *comm);
+/* Before a call that ends the communicator or its connections: ncclInvalidUsage if this thread's open group has calls
+ * of it. */
+ncclResult_t rt_group_check_unused(const struct ncclComm *comm, const char *call);
 /* Adds the making of a communicator, stored in *out when done. Takes the args over, also on failure. */
 ncclResult_t rt_group_add_init(struct rt_init_args *args, ncclComm_t *out);
 

@@ -235,6 +235,7 @@ static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
 
 RAIL_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   ncclResult_t r = rt_check_comm(comm, "ncclCommFinalize");
+  if (r == ncclSuccess) r = rt_group_check_unused(comm, "ncclCommFinalize");
   if (r != ncclSuccess) return r;
   atomic_fetch_add(&comm->users, 1);
   r = finalize(comm, true);
@@ -250,6 +251,7 @@ static void wait_for_users(const struct ncclComm *comm) {
 RAIL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommDestroy");
+  if (r == ncclSuccess) r = rt_group_check_unused(comm, "ncclCommDestroy");
   if (r != ncclSuccess) return r;
   if (atomic_exchange(&comm->ending, true))
     return rt_error(RAIL_BAD_ARGUMENT, "ncclCommDestroy: another thread is ending communicator %p", (void *)comm);
@@ -283,6 +285,7 @@ RAIL_EXPORT ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   ncclResult_t r = rt_check_handle(comm, "ncclCommAbort");
   if (r != ncclSuccess) return r;
+  rt_group_note(rt_group_check_unused(comm, "ncclCommAbort")); /* the group is dropped, the abort goes on */
   atomic_fetch_add(&comm->users, 1);
   const bool beside = atomic_exchange(&comm->ending, true);
   if (beside) abort_beside(comm);

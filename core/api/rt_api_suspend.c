@@ -9,8 +9,8 @@ RAIL_EXPORT ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
   if (flags != NCCL_SUSPEND_MEM)
     return rt_error(RAIL_BAD_ARGUMENT, "ncclCommSuspend: flags is %#x; allowed is NCCL_SUSPEND_MEM (%#x)",
                     (unsigned)flags, NCCL_SUSPEND_MEM);
-  if (rt_group_has(comm))
-    return rt_error(RAIL_BAD_USAGE, "ncclCommSuspend: calls of this group are not launched yet; end the group first");
+  r = rt_group_check_unused(comm, "ncclCommSuspend");
+  if (r != ncclSuccess) return r;
   atomic_fetch_add(&comm->users, 1);
   rt_queue_wait(&comm->queue);
   if (rt_comm_failed(comm)) {

@@ -237,10 +237,12 @@ ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
   return group.depth ? ncclSuccess : run_group();
 }
 
-bool rt_group_has(const struct ncclComm *comm) {
-  int i = 0;
-  while (i < group.ntasks && group.tasks[i].comm != comm) i++;
-  return i < group.ntasks;
+ncclResult_t rt_group_check_unused(const struct ncclComm *comm, const char *call) {
+  bool used = false;
+  for (int i = 0; i < group.ntasks; i++) used |= group.tasks[i].comm == comm;
+  for (int i = 0; i < group.ninits; i++) used |= group.inits[i].init.parent == comm;
+  if (!used) return ncclSuccess;
+  return rt_error(RAIL_BAD_USAGE, "%s: the open group has calls of this communicator; end the group first", call);
 }
 
 ncclResult_t rt_group_add_init(struct rt_init_args *args, ncclComm_t *out) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-LIMIT: 60
  *
- * Proves, with all ranks of a communicator in one process: an abort ends a destroy that waits, and one of them frees.
+ * Proves, with all ranks of a communicator in one process: an abort ends a destroy that waits, and one of them frees;
+ * no communicator ends while calls of it wait for the end of the thread's group, unless it is aborted.
  */
 #include <unistd.h>
 
@@ -12,7 +13,7 @@
 #define TIMEOUT_MS 20000
 #define COUNT 100000
 
-static ncclComm_t pair[2];
+static ncclComm_t pair[2], child[2];
 static int32_t x[2][COUNT];
 
 static void alone(rank_fn body) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), body, NULL); }
@@ -50,4 +51,38 @@ static void beside(const struct rank *rank, void *arg) {
 }
 TEST(an_abort_ends_a_destroy_that_waits) { alone(beside); }
 
-TEST_MAIN(TEST_CASE(an_abort_ends_a_destroy_that_waits))
+/* ---- in an open group ---- */
+
+static void sum_in_group(void) {
+  OK(ncclGroupStart());
+  for (int r = 0; r < 2; r++) OK(ncclAllReduce(x[r], x[r], COUNT, ncclInt32, ncclSum, pair[r], NULL));
+}
+
+static void split_in_group(void) {
+  OK(ncclGroupStart());
+  for (int r = 0; r < 2; r++) OK(ncclCommSplit(pair[r], 0, 0, &child[r], NULL));
+}
+
+static void in_group(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  open_pair();
+  sum_in_group();
+  split_in_group();
+  OK(ncclGroupEnd());
+  REFUSED(ncclCommDestroy(pair[0]), ncclInvalidUsage, "open group");
+  REFUSED(ncclCommFinalize(pair[1]), ncclInvalidUsage, "open group");
+  OK(ncclGroupEnd());
+  for (int r = 0; r < 2; r++) OK(ncclCommDestroy(pair[r]));
+  for (int r = 0; r < 2; r++) OK(ncclCommDestroy(child[r]));
+  void (*const begin[2])(void) = {sum_in_group, split_in_group};
+  for (int b = 0; b < 2; b++) {
+    open_pair();
+    begin[b]();
+    for (int r = 0; r < 2; r++) OK(ncclCommAbort(pair[r]));
+    ENSURE_INT(ncclGroupEnd(), ncclInvalidUsage);
+  }
+}
+TEST(a_communicator_does_not_end_before_the_calls_of_its_group) { alone(in_group); }
+
+TEST_MAIN(TEST_CASE(an_abort_ends_a_destroy_that_waits),
+          TEST_CASE(a_communicator_does_not_end_before_the_calls_of_its_group))
