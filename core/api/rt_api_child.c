@@ -10,7 +10,7 @@
 /* Others can be made from a usable communicator, or from a revoked one without unfinished operations. */
 static ncclResult_t check_parent(struct ncclComm *comm, const char *call) {
   if (!comm || comm->magic != RT_COMM_MAGIC || !atomic_load(&comm->revoked)) return rt_check_comm(comm, call);
-  if (rt_queue_idle(&comm->queue)) return ncclSuccess;
+  if (rt_queue_settle(&comm->queue)) return ncclSuccess;
   return rt_error(RAIL_BAD_USAGE,
                   "%s: the revoked communicator has unfinished operations; poll ncclCommGetAsyncError first", call);
 }

@@ -31,7 +31,7 @@ static ncclResult_t remove_buffer(const char *call, ncclComm_t comm, void *handl
   if (r != ncclSuccess) return r;
   if (rt_comm_failed(comm) && comm->queue.comm)
     rt_queue_wait(&comm->queue); /* a pass over operations that have failed may use the registration still */
-  else if (!rt_queue_idle(&comm->queue))
+  else if (!rt_queue_settle(&comm->queue))
     return rt_error(RAIL_BAD_USAGE, "%s: operations are unfinished; wait for them first", call);
   if (rt_reg_remove(comm, handle) != RAIL_OK)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: %p is not a registration of this communicator", call, handle);

@@ -93,11 +93,20 @@ static void check_jobs(const struct rt_launch *launch) {
   pthread_mutex_unlock(&plan->comm->gpu.lock);
 }
 
+static int count_jobs_over(const struct rt_launch *launch) {
+  int over = 0;
+  for (int j = 0; j < launch->plan->njobs; j++) over += job_over(launch, j);
+  return over;
+}
+
+bool rt_launch_kernel_over(const struct rt_launch *launch) {
+  return count_jobs_over(launch) == launch->plan->njobs;
+}
+
 bool rt_launch_over(const struct rt_launch *launch) {
   struct ncclComm *comm = launch->plan->comm;
-  int njobs = launch->plan->njobs, over = 0;
+  const int njobs = launch->plan->njobs, over = count_jobs_over(launch);
   bool ops_over = true;
-  for (int j = 0; j < njobs; j++) over += job_over(launch, j);
   if (over > 0) check_jobs(launch);
   for (int i = 0; i < launch->nops; i++)
     ops_over &= atomic_load_explicit(&launch->ops[i].finished, memory_order_acquire);

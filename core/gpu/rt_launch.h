@@ -34,6 +34,8 @@ struct rt_launch *rt_launch_new(struct rt_plan *plan);
 void rt_launch_begin(struct rt_launch *launch);
 /* Did the job, which is over, find that the two ranks' calls differ? Then the communicator fails. */
 void rt_launch_check_job(const struct rt_plan *plan, int j);
+/* Has the kernel ended? Proxy operations may go on. */
+bool rt_launch_kernel_over(const struct rt_launch *launch);
 /* Is the launch over? When the communicator fails that is when the kernel, which sees the abort word, has ended. */
 bool rt_launch_over(const struct rt_launch *launch);
 /* When it is over. */

@@ -129,11 +129,13 @@ static void finish_first_launch(struct rt_queue *q) {
   struct rt_launch *launch = STAILQ_FIRST(&q->launches);
   pthread_mutex_unlock(&q->lock);
   watch_launch(q->comm, launch);
+  pthread_mutex_lock(&q->lock);
+  STAILQ_REMOVE_HEAD(&q->launches, link); /* before it is retired, when a graph may free its plan */
+  pthread_mutex_unlock(&q->lock);
   rt_launch_retire(launch);
   bool ok = !rt_comm_failed(q->comm);
   if (!ok) rt_proxy_quiesce(&q->comm->proxy);
   pthread_mutex_lock(&q->lock);
-  STAILQ_REMOVE_HEAD(&q->launches, link);
   if (!ok) STAILQ_INSERT_TAIL(&q->failed_launches, launch, link);
   count_finished(q);
   pthread_mutex_unlock(&q->lock);
@@ -291,4 +293,22 @@ bool rt_queue_idle(struct rt_queue *q) {
   }
   pthread_mutex_unlock(&q->lock);
   return idle;
+}
+
+/* Has a device's kernels to end, or a plan to run? Lock held. */
+static bool runs(const struct rt_queue *q) {
+  if (q->comm->memory != RT_DEVICE_MEMORY) return q->pending > 0;
+  const struct rt_launch *launch;
+  STAILQ_FOREACH(launch, &q->launches, link)
+    if (!rt_launch_kernel_over(launch)) return true;
+  return !STAILQ_EMPTY(&q->plans);
+}
+
+bool rt_queue_settle(struct rt_queue *q) {
+  if (rt_queue_idle(q)) return true;
+  pthread_mutex_lock(&q->lock);
+  const bool wait = !runs(q);
+  pthread_mutex_unlock(&q->lock);
+  if (wait) rt_queue_wait(q);
+  return wait;
 }

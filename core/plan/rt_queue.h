@@ -57,5 +57,8 @@ static inline bool rt_queue_empty(struct rt_queue *q) {
 }
 /* If not, the executor begins at once: the caller polls instead of waiting. */
 bool rt_queue_idle(struct rt_queue *q);
+/* The same, but waits where all that is left are launches whose kernels have ended: a program that has waited for its
+ * streams can wait for nothing else. */
+bool rt_queue_settle(struct rt_queue *q);
 
 #endif

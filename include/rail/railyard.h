@@ -336,6 +336,7 @@ ncclResult_t pncclMemFree(void *ptr);
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle);
 ncclResult_t pncclCommRegister(const ncclComm_t comm, void *buff, size_t size, void **handle);
 
+/* ncclInvalidUsage while operations are unfinished: wait for them first, by the stream or railCommWait. */
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle);
 ncclResult_t pncclCommDeregister(const ncclComm_t comm, void *handle);
 

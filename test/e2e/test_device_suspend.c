@@ -4,7 +4,7 @@
  *
  * Proves: of a communicator on device buffers the GPU's memory is counted, given back by a suspend and made again; a
  * graph that has its connections forbids that; memory of a device has no window, because a kernel could take one for an
- * address.
+ * address; and a registration can be given back once the stream has run what uses it, but not before.
  */
 #include "test/device/gpu/side.h"
 #include "test/harness/program.h"
@@ -154,5 +154,40 @@ TEST(memory_of_the_device_has_no_window) {
   job_run("NCCL_DEBUG=NONE " SMALL, 2, kit_patience_ms(TIMEOUT_MS), windows, NULL);
 }
 
+#define ROUNDS 50
+
+static void registrations(const struct rank *rank, void *arg) {
+  struct side s;
+  void *handle = NULL;
+  (void)arg;
+  gpu_open();
+  ncclComm_t comm = open_comm(rank);
+  side_open(&s, comm);
+  sum(&s, MANY);
+  for (int i = 0; i < ROUNDS; i++) {
+    OK(ncclCommRegister(comm, s.device, MANY * sizeof *s.device, &handle));
+    OK(ncclAllReduce(s.device, s.device, MANY, ncclInt32, ncclSum, comm, s.stream));
+    GPU(gpu.cuStreamSynchronize(s.stream));
+    OK(ncclCommDeregister(comm, handle));
+  }
+  OK(ncclCommRegister(comm, s.device, MANY * sizeof *s.device, &handle));
+  rank_barrier(rank);
+  if (rank->rank == 0) { /* the other rank's part is still to come */
+    OK(ncclAllReduce(s.device, s.device, MANY, ncclInt32, ncclSum, comm, s.stream));
+    REFUSED(ncclCommDeregister(comm, handle), ncclInvalidUsage, "unfinished");
+  }
+  rank_barrier(rank);
+  if (rank->rank != 0) OK(ncclAllReduce(s.device, s.device, MANY, ncclInt32, ncclSum, comm, s.stream));
+  GPU(gpu.cuStreamSynchronize(s.stream));
+  OK(ncclCommDeregister(comm, handle));
+  side_free(&s);
+  close_comm(comm);
+}
+TEST(a_registration_ends_after_its_stream) {
+  job_run("NCCL_DEBUG=NONE " SMALL, 2, kit_patience_ms(TIMEOUT_MS), registrations, NULL);
+  job_run("NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1 " SMALL, 2, kit_patience_ms(TIMEOUT_MS), registrations, NULL);
+}
+
 TEST_MAIN(TEST_CASE(memory_of_the_gpu_is_given_back), TEST_CASE(ranks_of_one_process_suspend),
-          TEST_CASE(a_graph_keeps_the_connections), TEST_CASE(memory_of_the_device_has_no_window))
+          TEST_CASE(a_graph_keeps_the_connections), TEST_CASE(memory_of_the_device_has_no_window),
+          TEST_CASE(a_registration_ends_after_its_stream))
