@@ -220,11 +220,21 @@ static void join_init(struct ncclComm *comm) {
   comm->init_thread_running = false;
 }
 
+/* Does a process have several ranks? All ranks give the same answer. */
+static bool shares_a_process(const struct ncclComm *comm) {
+  for (int a = 0; a < comm->nranks; a++)
+    for (int b = a + 1; b < comm->nranks; b++)
+      if (rt_peer_same_process(&comm->peers[a], &comm->peers[b])) return true;
+  return false;
+}
+
+/* The ranks wait for each other only where each has a process of its own: else one thread may finalize several
+ * communicators, one after the other or in a group, and the first call must not wait for the next. */
 static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
   join_init(comm);
   if (atomic_load(&comm->state) != RT_COMM_FINALIZED && comm->queue.comm) {
     rt_queue_wait(&comm->queue);
-    if (all_ranks && !rt_comm_failed(comm)) {
+    if (all_ranks && !rt_comm_failed(comm) && !shares_a_process(comm)) {
       rail_result_t r = rt_bootstrap_barrier(comm->bootstrap);
       if (r != RAIL_OK) rt_comm_fail(comm, r, "another rank did not finalize");
     }

@@ -2,7 +2,8 @@
  * TEST-LIMIT: 60
  *
  * Proves, with all ranks of a communicator in one process: an abort ends a destroy that waits, and one of them frees;
- * no communicator ends while calls of it wait for the end of the thread's group, unless it is aborted.
+ * one thread finalizes all ranks, in a group or without; no communicator ends while calls of it wait for the end of the
+ * thread's group, unless it is aborted.
  */
 #include <unistd.h>
 
@@ -51,6 +52,20 @@ static void beside(const struct rank *rank, void *arg) {
 }
 TEST(an_abort_ends_a_destroy_that_waits) { alone(beside); }
 
+/* ---- finalize ---- */
+
+static void finalized(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  for (int in_group = 0; in_group < 2; in_group++) {
+    open_pair();
+    if (in_group) OK(ncclGroupStart());
+    for (int r = 0; r < 2; r++) OK(ncclCommFinalize(pair[r]));
+    if (in_group) OK(ncclGroupEnd());
+    for (int r = 0; r < 2; r++) OK(ncclCommDestroy(pair[r]));
+  }
+}
+TEST(one_thread_finalizes_all_ranks) { alone(finalized); }
+
 /* ---- in an open group ---- */
 
 static void sum_in_group(void) {
@@ -84,5 +99,5 @@ static void in_group(const struct rank *rank, void *arg) {
 }
 TEST(a_communicator_does_not_end_before_the_calls_of_its_group) { alone(in_group); }
 
-TEST_MAIN(TEST_CASE(an_abort_ends_a_destroy_that_waits),
+TEST_MAIN(TEST_CASE(an_abort_ends_a_destroy_that_waits), TEST_CASE(one_thread_finalizes_all_ranks),
           TEST_CASE(a_communicator_does_not_end_before_the_calls_of_its_group))
