@@ -21,7 +21,7 @@ from torch._C import _distributed_c10d as c10d
 from . import python_backends
 from .calls import Calls
 from .library import SUCCESS, RailyardError, error_text, late_error, lib, new_comm
-from .work import POLL, Work, watcher
+from .work import POLL, Work, state
 
 KEPT = 16  # works that C++ callers may still ask for their future when they have no reference of Python's
 
@@ -44,7 +44,7 @@ class Group(Calls):
         self.comm = new_comm(store, "railyard", rank, range(size), self.seconds, f"railyard: rank {rank} of {size}")
         groups.add(self)
         end_with_process()
-        watcher.add(self)
+        state.watcher.add(self)
 
     def getBackendName(self):  # noqa: N802: torch's name
         return "railyard"
@@ -61,7 +61,7 @@ class Group(Calls):
         seconds = seconds if seconds > 0 else self.seconds  # torch's mark of no timeout is negative
         with self.lock:
             if self.error is not None:
-                raise self.error
+                raise RailyardError(*self.error.args)
             if self.comm is None:
                 raise RailyardError(f"railyard: {name}: the group was destroyed")
             self.waits = (time.monotonic() + seconds, seconds, name)
@@ -69,7 +69,7 @@ class Group(Calls):
             self.waits = None
             if result != SUCCESS:
                 self._fail(result, name)
-                raise self.error
+                raise RailyardError(*self.error.args)
             work = Work(self, name, outputs, keep, finish, seconds)
             self.pending.append(work)
             self.kept.append(work)

@@ -31,7 +31,7 @@ class Pair:
         work = Work(self, name, [] if self.sends else [tensor], [tensor])
         with self.lock:
             if self.error is not None:
-                raise self.error
+                raise RailyardError(*self.error.args)
             if self.ended:
                 raise RailyardError(f"{self.name}: {name}: the group was destroyed")
             if self.thread is None:

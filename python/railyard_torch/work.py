@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an asynchronous call returns, and the thread that completes what nobody waits for."""
+"""What an asynchronous call returns, and the threads that complete what nobody waits for."""
+import collections
 import threading
 import time
 import weakref
@@ -14,15 +15,16 @@ TICK = 0.1     # s between two looks at the deadlines
 
 
 class Work(_Work):
-    """One operation. `run` is what completes it: the group, or the pair of a send or receive. `outputs` is what
-    result() and the future give. `keep` are the other tensors that the library reads or writes until the operation is
-    complete. `finish` places the results, where they arrive in another shape than the caller's. `seconds`: its limit,
-    if it is not that of `run`. Its lock is that of `run`."""
+    """One operation. `run` is what completes it: the group, or the pair of a send or receive. `outputs` is
+    what result() and the future give. `keep` are the other tensors that the library reads or writes until the operation
+    is complete. `finish` places the results, where they arrive in another shape than the caller's. `seconds`: its
+    limit, if it is not that of `run`."""
 
     def __init__(self, run, name, outputs, keep=(), finish=None, seconds=None):
         super().__init__()
         self.run, self.name, self.outputs, self.keep, self.finish = run, name, list(outputs), keep, finish
         self.done, self.error, self.future = False, None, None
+        self.told = None    # set when the future has its result, and its callbacks have run
         self.began, self.seconds = time.monotonic(), seconds or run.seconds
 
     def complete(self, error):
@@ -35,21 +37,29 @@ class Work(_Work):
                     finish()
         except Exception as e:
             error = RailyardError(f"railyard: {self.name}: the results cannot be placed: {e}")
-        self.error, self.done = error, True
-        if self.future is not None:
-            self._tell(self.future)
+        with state.lock:
+            self.error, self.done = error, True
+            if self.future is not None:
+                state.teller.add(self)
 
-    def _tell(self, future):
+    def tell(self):
+        """Gives the future its result, and so runs its callbacks."""
+        future = self.future
+        future.work = None
         if self.error is None:
-            future.set_result(self.outputs)
+            future.set_result(self.result())
         else:
-            future.set_exception(self.error)
+            future.set_exception(RailyardError(*self.error.args))
+        self.told.set()
 
     def wait(self, timeout=None):
-        seconds = timeout.total_seconds() if timeout else 0
-        self.run.wait(self, seconds or self.seconds)
+        seconds = (timeout.total_seconds() if timeout else 0) or self.seconds
+        if not self.done:
+            self.run.wait(self, seconds)
+        if self.told is not None and not state.teller.is_current():
+            self.told.wait(min(seconds, threading.TIMEOUT_MAX))
         if self.error is not None:
-            raise self.error
+            raise RailyardError(*self.error.args)  # one that is raised holds frames, and they the tensors
         return True
 
     def synchronize(self):
@@ -70,18 +80,91 @@ class Work(_Work):
         return self.outputs
 
     def get_future(self):
-        with self.run.lock:
+        with state.lock:
             if self.future is None:
-                self.future = torch.futures.Future()
+                self.told, self.future = threading.Event(), Future(self)
                 if self.done:
-                    self._tell(self.future)
+                    self.tell()
                 else:
-                    watcher.look_soon()
+                    state.teller.begin()
+                    state.watcher.look_soon()
             return self.future
 
 
+class Future(torch.futures.Future):
+    """Who waits for it runs the operation, as who waits for the work does: a callback does not wait for the thread that
+    it runs in."""
+
+    def __init__(self, work):
+        super().__init__()
+        self.work = work  # until it is told
+
+    def wait(self):
+        work = self.work
+        if work is None:
+            return super().wait()
+        work.wait()
+        return work.result()
+
+
+class Teller:
+    """A thread of the process that gives futures their results, one after the other, and so runs callers' callbacks,
+    with no lock held. While a callback takes long, or waits for another future, another thread goes on."""
+
+    def __init__(self, lock):
+        self.changed = threading.Condition(lock)
+        self.works = collections.deque()
+        self.thread = None  # the one that goes on
+        self.since = None   # since when it runs a callback
+        self.local = threading.local()
+
+    def add(self, work):
+        with self.changed:
+            self.works.append(work)
+            self.changed.notify()
+
+    def begin(self):
+        """Called for each future: a process that ends may not begin threads."""
+        with self.changed:
+            if self.thread is None:
+                self._start()
+
+    def is_current(self):
+        """Is this thread one of the teller's?"""
+        return getattr(self.local, "tells", False)
+
+    def check(self, now):
+        """The watcher's."""
+        with self.changed:
+            if self.works and self.since is not None and now > self.since + TICK:
+                try:
+                    self._start()
+                except RuntimeError:  # no thread can be had; the next look tries again
+                    pass
+
+    def _start(self):
+        thread = threading.Thread(target=self._run, name="railyard-future", daemon=True)
+        thread.start()
+        self.thread, self.since = thread, None
+
+    def _run(self):
+        self.local.tells = True
+        while True:
+            with self.changed:
+                if self.thread is not threading.current_thread():
+                    return
+                self.since = None
+                while not self.works:
+                    self.changed.wait()
+                work = self.works.popleft()
+                self.since = time.monotonic()
+            work.tell()
+            del work
+
+
 class Watcher:
-    """A thread of the process: completes operations that have a future, and ends those that take too long."""
+    """A thread of the process: completes operations that have a future, and ends those that take too long. It runs no
+    code of the caller's."""
 
     def __init__(self):
         self.groups = weakref.WeakSet()
@@ -99,22 +182,37 @@ class Watcher:
     def look_soon(self):
         self.soon.set()
 
+    def _look(self, check):
+        """True: look again soon."""
+        with self.lock:
+            groups = list(self.groups)
+        if check:
+            now = time.monotonic()
+            state.teller.check(now)
+            for group in groups:
+                group.check_deadline(now)
+        return any([group.poll_futures() for group in groups])
+
     def _run(self):
         next_tick = 0.0
         while True:
-            with self.lock:
-                groups = list(self.groups)
             now = time.monotonic()
-            if now >= next_tick:
+            check = now >= next_tick
+            if check:
                 next_tick = now + TICK
-                for group in groups:
-                    group.check_deadline(now)
-            if any([group.poll_futures() for group in groups]):
+            if self._look(check):
                 time.sleep(POLL)
                 continue
-            del groups
             self.soon.clear()
             self.soon.wait(TICK)
 
 
-watcher = Watcher()
+class State:
+    """What the groups of a process share."""
+
+    def __init__(self):
+        self.lock = threading.RLock()  # of completing works and telling their futures
+        self.teller, self.watcher = Teller(self.lock), Watcher()
+
+
+state = State()

@@ -16,6 +16,7 @@ from coll import BUILD, ROOT, Skip, environment, main
 from torch_python import PYTHON, needs_torch
 
 RANKS = pathlib.Path(__file__).with_name("torch_ranks.py")
+POWER_SGD = "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook"
 
 
 def ranks(names, n, limit=500, ends=None, **variables):
@@ -96,6 +97,8 @@ main([("one rank", case("reductions,movements,not_contiguous,empty_tensors", 1))
                                                   NCCL_SHM_DISABLE=1)),
       ("several groups, messages in a ring", case("groups,messages", 3)),
       ("what works give, forms of calls, inference mode", case("results,forms_of_calls,inference_mode", 3)),
+      ("callbacks that wait", case("callbacks_that_wait", 2, limit=150)),
+      ("compressed training", case("compressed_training", 2, limit=150, needs=POWER_SGD)),
       ("destroyed while it works; a thread that fails", case("destroyed_while_working,thread_that_fails", 2)),
       ("destroyed too late", case("destroyed_too_late", 2)),
       ("a forked process that ends", case("forked_process_that_ends", 2)),

@@ -237,6 +237,37 @@ def asynchronous():
     same(dropped, torch.full((5,), float(n)))
 
 
+def callbacks_that_wait():
+    """For another operation: for its future, for one that only another thread can complete, for its work."""
+    init()
+
+    def begun():
+        return dist.all_reduce(torch.ones(3), async_op=True)
+    for other in (lambda _: begun().get_future().wait()[0],
+                  lambda _: begun().get_future().then(lambda f: f.value()[0]).wait(),
+                  lambda _: begun().wait() and torch.full((3,), float(n))):
+        same(begun().get_future().then(other).wait(), torch.full((3,), float(n)))
+    work, told = begun(), []
+    work.get_future().then(told.append)
+    work.wait()  # as Gloo's, it waits for the callbacks
+    assert len(told) == 1
+
+
+def compressed_training():
+    """Each of this hook's callbacks begins an operation, and one waits for it."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    init()
+    torch.manual_seed(1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+    model.register_comm_hook(powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2),
+                             powerSGD_hook.powerSGD_hook)
+    for step in range(4):
+        model(torch.full((4, 100), float(rank + step))).sum().backward()
+    gradients = [torch.zeros(100, 100) for _ in range(n)]
+    dist.all_gather(gradients, model.module.weight.grad)
+    same(gradients[0], gradients[1])
+
+
 def results():
     """What a work and its future give are the outputs; the inputs are kept until the library is done, and no longer."""
     init()
