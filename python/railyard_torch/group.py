@@ -38,7 +38,7 @@ class Group(Calls):
         self.pending = collections.deque()  # operations that are not known to be complete, in order
         self.kept = collections.deque(maxlen=KEPT)
         self.error, self.revoked = None, False
-        self.waits = None  # (until, seconds, call) while a thread waits in the library; a first call connects
+        self.waits = []  # (until, seconds) of each thread that waits for the library; a first call connects
         self.pairs = {}
         self.token = torch.zeros(1, dtype=torch.uint8)
         self.comm = new_comm(store, "railyard", rank, range(size), self.seconds, f"railyard: rank {rank} of {size}")
@@ -64,16 +64,24 @@ class Group(Calls):
                 raise RailyardError(*self.error.args)
             if self.comm is None:
                 raise RailyardError(f"railyard: {name}: the group was destroyed")
-            self.waits = (time.monotonic() + seconds, seconds, name)
-            result = call()
-            self.waits = None
+            work = Work(self, name, outputs, keep, finish, seconds)
+            self.pending.append(work)  # before the call: a signal's handler may raise when that returns
+            self.kept.append(work)
+            result = self._limited(seconds, call)
             if result != SUCCESS:
                 self._fail(result, name)
                 raise RailyardError(*self.error.args)
-            work = Work(self, name, outputs, keep, finish, seconds)
-            self.pending.append(work)
-            self.kept.append(work)
             return work
+
+    def _limited(self, seconds, call):
+        """Calls the library, in which this thread may wait, until the watcher revokes the communicator."""
+        limit = (time.monotonic() + seconds, seconds)
+        try:
+            self.waits.append(limit)
+            return call()
+        finally:
+            if limit in self.waits:
+                self.waits.remove(limit)
 
     def _fail(self, result, name=None):
         """The group is of no more use."""
@@ -101,16 +109,16 @@ class Group(Calls):
 
     def wait(self, work, seconds):
         """Until `work` is complete. The library works in this thread meanwhile."""
-        with self.lock:
-            if work.done:
-                return
-            self.waits = (time.monotonic() + seconds, seconds, self.pending[0].name)
-            result = lib.railCommWait(self.comm)
-            self.waits = None
-            if result == SUCCESS:
-                self._complete()
-            else:
-                self._fail(result, work.name)
+        def run():
+            with self.lock:
+                if work.done:
+                    return
+                result = lib.railCommWait(self.comm)
+                if result == SUCCESS:
+                    self._complete()
+                else:
+                    self._fail(result, work.name)
+        self._limited(seconds, run)
 
     def poll(self):
         """False: a thread waits, and will complete what there is."""
@@ -131,7 +139,7 @@ class Group(Calls):
     def poll_futures(self):
         """The watcher's. True: look again soon."""
         def any_future():
-            return any(work.future is not None for work in list(self.pending))
+            return any(work.future is not None for work in self.pending.copy())
         if not any_future():
             return False
         self.poll()
@@ -141,13 +149,17 @@ class Group(Calls):
         """The watcher's. Revoking ends the operation, and whoever waits for it learns why."""
         for pair in list(self.pairs.values()):
             pair.check_deadline(now)
-        waits = self.waits
-        if waits is None:
-            waits = min(((work.began + work.seconds, work.seconds, work.name) for work in list(self.pending)
-                         if work.future is not None), default=None)
-        if waits is None or now <= waits[0] or self.error is not None:
+        pending = self.pending.copy()
+        if not pending or self.error is not None:
             return
-        self._late(waits[2], waits[1])
+        waits = self.waits.copy()
+        # The library does not say which operations are complete while any is not: when the last one's time is over, one
+        # is late for certain, and of a work that somebody asks about that is assumed before.
+        until, seconds = min(waits or [(work.began + work.seconds, work.seconds) for work in pending
+                                       if work.asked or work is pending[-1]])
+        if now <= until or not waits and (not self.poll() or not self.pending):
+            return
+        self._late(pending[0].name, seconds)
         self._revoke()
 
     def _late(self, name, seconds):

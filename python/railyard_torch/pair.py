@@ -49,10 +49,10 @@ class Pair:
                 self._give_up(work, seconds)
 
     def check_deadline(self, now):
-        """The watcher's, for a work that nobody waits for but by its future."""
+        """The watcher's, for a work that nobody waits for, but somebody polls or has the future of."""
         with self.lock:
             work = self.current
-            if work is not None and work.future is not None and not work.done and now > work.began + work.seconds:
+            if work is not None and work.asked and not work.done and now > work.began + work.seconds:
                 self._give_up(work, work.seconds)
 
     def _give_up(self, work, seconds):

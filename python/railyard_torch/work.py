@@ -24,6 +24,7 @@ class Work(_Work):
         super().__init__()
         self.run, self.name, self.outputs, self.keep, self.finish = run, name, list(outputs), keep, finish
         self.done, self.error, self.future = False, None, None
+        self.asked = False  # somebody has the future or polls: the limit counts, though nobody waits
         self.told = None    # set when the future has its result, and its callbacks have run
         self.began, self.seconds = time.monotonic(), seconds or run.seconds
 
@@ -67,6 +68,7 @@ class Work(_Work):
 
     def is_completed(self):
         if not self.done:
+            self.asked = True
             self.run.poll()
         return self.done
 
@@ -82,7 +84,7 @@ class Work(_Work):
     def get_future(self):
         with state.lock:
             if self.future is None:
-                self.told, self.future = threading.Event(), Future(self)
+                self.asked, self.told, self.future = True, threading.Event(), Future(self)
                 if self.done:
                     self.tell()
                 else:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases of torch_ranks.py in which something goes wrong, or ends before its time."""
 import datetime
+import gc
 import os
 import pathlib
 import threading
@@ -139,6 +140,88 @@ def rank_that_never_comes():
     os._exit(0)
 
 
+def polled_in_vain():
+    """The limit counts, too, where is_completed is asked for, while a callback of the caller's takes long."""
+    init()
+    free, group = threading.Event(), dist.new_group()
+    dist.barrier(group=group)
+    slow = dist.barrier(async_op=True)
+    slow.get_future().then(lambda _: free.wait(150))
+    if rank == 0:
+        dist.send(torch.ones(1), 1, group=group)
+    else:
+        dist.recv(torch.ones(1), 0, group=group)
+    group.set_timeout(seconds(1))
+    if rank == 1:
+        for work in (dist.irecv(torch.ones(1), 0, group=group), dist.all_reduce(torch.ones(1), group=group,
+                                                                                async_op=True)):
+            deadline = time.monotonic() + 60
+            while not work.is_completed():
+                assert time.monotonic() < deadline, "it has no limit"
+                time.sleep(0.01)
+            assert "1.0 s" in str(work.exception()), work.exception()
+    free.set()
+    slow.wait()
+    meet(n)
+    os._exit(0)
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises when a call of the library returns."""
+
+
+def interrupted(call):
+    def instead(*args):
+        if call:
+            call(*args)
+        raise Interrupted
+    return instead
+
+
+def interrupted_calls():
+    """No limit stays that ends the group later, and what the library works with is kept."""
+    init()
+    dist.barrier()
+    if rank == 0:
+        wait, gather = library.lib.railCommWait, library.lib.ncclAllGather
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        library.lib.railCommWait = interrupted(None)
+        raises(Interrupted, [], work.wait, seconds(0.5))
+        library.lib.railCommWait = wait
+        time.sleep(2)  # for the watcher to look
+        t = values(rank, 300)
+        held = weakref.ref(t)
+        library.lib.ncclAllGather = interrupted(gather)
+        raises(Interrupted, [], dist.all_gather, [torch.zeros(300) for _ in range(n)], t)
+        library.lib.ncclAllGather = gather
+        del t
+        gc.collect()
+        assert held() is not None
+        meet(n)
+    else:
+        meet(n)
+        dist.all_reduce(torch.ones(1))
+        dist.all_gather([torch.zeros(300) for _ in range(n)], values(rank, 300))
+    dist.barrier()
+
+
+def two_threads_that_wait():
+    """The shorter limit counts, whoever was first."""
+    init()
+    dist.barrier()
+    if rank == 0:
+        works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]
+        first = threading.Thread(target=raises, args=(RailyardError, ["allreduce"], works[0].wait))
+        first.start()
+        group = dist.distributed_c10d._get_default_group()
+        while not group.waits:
+            time.sleep(0.01)
+        raises(RailyardError, ["1.0 s"], works[1].wait, seconds(1))
+        first.join()
+    meet(n)
+    os._exit(0)
+
+
 def made_again():
     """With the store of the group before, and its keys. Rank 0, which makes the id, comes last."""
     store = dist.FileStore(f"{store_path}made_again", n)
@@ -169,7 +252,7 @@ def aborted():
                 errors.append(e)
         waiting = threading.Thread(target=wait)
         waiting.start()
-        while group.waits is None:
+        while not group.waits:
             time.sleep(0.01)
         group.abort()
         waiting.join(60)
@@ -195,7 +278,6 @@ def new_limit():
     group = dist.distributed_c10d._get_default_group()
     if rank == 0:
         work = dist.all_reduce(torch.ones(1), async_op=True)
-        work.get_future()  # from now on the limit is looked at
         group.set_timeout(seconds(1))
         time.sleep(2.5)
         assert not work.is_completed()
