@@ -23,8 +23,6 @@ from .calls import Calls
 from .library import SUCCESS, RailyardError, error_text, late_error, lib, new_comm
 from .work import POLL, Work, state
 
-KEPT = 16  # works that C++ callers may still ask for their future when they have no reference of Python's
-
 
 class Group(Calls):
     """Its operations: begun, waited for, completed; and its end."""
@@ -36,7 +34,6 @@ class Group(Calls):
         self.lock = threading.RLock()
         self.comm_lock = threading.Lock()  # the communicator is neither revoked nor freed but under it
         self.pending = collections.deque()  # operations that are not known to be complete, in order
-        self.kept = collections.deque(maxlen=KEPT)
         self.error, self.revoked = None, False
         self.waits = []  # (until, seconds) of each thread that waits for the library; a first call connects
         self.pairs = {}
@@ -66,7 +63,6 @@ class Group(Calls):
                 raise RailyardError(f"railyard: {name}: the group was destroyed")
             work = Work(self, name, outputs, keep, finish, seconds)
             self.pending.append(work)  # before the call: a signal's handler may raise when that returns
-            self.kept.append(work)
             result = self._limited(seconds, call)
             if result != SUCCESS:
                 self._fail(result, name)
@@ -204,7 +200,11 @@ class Group(Calls):
             time.sleep(POLL)
 
     def __del__(self):
-        if getattr(self, "comm", None) is not None:
+        if getattr(self, "comm", None) is None:
+            return
+        if state.watcher.is_current():  # the last one with a reference, which nobody's deadline is to wait for
+            threading.Thread(target=self.shutdown).start()
+        else:
             self.shutdown()
 
 

@@ -12,10 +12,11 @@ from .library import RailyardError
 
 POLL = 0.0001  # s between two looks at a communicator with operations that somebody has a future of
 TICK = 0.1     # s between two looks at the deadlines
+KEPT = 64      # works without a reference of Python's, which C++ callers may have
 
 
 class Work(_Work):
-    """One operation. `run` is what completes it: the group, or the pair of a send or receive. `outputs` is
+    """One operation. `run` is what completes it, until then: the group, or the pair of a send or receive. `outputs` is
     what result() and the future give. `keep` are the other tensors that the library reads or writes until the operation
     is complete. `finish` places the results, where they arrive in another shape than the caller's. `seconds`: its
     limit, if it is not that of `run`."""
@@ -39,7 +40,7 @@ class Work(_Work):
         except Exception as e:
             error = RailyardError(f"railyard: {self.name}: the results cannot be placed: {e}")
         with state.lock:
-            self.error, self.done = error, True
+            self.error, self.done, self.run = error, True, None
             if self.future is not None:
                 state.teller.add(self)
 
@@ -55,8 +56,9 @@ class Work(_Work):
 
     def wait(self, timeout=None):
         seconds = (timeout.total_seconds() if timeout else 0) or self.seconds
-        if not self.done:
-            self.run.wait(self, seconds)
+        run = self.run
+        if run is not None:
+            run.wait(self, seconds)
         if self.told is not None and not state.teller.is_current():
             self.told.wait(min(seconds, threading.TIMEOUT_MAX))
         if self.error is not None:
@@ -67,9 +69,10 @@ class Work(_Work):
         self.wait()
 
     def is_completed(self):
-        if not self.done:
+        run = self.run
+        if run is not None:
             self.asked = True
-            self.run.poll()
+            run.poll()
         return self.done
 
     def is_success(self):
@@ -79,7 +82,7 @@ class Work(_Work):
         return self.error
 
     def result(self):
-        return self.outputs
+        return [t() if isinstance(t, weakref.ref) else t for t in self.outputs]
 
     def get_future(self):
         with state.lock:
@@ -91,6 +94,12 @@ class Work(_Work):
                     state.teller.begin()
                     state.watcher.look_soon()
             return self.future
+
+    def __del__(self):
+        """Python's half goes when Python has no reference, and C++ may still ask its own half for it. So some are kept,
+        without the tensors: such a caller has them itself."""
+        self.outputs, self.future = [weakref.ref(t) for t in self.result()], None
+        kept.append(self)
 
 
 class Future(torch.futures.Future):
@@ -184,8 +193,11 @@ class Watcher:
     def look_soon(self):
         self.soon.set()
 
+    def is_current(self):
+        return self.thread is threading.current_thread()
+
     def _look(self, check):
-        """True: look again soon."""
+        """Holds no reference to a group afterwards. True: look again soon."""
         with self.lock:
             groups = list(self.groups)
         if check:
@@ -217,4 +229,5 @@ class State:
         self.teller, self.watcher = Teller(self.lock), Watcher()
 
 
+kept = collections.deque(maxlen=KEPT)
 state = State()

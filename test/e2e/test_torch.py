@@ -99,6 +99,7 @@ main([("one rank", case("reductions,movements,not_contiguous,empty_tensors", 1))
       ("what works give, forms of calls, inference mode", case("results,forms_of_calls,inference_mode", 3)),
       ("callbacks that wait", case("callbacks_that_wait", 2, limit=150)),
       ("compressed training", case("compressed_training", 2, limit=150, needs=POWER_SGD)),
+      ("memory, threads and descriptors given back", case("memory_given_back,given_back_when_destroyed", 2)),
       ("a limit without a wait", case("polled_in_vain", 2, limit=200)),
       ("interrupted calls", case("interrupted_calls", 2, limit=200)),
       ("two threads that wait", case("two_threads_that_wait", 2, limit=200)),

@@ -3,6 +3,7 @@
 a traceback."""
 import datetime
 import multiprocessing
+import os
 import sys
 import time
 import weakref
@@ -266,6 +267,43 @@ def compressed_training():
     gradients = [torch.zeros(100, 100) for _ in range(n)]
     dist.all_gather(gradients, model.module.weight.grad)
     same(gradients[0], gradients[1])
+
+
+def memory_given_back():
+    """A result that the caller has dropped."""
+    init()
+    for call in (lambda t: dist.all_reduce(t), lambda t: dist.all_reduce(t, async_op=True).get_future().wait()):
+        t = torch.ones(10)
+        held = weakref.ref(t)
+        call(t)
+        del t
+        deadline = time.monotonic() + 60
+        while held() is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def given_back_when_destroyed():
+    """The threads and descriptors of a group that has used tags."""
+    init()
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()  # the process has its own threads
+    dist.barrier()
+
+    def has():
+        return [len(os.listdir(f"/proc/self/{what}")) for what in ("task", "fd")]
+    before = has()
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    for tag in range(2):
+        (dist.send if rank == 0 else dist.recv)(torch.ones(1), 1 - rank, tag=tag, group=group)
+    assert has()[0] > before[0] and has()[1] > before[1]
+    dist.destroy_process_group(group)
+    del group  # PyTorch 1.13 tells the group by its last reference only
+    deadline = time.monotonic() + 60
+    while any(now > then for now, then in zip(has(), before)):
+        assert time.monotonic() < deadline, f"threads, descriptors: before {before}, now {has()}"
+        time.sleep(0.05)
+    meet(n)
 
 
 def results():
