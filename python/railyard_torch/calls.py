@@ -7,7 +7,7 @@ from torch._C._distributed_c10d import (AllgatherOptions, AllreduceCoalescedOpti
                                         BarrierOptions, BroadcastOptions, GatherOptions, ReduceOp, ReduceOptions,
                                         ReduceScatterOptions, ScatterOptions)
 
-from .library import AVG, MAX, MIN, PROD, SUCCESS, SUM, UINT8, RailyardError, lib
+from .library import AVG, MAX, MIN, PROD, SUCCESS, SUM, UINT8, RailyardError, check_process, lib
 from .pair import Pair
 
 TYPES = {torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7,
@@ -334,6 +334,7 @@ class Calls:
     # ---- from rank to rank ------------------------------------------------------
 
     def _pair(self, source, target, tag):
+        check_process(self.process)
         with self.lock:
             if self.comm is None:
                 raise RailyardError("railyard: send, recv: the group was destroyed")

@@ -20,7 +20,7 @@ from torch._C import _distributed_c10d as c10d
 
 from . import python_backends
 from .calls import Calls
-from .library import SUCCESS, RailyardError, error_text, late_error, lib, new_comm
+from .library import SUCCESS, RailyardError, check_process, error_text, late_error, lib, new_comm
 from .work import POLL, Work, state
 
 
@@ -56,6 +56,7 @@ class Group(Calls):
         """`call` enqueues the operation, which writes the outputs. `keep`: what else the library reads or writes."""
         seconds = opts.timeout.total_seconds()
         seconds = seconds if seconds > 0 else self.seconds  # torch's mark of no timeout is negative
+        check_process(self.process)
         with self.lock:
             if self.error is not None:
                 raise RailyardError(*self.error.args)

@@ -21,6 +21,12 @@ def late_error(who, call, seconds, peer):
                          "stopped")
 
 
+def check_process(process):
+    if process != os.getpid():
+        raise RailyardError(f"railyard: the group was made by process {process}, before it forked process "
+                            f"{os.getpid()}; make a group in this one")
+
+
 class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * ID_BYTES)]
 

@@ -20,6 +20,7 @@ class Pair:
         self.name = (f"railyard: rank {group.me} of {group.n}: messages from rank {source} to rank {target} with tag "
                      f"{tag}")
         self.store, self.seconds, self.sends = group.store, group.seconds, group.me == source
+        self.process = group.process
         self.ranks = (source, target)
         self.key = f"railyard/{source}/{target}/{tag}"
         self.lock = threading.Condition()  # notified when a work is complete

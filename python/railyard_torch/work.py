@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an asynchronous call returns, and the threads that complete what nobody waits for."""
 import collections
+import os
 import threading
 import time
 import weakref
@@ -8,7 +9,7 @@ import weakref
 import torch
 from torch._C._distributed_c10d import Work as _Work
 
-from .library import RailyardError
+from .library import RailyardError, check_process
 
 POLL = 0.0001  # s between two looks at a communicator with operations that somebody has a future of
 TICK = 0.1     # s between two looks at the deadlines
@@ -54,9 +55,16 @@ class Work(_Work):
             future.set_exception(RailyardError(*self.error.args))
         self.told.set()
 
+    def _unfinished(self):
+        """What completes it; None: it is complete."""
+        run = self.run
+        if run is not None:
+            check_process(run.process)
+        return run
+
     def wait(self, timeout=None):
         seconds = (timeout.total_seconds() if timeout else 0) or self.seconds
-        run = self.run
+        run = self._unfinished()
         if run is not None:
             run.wait(self, seconds)
         if self.told is not None and not state.teller.is_current():
@@ -69,7 +77,7 @@ class Work(_Work):
         self.wait()
 
     def is_completed(self):
-        run = self.run
+        run = self._unfinished()
         if run is not None:
             self.asked = True
             run.poll()
@@ -222,7 +230,7 @@ class Watcher:
 
 
 class State:
-    """What the groups of a process share."""
+    """What a forked process has anew: threads do not come with it, and locks as they were."""
 
     def __init__(self):
         self.lock = threading.RLock()  # of completing works and telling their futures
@@ -231,3 +239,4 @@ class State:
 
 kept = collections.deque(maxlen=KEPT)
 state = State()
+os.register_at_fork(after_in_child=state.__init__)

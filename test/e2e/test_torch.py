@@ -103,6 +103,7 @@ main([("one rank", case("reductions,movements,not_contiguous,empty_tensors", 1))
       ("a limit without a wait", case("polled_in_vain", 2, limit=200)),
       ("interrupted calls", case("interrupted_calls", 2, limit=200)),
       ("two threads that wait", case("two_threads_that_wait", 2, limit=200)),
+      ("used after a fork", case("used_after_a_fork", 2, limit=200)),
       ("destroyed while it works; a thread that fails", case("destroyed_while_working,thread_that_fails", 2)),
       ("destroyed too late", case("destroyed_too_late", 2)),
       ("a forked process that ends", case("forked_process_that_ends", 2)),

@@ -2,6 +2,7 @@
 """Cases of torch_ranks.py in which something goes wrong, or ends before its time."""
 import datetime
 import gc
+import multiprocessing
 import os
 import pathlib
 import threading
@@ -220,6 +221,27 @@ def two_threads_that_wait():
         first.join()
     meet(n)
     os._exit(0)
+
+
+def used_after_a_fork():
+    """An error, not a call that never ends; a group of its own it may have."""
+    init()
+    dist.barrier()
+    work = dist.irecv(torch.ones(1), rank ^ 1)
+
+    def forked():
+        for call in (lambda: dist.all_reduce(torch.ones(1)), lambda: dist.send(torch.ones(1), rank ^ 1), work.wait,
+                     work.is_completed):
+            raises(RailyardError, [f"by process {os.getppid()}", "forked"], call)
+        group, t = ProcessGroupRailyard(dist.HashStore(), 0, 1, seconds(60)), torch.ones(1)
+        same(group.allreduce(t).get_future().wait()[0], torch.ones(1))
+        group.shutdown()
+    process = multiprocessing.get_context("fork").Process(target=forked)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0, process.exitcode
+    dist.send(torch.ones(1), rank ^ 1)
+    work.wait()
 
 
 def made_again():
