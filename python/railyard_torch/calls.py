@@ -50,6 +50,9 @@ def check(name, tensors, contiguous=True):
             raise ValueError(f"railyard: {name}: a tensor is {str(t.layout).replace('torch.', '')}, on {t.device}, "
                              f"{'' if t.layout is not torch.strided or t.is_contiguous() else 'not '}contiguous; "
                              "allowed: dense contiguous tensors on cpu")
+        if t.is_conj() or t.is_neg():  # whose memory does not hold the values
+            raise ValueError(f"railyard: {name}: a tensor is a conjugate or negative view; allowed: those that "
+                             "resolve_conj() and resolve_neg() give")
     return tensors
 
 
@@ -335,6 +338,8 @@ class Calls:
 
     def _pair(self, source, target, tag):
         check_process(self.process)
+        if source == target:
+            raise ValueError(f"railyard: send, recv: from rank {source} to itself; allowed: between two ranks")
         with self.lock:
             if self.comm is None:
                 raise RailyardError("railyard: send, recv: the group was destroyed")

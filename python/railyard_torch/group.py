@@ -20,7 +20,7 @@ from torch._C import _distributed_c10d as c10d
 
 from . import python_backends
 from .calls import Calls
-from .library import SUCCESS, RailyardError, check_process, error_text, late_error, lib, new_comm
+from .library import SUCCESS, RailyardError, check_process, error_text, late_error, lib, new_comm, seconds_of
 from .work import POLL, Work, state
 
 
@@ -29,7 +29,7 @@ class Group(Calls):
 
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
-        self.me, self.n, self.seconds = rank, size, timeout.total_seconds()
+        self.me, self.n, self.seconds = rank, size, seconds_of(timeout)
         self.store, self.process = store, os.getpid()
         self.lock = threading.RLock()
         self.comm_lock = threading.Lock()  # the communicator is neither revoked nor freed but under it
@@ -48,13 +48,13 @@ class Group(Calls):
 
     def set_timeout(self, timeout):
         """Of what is begun from now on."""
-        self.seconds = timeout.total_seconds()
+        self.seconds = seconds_of(timeout)
         for pair in list(self.pairs.values()):
             pair.seconds = self.seconds
 
     def _begin(self, name, opts, call, outputs, keep=(), finish=None):
         """`call` enqueues the operation, which writes the outputs. `keep`: what else the library reads or writes."""
-        seconds = opts.timeout.total_seconds()
+        seconds = seconds_of(opts.timeout)
         seconds = seconds if seconds > 0 else self.seconds  # torch's mark of no timeout is negative
         check_process(self.process)
         with self.lock:

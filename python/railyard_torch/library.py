@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import threading
 import time
 
 SUCCESS, IN_PROGRESS = 0, 7
@@ -19,6 +20,11 @@ class RailyardError(RuntimeError):
 def late_error(who, call, seconds, peer):
     return RailyardError(f"{who}: {call} is not complete after {seconds:.1f} s: {peer} has not called it, or is "
                          "stopped")
+
+
+def seconds_of(timeout):
+    """At most what Python's waits take: with timedelta.max callers mean never."""
+    return min(timeout.total_seconds(), threading.TIMEOUT_MAX)
 
 
 def check_process(process):

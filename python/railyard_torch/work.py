@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch._C._distributed_c10d import Work as _Work
 
-from .library import RailyardError, check_process
+from .library import RailyardError, check_process, seconds_of
 
 POLL = 0.0001  # s between two looks at a communicator with operations that somebody has a future of
 TICK = 0.1     # s between two looks at the deadlines
@@ -63,12 +63,12 @@ class Work(_Work):
         return run
 
     def wait(self, timeout=None):
-        seconds = (timeout.total_seconds() if timeout else 0) or self.seconds
+        seconds = (seconds_of(timeout) if timeout else 0) or self.seconds
         run = self._unfinished()
         if run is not None:
             run.wait(self, seconds)
         if self.told is not None and not state.teller.is_current():
-            self.told.wait(min(seconds, threading.TIMEOUT_MAX))
+            self.told.wait(seconds)
         if self.error is not None:
             raise RailyardError(*self.error.args)  # one that is raised holds frames, and they the tensors
         return True

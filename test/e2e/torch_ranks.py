@@ -413,7 +413,7 @@ def messages():
         got = torch.empty(size)
         works = [dist.isend(torch.full((size,), float(rank + turn)), peer), dist.irecv(got, (rank - 1) % n)]
         for work in works:
-            work.wait()
+            work.wait(datetime.timedelta.max)
         same(got, torch.full((size,), float((rank - 1) % n + turn)))
     if rank == 0:
         sent = [dist.isend(torch.full((1000,), float(tag)), 1, tag=tag) for tag in range(4)]
@@ -464,6 +464,9 @@ def bad_arguments():
     raises(ValueError, ["scatter", f"rank {n}"], dist.scatter, t, None, n)
     raises(ValueError, ["gather", f"rank {n}"], dist.gather, t, None, n)
     group = dist.distributed_c10d._get_default_group()
+    raises(ValueError, ["itself"], group.recv, [t], rank, 0)
+    for view in (torch.ones(3, dtype=torch.complex64).conj(), torch._neg_view(torch.ones(3))):
+        raises(ValueError, ["broadcast", "resolve_conj"], group.broadcast, [view])
     texts = ["1 outputs, 2 inputs"]
     for call in (group.allgather_into_tensor_coalesced, group.reduce_scatter_tensor_coalesced):
         raises(ValueError, texts, call, [torch.ones(n)], [torch.ones(1), torch.ones(1)])
