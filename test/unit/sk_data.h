@@ -214,7 +214,7 @@ __attribute__((unused)) static void data_send_control(const struct data *d, unsi
 /* A message from `bytes`, which has what data_check_bytes expects. */
 __attribute__((unused)) static void *data_isend(const struct data *d, uint8_t *bytes, uint32_t seq, size_t size,
                                                 int tag) {
-  void *request;
+  void *request = NULL;
   data_fill(bytes, seq, 0, size);
   ENSURE_INT(sk_isend(d->comm, bytes, size, tag, NULL, NULL, &request), RAIL_OK);
   ENSURE(request, "no request");

@@ -194,7 +194,7 @@ TEST(a_message_that_waits_and_the_end_behind_it) {
 TEST(a_socket_that_has_room_again) {
   static uint8_t got[64 * 1024];
   struct data d;
-  void *request;
+  void *request = NULL;
   begin(&d, SK_SENDER);
   data_fill(bytes, 0, 0, LARGE);
   data_send_control(&d, 0, 0, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, LARGE}, 1);

@@ -167,7 +167,7 @@ TEST(more_granted_messages_under_way_than_may_go_ahead) {
 TEST(grants_without_a_report) {
   const struct data_entry grant = {SK_ENTRY_GRANT, 5, 8};
   struct data d;
-  void *request;
+  void *request = NULL;
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   for (uint32_t seq = 0; seq <= SK_MAX_SENDS; seq++) { /* the first one goes ahead of its buffer */

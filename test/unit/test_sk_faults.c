@@ -10,7 +10,7 @@
 static uint8_t bytes[1 << 20];
 
 static void *isend(const struct data *d, uint32_t seq, size_t size, int tag) {
-  void *request;
+  void *request = NULL;
   data_fill(bytes, seq, 0, size);
   ENSURE_INT(sk_isend(d->comm, bytes, size, tag, NULL, NULL, &request), RAIL_OK);
   ENSURE(request, "no request");

@@ -69,7 +69,7 @@ TEST(half_open_comms_leave_files) {
 TEST(connect_after_a_stop) {
   enum { LIMIT_MS = 2500 };
   struct hs h;
-  void *comm;
+  void *comm = NULL;
   hs_begin(&h);
   sk_params.connect_ms = LIMIT_MS;
   hs_listen(&h, DEV_A);

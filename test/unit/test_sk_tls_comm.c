@@ -89,7 +89,7 @@ static void close_both(void) {
 }
 
 static void *isend(size_t size) {
-  void *request;
+  void *request = NULL;
   ENSURE_INT(sk_isend(sender.comm, out, size, 7, NULL, NULL, &request), RAIL_OK);
   return request;
 }
