@@ -42,7 +42,7 @@ bool rt_launch_over(const struct rt_launch *launch);
 void rt_launch_retire(const struct rt_launch *launch);
 /* A rank that the launch waits for although it has closed its end of the connection; -1: none. */
 int rt_launch_departed_peer(const struct rt_launch *launch);
-/* A number that changes while the launch gets on. */
+/* Counts what the launch has done: unchanged between two calls, it has made no progress. */
 uint64_t rt_launch_progress(const struct rt_launch *launch);
 /* Warns that the launch has not moved for so long: which call, what it waits for. */
 void rt_launch_report_stall(const struct rt_launch *launch, uint64_t ms);

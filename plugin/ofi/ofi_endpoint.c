@@ -123,7 +123,7 @@ static rail_result_t open_nics(struct ofi_endpoint *endpoint) {
   return RAIL_OK;
 }
 
-/* Not in the list yet, with its context as user. */
+/* A new endpoint, not in the list yet; its context is its first user. */
 static rail_result_t open_new(struct rail_net_ctx *ctx, const struct ofi_device *device,
                               const struct ofi_endpoint_ops *ops, struct ofi_endpoint **out) {
   struct ofi_endpoint *endpoint = calloc(1, sizeof *endpoint);
@@ -147,7 +147,7 @@ static rail_result_t open_new(struct rail_net_ctx *ctx, const struct ofi_device 
   return RAIL_OK;
 }
 
-/* One user more of the endpoint that there is; NULL: none. */
+/* The open endpoint, with one more user; NULL: there is none. */
 static struct ofi_endpoint *find(const struct rail_net_ctx *ctx, const struct ofi_device *device) {
   struct ofi_endpoint *endpoint;
   pthread_mutex_lock(&list_lock);

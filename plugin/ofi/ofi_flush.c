@@ -2,8 +2,8 @@
  *
  * iflush: bytes that a NIC wrote to GPU memory are visible to the GPU when a read behind them has completed. Each NIC
  * reads a few bytes of the last buffer with data from its own endpoint: its reads do not pass its writes. Host memory
- * needs none. What the reads need is made at accept. iflush does not wait for the endpoint's lock: without a request
- * its caller takes it that there is nothing to flush, so what finds the lock taken is posted by test.
+ * needs none. What the reads need is made at accept. iflush does not wait for the endpoint's lock, and a NULL request
+ * would tell its caller that there is nothing to flush: a flush that finds the lock taken is posted by test.
  */
 #include <string.h>
 
@@ -74,7 +74,8 @@ static bool is_registered(const struct ofi_comm *comm, const struct ofi_mhandle 
   return false;
 }
 
-/* Nothing has counted them meanwhile: deregMr may have freed their registration. */
+/* Posts the flushes that found the lock taken. They hold no reference to their registration, so deregMr may have freed
+ * it meanwhile. */
 void ofi_flush_begin_later(struct ofi_recv_comm *rc) {
   atomic_fetch_and(&rc->base.faults, ~OFI_FLUSH_LATER);
   for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) {

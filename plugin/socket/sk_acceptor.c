@@ -52,7 +52,7 @@ static rail_result_t welcome(const struct sk_acceptor *a, int fd, struct rail_se
 static _Atomic uint64_t waiting_streams; /* those that came and those that are to come */
 
 /* A peer that knows the handle's secret must not use up the files of the process: it waits (RAIL_REASON_BUSY) until
- * others are accepted. Each acceptor has room for one comm, so that a flood of one cannot shut another. */
+ * others are accepted. Each acceptor has room for one comm, so that a flood of one cannot block another. */
 static bool has_room(const struct sk_acceptor *a, unsigned int streams) {
   if (TAILQ_EMPTY(&a->half_open)) return true;
   return atomic_load(&waiting_streams) + streams <= RAIL_MIN(MAX_WAITING_STREAMS, rail_pending_file_limit() / 2);

@@ -274,8 +274,8 @@ static bool any_busy(void) {
   return false;
 }
 
-/* Not while a thread is within a comm, as in sk_watch.c; that is short. In a child of clone(2), which has none of the
- * threads, they may seem to be. */
+/* A fork waits until no engine thread is within a comm, as in sk_watch.c; that is short. A child of clone(2) has none
+ * of the threads, and its copies of `busy` are stale: it does not wait. */
 static void before_fork(void) {
   pthread_mutex_lock(&lock);
   if (engine.owner != getpid()) return;
