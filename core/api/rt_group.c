@@ -142,34 +142,42 @@ static ncclResult_t make_comms(void) {
 
 /* ---- planning --------------------------------------------------------------------------- */
 
-/* Splits the group's tasks by communicator, keeping their order. Returns the number of jobs, or -1 without memory;
- * `sorted` has room for all tasks. */
-static int split_tasks(struct group_job **jobs_out, struct rt_task *sorted) {
-  struct group_job *jobs = calloc((size_t)group.ntasks, sizeof *jobs);
+/* The group's tasks by communicator, each one's in their order. Returns the number of jobs, or -1 without memory.
+ * *sorted: what the caller frees; NULL when all tasks are of one communicator. */
+static int split_tasks(struct group_job **jobs_out, struct rt_task **sorted) {
+  const int n = group.ntasks;
+  int ncomms = 1, njobs = 0, at = 0;
+  for (int i = 1; i < n; i++) ncomms += group.tasks[i].comm != group.tasks[i - 1].comm; /* at most so many */
+  struct group_job *jobs = *jobs_out = calloc((size_t)ncomms, sizeof *jobs);
+  *sorted = NULL;
   if (!jobs) return -1;
-  int njobs = 0, at = 0;
-  for (int i = 0; i < group.ntasks; i++) {
+  if (ncomms == 1) {
+    *jobs = (struct group_job){.comm = group.tasks[0].comm, .tasks = group.tasks, .ntasks = n};
+    return 1;
+  }
+  struct rt_task *tasks = *sorted = calloc((size_t)n, sizeof *tasks);
+  if (!tasks) return -1;
+  for (int i = 0; i < n; i++) {
     struct ncclComm *comm = group.tasks[i].comm;
     bool seen = false;
     for (int j = 0; j < njobs && !seen; j++) seen = jobs[j].comm == comm;
     if (seen) continue;
     struct group_job *job = &jobs[njobs++];
     job->comm = comm;
-    job->tasks = &sorted[at];
-    for (int k = i; k < group.ntasks; k++)
-      if (group.tasks[k].comm == comm) sorted[at++] = group.tasks[k];
-    job->ntasks = (int)(&sorted[at] - job->tasks);
+    job->tasks = &tasks[at];
+    for (int k = i; k < n; k++)
+      if (group.tasks[k].comm == comm) tasks[at++] = group.tasks[k];
+    job->ntasks = (int)(&tasks[at] - job->tasks);
   }
-  *jobs_out = jobs;
   return njobs;
 }
 
 static ncclResult_t launch_tasks(void) {
-  struct group_job *jobs = NULL;
-  struct rt_task *sorted = calloc((size_t)group.ntasks, sizeof *sorted);
-  int njobs = sorted ? split_tasks(&jobs, sorted) : -1;
+  struct group_job *jobs;
+  struct rt_task *sorted;
+  int njobs = split_tasks(&jobs, &sorted);
   if (njobs < 0) {
-    free(sorted);
+    free(jobs);
     return rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks);
   }
   /* ncclCommAbort of another thread frees a communicator only when it has no users. */

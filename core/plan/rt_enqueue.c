@@ -146,8 +146,9 @@ static rail_result_t add_pat_connectors(struct builder *b, int channel, struct r
   return RAIL_OK;
 }
 
-static rail_result_t add_job_connectors(struct builder *b, const struct rt_task *t, const struct rt_choice *choice,
-                                        int channel, int tree, struct rt_job *job) {
+static rail_result_t add_job_connectors(struct builder *b, const struct rt_task *t, int channel, int tree,
+                                        struct rt_job *job) {
+  const struct rt_choice *choice = &t->choice;
   if (choice->algo == RT_ALGO_TREE) return add_tree_connectors(b, channel, tree, job);
   if (choice->algo == RT_ALGO_PAT) return add_pat_connectors(b, channel, job);
   /* A send or receive that fits the other end's is found by its bytes. */
@@ -179,22 +180,23 @@ static enum rt_proto protocol(const struct builder *b, const struct rt_task *t, 
   return tuning->all_shm ? rt_tune_device(tuning, t->coll, chosen) : RT_SIMPLE;
 }
 
-static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct rt_choice choice, int channel, int tree,
-                             uint64_t lo, uint64_t len) {
+static rail_result_t add_job(struct builder *b, const struct rt_task *t, int channel, int tree, uint64_t lo,
+                             uint64_t len) {
+  const struct rt_choice *choice = &t->choice;
   size_t esize = rt_type_size((int)t->type);
   struct rt_job *job = &b->plan->jobs[b->plan->njobs];
   struct rt_program *prog = &job->program;
   uint64_t bytes = len * esize;
-  prog->proto = protocol(b, t, choice.proto);
+  prog->proto = protocol(b, t, choice->proto);
   job->type = (int)t->type;
   job->op = -1;
   job->number = RT_NO_NUMBER;
-  job->nlinks = rt_tune_links(&choice, t->comm->nranks);
+  job->nlinks = rt_tune_links(choice, t->comm->nranks);
   job->send = &b->plan->ends[b->nends];
   job->recv = job->send + job->nlinks;
   b->nends += 2 * job->nlinks;
   prog->sched = (struct rt_sched){
-      .coll = choice.schedule,
+      .coll = choice->schedule,
       .rank = t->comm->ring.index,
       .nranks = t->comm->nranks,
       .root = rt_ring_index_of(t->comm, t->root),
@@ -205,17 +207,17 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, struct 
       .count = t->count,
       .lo = lo,
       .len = len,
-      .chunk = rt_tune_chunk(&b->comm->tuning, prog->proto, choice.schedule, bytes, t->comm->nranks, esize),
+      .chunk = rt_tune_chunk(&b->comm->tuning, prog->proto, choice->schedule, bytes, t->comm->nranks, esize),
   };
   if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
   b->plan->njobs++;
-  RAIL_TRY(add_job_connectors(b, t, &choice, channel, tree, job));
+  RAIL_TRY(add_job_connectors(b, t, channel, tree, job));
   return rt_job_allocate(b->comm, job);
 }
 
 /* On one channel. */
 static rail_result_t add_single_job(struct builder *b, const struct rt_task *t) {
-  return add_job(b, t, choose(t), 0, 0, 0, t->count);
+  return add_job(b, t, 0, 0, 0, t->count);
 }
 
 static bool describe_small(struct rt_small_call *call, const struct rt_task *t) {
@@ -244,7 +246,8 @@ static rail_result_t add_small_job(struct builder *b, const struct rt_task *t, u
 }
 
 /* All blocks of a launch must be on the GPU at once: on a device the calls of a group share the channels. */
-static int channels_of(const struct rt_task *t, const struct rt_choice *c, int ncollectives) {
+static int channels_of(const struct rt_task *t, int ncollectives) {
+  const struct rt_choice *c = &t->choice;
   int blocks = t->comm->tuning.blocks;
   if (blocks == 0) return c->nchannels;
   return RAIL_MAX(1, RAIL_MIN(c->nchannels, blocks / (ncollectives * c->ntrees)));
@@ -257,13 +260,12 @@ static rail_result_t add_collective(struct builder *b, const struct rt_task *t) 
   if (esize == 0) return RAIL_BAD_ARGUMENT; /* checked when the call was made */
   if (t->count == 0) return RAIL_OK;
   uint64_t align = RAIL_MAX(RAIL_CACHELINE / esize, (size_t)1), number = b->comm->calls++;
-  const struct rt_choice choice = choose(t);
-  if (choice.small && !b->plan->on_device) return add_small_job(b, t, number);
+  if (t->choice.small && !b->plan->on_device) return add_small_job(b, t, number);
   const int first = b->plan->njobs;
-  uint64_t trees = (uint64_t)choice.ntrees, n = (uint64_t)channels_of(t, &choice, b->ncollectives) * trees;
+  uint64_t trees = (uint64_t)t->choice.ntrees, n = (uint64_t)channels_of(t, b->ncollectives) * trees;
   uint64_t part = RAIL_ROUND_UP(RAIL_DIV_UP(t->count, n), align);
   for (uint64_t i = 0, lo = 0; i < n && lo < t->count; i++, lo += part)
-    RAIL_TRY(add_job(b, t, choice, (int)(i / trees), (int)(i % trees), lo, RAIL_MIN(part, t->count - lo)));
+    RAIL_TRY(add_job(b, t, (int)(i / trees), (int)(i % trees), lo, RAIL_MIN(part, t->count - lo)));
   for (int j = first; j < b->plan->njobs; j++) b->plan->jobs[j].number = number;
   return RAIL_OK;
 }
@@ -283,6 +285,7 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
     struct rt_task copy = tasks[s];
     copy.coll = RT_COPY;
     copy.recv = tasks[r].recv;
+    copy.choice = choose(&copy);
     if (copy.count && copy.send != copy.recv) RAIL_TRY(add_single_job(b, &copy));
   }
   for (r++; r < n; r++)
@@ -336,18 +339,29 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
     rt_reg_direct(comm, recv, out, recv_size, &prog->recv_direct, &job->recv_mh);
 }
 
-/* The most jobs that these tasks can have. *ends: of all of them. */
-static int count_jobs(const struct rt_task *tasks, int n, int *ends) {
+/* Chooses for each task. Returns the most jobs that they can have; *ends: of all of them. */
+static int choose_all(struct rt_task *tasks, int n, int *ends) {
   int jobs = 0;
   *ends = 0;
   for (int i = 0; i < n; i++) {
-    const struct rt_task *t = &tasks[i];
-    const struct rt_choice c = choose(t);
-    const int here = is_p2p(t) || t->coll == RT_COPY ? 1 : c.nchannels * c.ntrees;
+    struct rt_task *t = &tasks[i];
+    t->choice = choose(t);
+    const int here = is_p2p(t) ? 1 : t->choice.nchannels * t->choice.ntrees;
     jobs += here;
-    *ends += here * 2 * rt_tune_links(&c, t->comm->nranks);
+    *ends += here * 2 * rt_tune_links(&t->choice, t->comm->nranks);
   }
   return jobs;
+}
+
+/* An empty plan with room for so many; the jobs are followed by their ends and by the connectors to be made. */
+static struct rt_plan *alloc_plan(struct ncclComm *comm, int jobs, int ends) {
+  const size_t each = sizeof(struct rt_job_end) + sizeof(struct rt_connector *);
+  struct rt_plan *plan = calloc(1, sizeof *plan + (size_t)jobs * sizeof plan->jobs[0] + (size_t)ends * each);
+  if (!plan) return NULL;
+  plan->comm = comm;
+  plan->ends = (struct rt_job_end *)(void *)&plan->jobs[jobs];
+  plan->connectors = (struct rt_connector **)(void *)&plan->ends[ends];
+  return plan;
 }
 
 /* The streams that the calls name. */
@@ -382,30 +396,28 @@ static bool has_collective(const struct rt_task *tasks, int n) {
 
 /* ---- a plan ------------------------------------------------------------------------------- */
 
-rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
+rail_result_t rt_plan_build(struct ncclComm *comm, struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   const bool collective = has_collective(tasks, ntasks);
   int ends;
-  const int jobs = count_jobs(tasks, ntasks, &ends);
+  const int jobs = choose_all(tasks, ntasks, &ends);
   struct builder b = {.comm = comm, .calls_before = comm->calls};
   *plan = NULL;
   comm->collectives += collective;
-  b.plan = calloc(1, sizeof *b.plan + (size_t)jobs * sizeof(struct rt_job));
-  if (b.plan) {
-    b.plan->comm = comm;
-    b.plan->on_device = comm->memory == RT_DEVICE_MEMORY;
-    b.plan->has_collective = collective;
-    b.plan->connectors = calloc((size_t)RAIL_MAX(ends, 1), sizeof b.plan->connectors[0]);
-    b.plan->ends = calloc((size_t)RAIL_MAX(ends, 1), sizeof b.plan->ends[0]);
+  b.plan = alloc_plan(comm, jobs, ends);
+  if (!b.plan) {
+    RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+    return RAIL_SYSTEM_ERROR;
   }
-  rail_result_t r = b.plan && b.plan->ends && b.plan->connectors ? RAIL_OK : RAIL_SYSTEM_ERROR;
-  if (r != RAIL_OK) RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
-  if (r == RAIL_OK && b.plan->on_device) r = add_streams(b.plan, tasks, ntasks);
+  b.plan->on_device = comm->memory == RT_DEVICE_MEMORY;
+  b.plan->has_collective = collective;
+  rail_result_t r = RAIL_OK;
+  if (b.plan->on_device) r = add_streams(b.plan, tasks, ntasks);
   if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
   if (r == RAIL_OK && b.plan->njobs > 0) {
     b.plan->opens_small = comm->calls > b.calls_before && !comm->small.opened &&
                           rt_tune_small_max(&comm->tuning, comm->nranks) > 0;
     *plan = b.plan;
-  } else if (b.plan) {
+  } else {
     rt_plan_free(comm, b.plan);
   }
   return r;
@@ -456,7 +468,9 @@ static const struct rt_small_call *find_small(struct rt_small *s, const struct r
   if (rail_likely(c->esize && c->count == t->count && c->coll == t->coll && c->type == (int)t->type &&
                   c->op == (int)t->op && c->root == t->root))
     return c;
-  if (t->count == 0 || t->op >= ncclNumOps || !choose(t).small) return NULL;
+  const uint64_t bytes = t->count * rt_type_size((int)t->type);
+  if (bytes == 0 || bytes > rt_tune_small_max(&t->comm->tuning, t->comm->nranks)) return NULL;
+  if (t->op >= ncclNumOps || !choose(t).small) return NULL;
   if (describe_small(c, t)) return c;
   c->esize = 0;
   return NULL;
@@ -464,9 +478,8 @@ static const struct rt_small_call *find_small(struct rt_small *s, const struct r
 
 /* Leaves an operation that has taken its number, and may have begun, to the work queue. */
 static rail_result_t enqueue_small(struct ncclComm *comm, const struct rt_small_op *op) {
-  struct rt_plan *plan = calloc(1, sizeof *plan + sizeof plan->jobs[0]);
+  struct rt_plan *plan = alloc_plan(comm, 1, 0);
   if (!plan) return RAIL_SYSTEM_ERROR;
-  plan->comm = comm;
   plan->njobs = 1;
   plan->jobs[0] = (struct rt_job){.is_small = true, .small = *op};
   rt_queue_enqueue(&comm->queue, plan, false);

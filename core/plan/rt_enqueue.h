@@ -7,6 +7,7 @@
 #define RT_ENQUEUE_H
 
 #include "core/comm/rt_comm.h"
+#include "core/plan/rt_tune.h"
 
 struct rt_task {
   struct ncclComm *comm;
@@ -19,6 +20,7 @@ struct rt_task {
   struct rt_premul premul; /* what op stood for when the call was made, for op >= ncclNumOps */
   int root;                /* or the peer of RT_SEND, RT_RECV */
   void *stream;            /* CUDA's; means something on the device only */
+  struct rt_choice choice; /* from rt_plan_build on */
 };
 
 /* An error, as with NCCL, when NCCL_ALGO and NCCL_PROTO leave no algorithm or protocol for the call. */
@@ -27,7 +29,7 @@ ncclResult_t rt_task_check(const struct rt_task *t);
  * the work queue. False: the call has to be planned. For a call outside of a group. */
 bool rt_task_run_small(const struct rt_task *t);
 /* The plan of one communicator's tasks; NULL when there is nothing to do. */
-rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan);
+rail_result_t rt_plan_build(struct ncclComm *comm, struct rt_task *tasks, int ntasks, struct rt_plan **plan);
 /* Will rt_plan_make_ready wait for other ranks? Only the first call that needs a connection does. */
 bool rt_plan_waits_for_ranks(const struct rt_plan *plan);
 /* Connects what the plan needs, and gives its jobs their connections and registrations. */

@@ -224,8 +224,6 @@ void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
   rt_gpu_launch_put(comm, plan->launch);
   rt_graph_release(plan->graph);
   for (int i = 0; i < plan->njobs; i++) free(plan->jobs[i].program.sched.work);
-  free(plan->ends);
-  free(plan->connectors);
   free(plan->streams);
   free(plan);
 }

@@ -60,7 +60,7 @@ struct rt_plan {
   struct rt_graph_ref *graph; /* captured: has the graph been destroyed? */
   atomic_int launches;  /* that are not over */
   bool dead;            /* the graph has it without its kernel: nothing to begin */
-  struct rt_connector **connectors; /* to be connected before it begins */
+  struct rt_connector **connectors; /* to be connected before it begins; in the plan's memory, as `ends` */
   int nconnectors;
   struct rt_job_end *ends; /* of all jobs */
   int njobs, nblocks;      /* blocks of a device plan */
