@@ -299,7 +299,6 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
 /* A group orders its collectives, and the sends and receives of each pair, but not collectives relative to sends and
  * receives. Both ends of a connection must use one order: collectives first. */
 static rail_result_t add_tasks(struct builder *b, const struct rt_task *tasks, int n) {
-  for (int i = 0; i < n; i++) b->ncollectives += !is_p2p(&tasks[i]);
   for (int i = 0; i < n; i++)
     if (!is_p2p(&tasks[i])) RAIL_TRY(add_collective(b, &tasks[i]));
   for (int i = 0; i < n; i++)
@@ -340,28 +339,18 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
 }
 
 /* Chooses for each task. Returns the most jobs that they can have; *ends: of all of them. */
-static int choose_all(struct rt_task *tasks, int n, int *ends) {
+static int choose_all(struct builder *b, struct rt_task *tasks, int n, int *ends) {
   int jobs = 0;
   *ends = 0;
   for (int i = 0; i < n; i++) {
     struct rt_task *t = &tasks[i];
     t->choice = choose(t);
+    b->ncollectives += !is_p2p(t);
     const int here = is_p2p(t) ? 1 : t->choice.nchannels * t->choice.ntrees;
     jobs += here;
     *ends += here * 2 * rt_tune_links(&t->choice, t->comm->nranks);
   }
   return jobs;
-}
-
-/* An empty plan with room for so many; the jobs are followed by their ends and by the connectors to be made. */
-static struct rt_plan *alloc_plan(struct ncclComm *comm, int jobs, int ends) {
-  const size_t each = sizeof(struct rt_job_end) + sizeof(struct rt_connector *);
-  struct rt_plan *plan = calloc(1, sizeof *plan + (size_t)jobs * sizeof plan->jobs[0] + (size_t)ends * each);
-  if (!plan) return NULL;
-  plan->comm = comm;
-  plan->ends = (struct rt_job_end *)(void *)&plan->jobs[jobs];
-  plan->connectors = (struct rt_connector **)(void *)&plan->ends[ends];
-  return plan;
 }
 
 /* The streams that the calls name. */
@@ -388,28 +377,21 @@ static rail_result_t bind_plan(struct ncclComm *comm, struct rt_plan *plan) {
   return plan->on_device ? rt_device_plan_prepare(comm, plan) : RAIL_OK;
 }
 
-static bool has_collective(const struct rt_task *tasks, int n) {
-  int i = 0;
-  while (i < n && is_p2p(&tasks[i])) i++;
-  return i < n;
-}
-
 /* ---- a plan ------------------------------------------------------------------------------- */
 
 rail_result_t rt_plan_build(struct ncclComm *comm, struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
-  const bool collective = has_collective(tasks, ntasks);
-  int ends;
-  const int jobs = choose_all(tasks, ntasks, &ends);
   struct builder b = {.comm = comm, .calls_before = comm->calls};
+  int ends;
+  const int jobs = choose_all(&b, tasks, ntasks, &ends);
   *plan = NULL;
-  comm->collectives += collective;
-  b.plan = alloc_plan(comm, jobs, ends);
+  comm->collectives += b.ncollectives > 0;
+  b.plan = rt_plan_alloc(comm, jobs, ends);
   if (!b.plan) {
     RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
     return RAIL_SYSTEM_ERROR;
   }
   b.plan->on_device = comm->memory == RT_DEVICE_MEMORY;
-  b.plan->has_collective = collective;
+  b.plan->has_collective = b.ncollectives > 0;
   rail_result_t r = RAIL_OK;
   if (b.plan->on_device) r = add_streams(b.plan, tasks, ntasks);
   if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
@@ -478,7 +460,7 @@ static const struct rt_small_call *find_small(struct rt_small *s, const struct r
 
 /* Leaves an operation that has taken its number, and may have begun, to the work queue. */
 static rail_result_t enqueue_small(struct ncclComm *comm, const struct rt_small_op *op) {
-  struct rt_plan *plan = alloc_plan(comm, 1, 0);
+  struct rt_plan *plan = rt_plan_alloc(comm, 1, 0);
   if (!plan) return RAIL_SYSTEM_ERROR;
   plan->njobs = 1;
   plan->jobs[0] = (struct rt_job){.is_small = true, .small = *op};

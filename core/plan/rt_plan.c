@@ -219,6 +219,16 @@ void rt_plan_deregister(struct ncclComm *comm, struct rt_plan *plan) {
   }
 }
 
+struct rt_plan *rt_plan_alloc(struct ncclComm *comm, int jobs, int ends) {
+  const size_t each = sizeof(struct rt_job_end) + sizeof(struct rt_connector *);
+  struct rt_plan *plan = calloc(1, sizeof *plan + (size_t)jobs * sizeof plan->jobs[0] + (size_t)ends * each);
+  if (!plan) return NULL;
+  plan->comm = comm;
+  plan->ends = (struct rt_job_end *)(void *)&plan->jobs[jobs];
+  plan->connectors = (struct rt_connector **)(void *)&plan->ends[ends];
+  return plan;
+}
+
 void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
   rt_plan_deregister(comm, plan);
   rt_gpu_launch_put(comm, plan->launch);
