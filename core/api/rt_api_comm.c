@@ -220,25 +220,10 @@ static void join_init(struct ncclComm *comm) {
   comm->init_thread_running = false;
 }
 
-/* Does a process have several ranks? All ranks give the same answer. */
-static bool shares_a_process(const struct ncclComm *comm) {
-  for (int a = 0; a < comm->nranks; a++)
-    for (int b = a + 1; b < comm->nranks; b++)
-      if (rt_peer_same_process(&comm->peers[a], &comm->peers[b])) return true;
-  return false;
-}
-
-/* The ranks wait for each other only where each has a process of its own: else one thread may finalize several
- * communicators, one after the other or in a group, and the first call must not wait for the next. */
-static ncclResult_t finalize(struct ncclComm *comm, bool all_ranks) {
+/* Waits for no other rank, as NCCL's: each may finalize its communicators in an order of its own. */
+static ncclResult_t finalize(struct ncclComm *comm) {
   join_init(comm);
-  if (atomic_load(&comm->state) != RT_COMM_FINALIZED && comm->queue.comm) {
-    rt_queue_wait(&comm->queue);
-    if (all_ranks && !rt_comm_failed(comm) && !shares_a_process(comm)) {
-      rail_result_t r = rt_bootstrap_barrier(comm->bootstrap);
-      if (r != RAIL_OK) rt_comm_fail(comm, r, "another rank did not finalize");
-    }
-  }
+  if (atomic_load(&comm->state) != RT_COMM_FINALIZED && comm->queue.comm) rt_queue_wait(&comm->queue);
   atomic_store(&comm->state, RT_COMM_FINALIZED);
   return (ncclResult_t)atomic_load(&comm->failed);
 }
@@ -248,7 +233,7 @@ RAIL_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (r == ncclSuccess) r = rt_group_check_unused(comm, "ncclCommFinalize");
   if (r != ncclSuccess) return r;
   atomic_fetch_add(&comm->users, 1);
-  r = finalize(comm, true);
+  r = finalize(comm);
   atomic_fetch_sub(&comm->users, 1);
   return r;
 }
@@ -266,7 +251,7 @@ RAIL_EXPORT ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (atomic_exchange(&comm->ending, true))
     return rt_error(RAIL_BAD_ARGUMENT, "ncclCommDestroy: another thread is ending communicator %p", (void *)comm);
   const bool known = rt_comm_failed(comm);
-  r = finalize(comm, false);
+  r = finalize(comm);
   wait_for_users(comm);
   if (r != ncclSuccess && !known) rt_error_keep(comm->error);
   rt_comm_free(comm);

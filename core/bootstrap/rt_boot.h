@@ -113,7 +113,7 @@ struct rt_bootstrap {
   int origin;
   bool aborted_here; /* the failure is this rank's own abort */
   bool closing, prev_connected;
-  uint32_t gathers; /* allgathers and barriers so far, but for those of children */
+  uint32_t gathers; /* allgathers so far, but for those of children */
 };
 
 /* What ends a wait besides its success. */

@@ -434,14 +434,3 @@ rail_result_t rt_bootstrap_gather_for_child(struct rt_bootstrap *b, const struct
   if (b->nranks == 1) return check_limits(b, &limits);
   return gather_piece(b, child->serial | CHILD_TAG, all, each, 0, each, &limits);
 }
-
-/* Dissemination barrier: after step k each rank knows, directly or not, that the 2^(k+1) - 1 ranks before it came. */
-rail_result_t rt_bootstrap_barrier(struct rt_bootstrap *b) {
-  int n = b->nranks;
-  uint32_t tag = next_gather(b);
-  for (int step = 1; step < n; step *= 2) {
-    RAIL_TRY(rt_boot_send(b, RT_BOOT_GATHER, (b->rank + step) % n, tag, NULL, 0, NULL));
-    RAIL_TRY(rt_boot_recv(b, RT_BOOT_GATHER, (b->rank + n - step % n) % n, tag, NULL, 0, NULL));
-  }
-  return check_limits(b, NULL);
-}

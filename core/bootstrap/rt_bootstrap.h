@@ -73,7 +73,6 @@ rail_result_t rt_bootstrap_shrink(struct rt_bootstrap *parent, const int *ranks,
 /* all[rank * each] holds this rank's block on entry, all[] those of all ranks on return. A rank that does not come is
  * an error that names it, when b's timeout_ms have passed. */
 rail_result_t rt_bootstrap_allgather(struct rt_bootstrap *b, void *all, size_t each);
-rail_result_t rt_bootstrap_barrier(struct rt_bootstrap *b);
 
 /* The making of a communicator from b's ranks, all of which take part. */
 struct rt_bootstrap_child {

@@ -229,10 +229,9 @@ ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myra
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 
-/* Finishes what was enqueued. Where every rank has a process of its own it is collective: it finishes what was enqueued
- * on all ranks, and a rank that destroys instead is an error on the others. Where a process has several ranks it waits
- * for no other rank, and one thread may finalize its communicators one after the other. It is not deferred to a group's
- * end: ncclInvalidUsage if the open group has calls of comm. */
+/* Finishes what was enqueued here and waits for no other rank, so that ranks may finalize their communicators in
+ * different orders, and one thread several of them. It is not deferred to a group's end: ncclInvalidUsage if the open
+ * group has calls of comm. */
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 

@@ -295,7 +295,10 @@ static void *sit(void *arg) {
       if (s->result == ncclSuccess) s->result = railCommWait(s->comm);
       break;
     case IN_CALL: s->result = ncclSend(v, 4096, ncclFloat, 1, s->comm, NULL); break;
-    case IN_FINALIZE: s->result = ncclCommFinalize(s->comm); break;
+    case IN_FINALIZE:
+      s->result = ncclAllReduce(v, v, 4096, ncclFloat, ncclSum, s->comm, NULL);
+      if (s->result == ncclSuccess) s->result = ncclCommFinalize(s->comm);
+      break;
     default: s->result = ncclCommSplit(s->comm, 0, 0, &child, NULL); break;
   }
   return NULL;
@@ -310,7 +313,7 @@ static void abort_beside(const struct rank *rank, void *arg) {
   OK(ncclCommInitRank(&comm, rank->nranks, id, rank->rank));
   float v = 1;
   struct sitter s = {.comm = comm, .where = *(enum where *)arg};
-  if (s.where == IN_WAIT) { /* connected already, so that it is railCommWait that waits */
+  if (s.where == IN_WAIT || s.where == IN_FINALIZE) { /* connected already, so that the all-reduce does not wait */
     OK(ncclAllReduce(&v, &v, 1, ncclFloat, ncclSum, comm, NULL));
     OK(railCommWait(comm));
   }

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -14,6 +15,14 @@
 #include "test/harness/tap.h"
 
 #define MAX_RANKS 32
+
+/* An allgather of a byte: no rank returns before all have called. */
+RAIL_UNUSED static rail_result_t boot_barrier(struct rt_bootstrap *b) {
+  char *all = calloc((size_t)b->nranks, 1);
+  const rail_result_t r = all ? rt_bootstrap_allgather(b, all, 1) : RAIL_SYSTEM_ERROR;
+  free(all);
+  return r;
+}
 
 /* ---- log capture: the last lines, to check what users read ---- */
 

@@ -28,11 +28,11 @@ TEST(allgather) { EACH_WORLD(n) run_good(n, gather_body); }
 
 static _Atomic int entered[64];
 
-/* No rank leaves barrier k before all have entered it. */
+/* No rank leaves the k-th allgather before all have entered it. */
 static int barrier_body(struct rank *r, struct rt_bootstrap *b) {
   for (int k = 0; k < 50; k++) {
     atomic_fetch_add(&entered[k], 1);
-    WANT(rt_bootstrap_barrier(b) == RAIL_OK);
+    WANT(boot_barrier(b) == RAIL_OK);
     WANT(atomic_load(&entered[k]) == r->nranks);
   }
   return 0;
@@ -82,7 +82,7 @@ static int random_body(struct rank *r, struct rt_bootstrap *b) {
       }
     WANT(rt_bootstrap_try_recv(b, from, 0, buf, 1) == RAIL_IN_PROGRESS);
   }
-  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+  return boot_barrier(b) == RAIL_OK ? 0 : __LINE__;
 }
 
 TEST(random_messages) { EACH_WORLD(n) run_good(n, random_body); }
@@ -149,10 +149,10 @@ static int split_body(struct rank *r, struct rt_bootstrap *b) {
     all[mine] = r->rank;
     WANT(rt_bootstrap_allgather(child, all, sizeof *all) == RAIL_OK);
     for (int i = 0; i < n; i++) WANT(all[i] == group[i]);
-    WANT(rt_bootstrap_barrier(child) == RAIL_OK);
+    WANT(boot_barrier(child) == RAIL_OK);
     rt_bootstrap_close(child);
   }
-  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+  return boot_barrier(b) == RAIL_OK ? 0 : __LINE__;
 }
 
 TEST(split) { EACH_WORLD(n) run_good(n, split_body); }
@@ -164,7 +164,7 @@ static int split_without_one_body(struct rank *r, struct rt_bootstrap *b) {
   struct rt_bootstrap *child = b;
   args.timeout_ms = 300;
   if (r->rank != 2) WANT(rt_bootstrap_split(b, group, 0, &args, &child) == RAIL_REMOTE_ERROR && !child);
-  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+  return boot_barrier(b) == RAIL_OK ? 0 : __LINE__;
 }
 
 TEST(a_split_that_one_misses_ends) {
@@ -229,7 +229,7 @@ TEST(unauthenticated_at_a_rank) {
 
 /* A peer that knows the communicator's secret is refused unless it names a rank of it, and this one as its target. */
 static int misfits_body(struct rank *r, struct rt_bootstrap *b) {
-  if (r->rank != 0) return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+  if (r->rank != 0) return boot_barrier(b) == RAIL_OK ? 0 : __LINE__;
   static const struct { uint32_t from, to, link, nranks; } wrong[] = {
     {1, 0, RT_BOOT_LINK_DATA, 3}, {2, 0, RT_BOOT_LINK_DATA, 2}, {1, 1, RT_BOOT_LINK_DATA, 2},
     {1, 0, RT_BOOT_LINK_RING, 2}, {1, 0, 3, 2},
@@ -256,7 +256,7 @@ static int misfits_body(struct rank *r, struct rt_bootstrap *b) {
     rail_sock_close(&fd);
     if (!hung_up) return 1000 + (int)i;
   }
-  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+  return boot_barrier(b) == RAIL_OK ? 0 : __LINE__;
 }
 
 /* A message of which half has come when its connection ends: no longer counted among those that nobody has taken. */

@@ -48,7 +48,7 @@ static _Atomic int abort_flag, past; /* past: ranks that are past the barrier, w
 
 static int wait_for_failure_body(struct rank *r, struct rt_bootstrap *b) {
   char c;
-  if (rt_bootstrap_barrier(b) != RAIL_OK) return __LINE__;
+  if (boot_barrier(b) != RAIL_OK) return __LINE__;
   atomic_fetch_add(&past, 1);
   if (r->rank == 1) {
     uint64_t deadline = rail_deadline_in_ms(60000);
@@ -84,7 +84,7 @@ TEST(abort_spreads_to_all) {
 
 static int abort_flag_body(struct rank *r, struct rt_bootstrap *b) {
   char c;
-  WANT(rt_bootstrap_barrier(b) == RAIL_OK);
+  WANT(boot_barrier(b) == RAIL_OK);
   (void)r;
   return recv_message(b, 0, 4, &c, 1) == RAIL_REMOTE_ERROR ? 0 : __LINE__;
 }
@@ -141,7 +141,7 @@ static int process_rank(char **argv) {
     r.id[i] = (char)(hex_digit(argv[6][2 * i]) * 16 + hex_digit(argv[6][2 * i + 1]));
   args.on_failure = told_main_failure;
   if (rt_bootstrap_open(r.id, &args, &r.boot) != RAIL_OK) return 2;
-  if (rt_bootstrap_barrier(r.boot) != RAIL_OK) return 3;
+  if (boot_barrier(r.boot) != RAIL_OK) return 3;
   if (write(3, "R", 1) != 1) return 4;
   if (recv_message(r.boot, (r.rank + 1) % r.nranks, 9, &c, 1) != RAIL_REMOTE_ERROR) return 5;
   uint64_t deadline = rail_deadline_in_ms(60000);
@@ -243,10 +243,10 @@ TEST(a_pause_of_all_is_no_silence) {
 
 /* A neighbour with a long heartbeat interval times out by its own interval. */
 static int seldom_body(struct rank *r, struct rt_bootstrap *b) {
-  WANT(rt_bootstrap_barrier(b) == RAIL_OK);
+  WANT(boot_barrier(b) == RAIL_OK);
   usleep(1600000);
   WANT(r->failures == 0);
-  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+  return boot_barrier(b) == RAIL_OK ? 0 : __LINE__;
 }
 
 TEST(seldom_heartbeats_are_no_silence) {
@@ -272,7 +272,7 @@ static uint32_t mix(uint32_t x) {
 
 /* Ranks close at different times; nobody takes a goodbye for a death. */
 static int leave_body(struct rank *r, struct rt_bootstrap *b) {
-  if (rt_bootstrap_barrier(b) != RAIL_OK) return __LINE__;
+  if (boot_barrier(b) != RAIL_OK) return __LINE__;
   usleep((useconds_t)(mix((uint32_t)r->rank) % 30000));
   return 0;
 }

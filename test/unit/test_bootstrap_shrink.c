@@ -43,7 +43,7 @@ static int shrink(struct rank *r, struct rt_bootstrap *parent) {
   struct rt_bootstrap *child;
   args.nranks = 2;
   WANT(rt_bootstrap_shrink(parent, survivors, &args, &child) == RAIL_OK);
-  WANT(rt_bootstrap_barrier(child) == RAIL_OK);
+  WANT(boot_barrier(child) == RAIL_OK);
   rt_bootstrap_close(child);
   return 0;
 }

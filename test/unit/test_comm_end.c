@@ -3,7 +3,7 @@
  *
  * Proves, with all ranks of a communicator in one process: an abort ends a destroy that waits, and one of them frees;
  * one thread finalizes all ranks, in a group or without; no communicator ends while calls of it wait for the end of the
- * thread's group, unless it is aborted.
+ * thread's group, unless it is aborted. Ranks that are processes finalize their communicators in different orders.
  */
 #include <unistd.h>
 
@@ -66,6 +66,27 @@ static void finalized(const struct rank *rank, void *arg) {
 }
 TEST(one_thread_finalizes_all_ranks) { alone(finalized); }
 
+/* Rank 0 finalizes and ends both communicators before rank 1 does, in the other order, and has read the last sum. */
+static void crossed(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclComm_t comms[2];
+  for (int k = 0; k < 2; k++) {
+    OK(ncclCommInitRank(&comms[k], rank->nranks, make_id(rank, k), rank->rank));
+    for (int i = 0; i < COUNT; i++) x[k][i] = rank->rank + 1;
+    OK(ncclAllReduce(x[k], x[k], COUNT, ncclInt32, ncclSum, comms[k], NULL));
+  }
+  if (rank->rank == 1) usleep(100000);
+  for (int k = 0; k < 2; k++) OK(ncclCommFinalize(comms[k ^ rank->rank]));
+  for (int k = 0; k < 2; k++) {
+    OK(ncclCommDestroy(comms[k]));
+    for (int i = 0; i < COUNT; i++) ENSURE_INT(x[k][i], 3);
+  }
+}
+TEST(ranks_finalize_in_different_orders) {
+  job_run("", 2, kit_patience_ms(TIMEOUT_MS), crossed, NULL);
+  if (ranks_plugin()) job_run("NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), crossed, NULL);
+}
+
 /* ---- in an open group ---- */
 
 static void sum_in_group(void) {
@@ -100,4 +121,5 @@ static void in_group(const struct rank *rank, void *arg) {
 TEST(a_communicator_does_not_end_before_the_calls_of_its_group) { alone(in_group); }
 
 TEST_MAIN(TEST_CASE(an_abort_ends_a_destroy_that_waits), TEST_CASE(one_thread_finalizes_all_ranks),
+          TEST_CASE(ranks_finalize_in_different_orders),
           TEST_CASE(a_communicator_does_not_end_before_the_calls_of_its_group))

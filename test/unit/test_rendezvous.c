@@ -19,7 +19,7 @@
 
 static int meet_body(struct rank *r, struct rt_bootstrap *b) {
   (void)r;
-  return rt_bootstrap_barrier(b) == RAIL_OK ? 0 : __LINE__;
+  return boot_barrier(b) == RAIL_OK ? 0 : __LINE__;
 }
 
 /* A rendezvous of our own, so that its secret and address are known. */
