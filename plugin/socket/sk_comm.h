@@ -23,6 +23,7 @@
 
 #include "common/base/compiler.h"
 #include "common/conn/first_error.h"
+#include "common/net/net_memory.h"
 #include "common/net/net_ops.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"
@@ -32,7 +33,6 @@
 
 #define SK_SEND_MAGIC RAIL_OBJECT_MAGIC(SK_TAG, 'S')
 #define SK_RECV_MAGIC RAIL_OBJECT_MAGIC(SK_TAG, 'R')
-#define SK_MR_MAGIC RAIL_OBJECT_MAGIC(SK_TAG, 'M')
 #define SK_REQ_SEND RAIL_OBJECT_MAGIC(SK_TAG, 's')
 #define SK_REQ_RECV RAIL_OBJECT_MAGIC(SK_TAG, 'r')
 #define SK_REQ_FREE RAIL_OBJECT_MAGIC(SK_TAG, 'e')
@@ -51,14 +51,9 @@ struct sk_accepted_comm;
 struct sk_path;
 struct sk_profile;
 
+/* TCP needs no registration: a request may come without one (NULL). */
 struct sk_mr {
-  uint32_t magic;
-  struct sk_comm *comm;
-  void *data;
-  size_t size;
-  /* Requests that use it. Written by the caller's progress thread alone, so no read-modify-write is needed; read by the
-   * service thread. */
-  _Atomic uint32_t outstanding;
+  struct rail_net_memory memory;
   LIST_ENTRY(sk_mr) next; /* in sk_comm.mrs */
 };
 
@@ -248,15 +243,20 @@ static inline bool sk_request_is_done(const struct sk_request *r) {
   return atomic_load_explicit(&r->completion, memory_order_acquire) == 0;
 }
 
+/* May a request use these bytes? */
+static inline bool sk_buffer_is_good(const struct sk_comm *comm, const struct sk_mr *mr, const void *data,
+                                     size_t size) {
+  if (size > RAIL_NET_MAX_BYTES || (!data && size)) return false;
+  return !mr || rail_net_memory_covers(&mr->memory, comm, data, size);
+}
+/* Says why not. RAIL_BAD_ARGUMENT. */
+rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr, const void *data,
+                               size_t size);
 static inline void sk_mr_hold(struct sk_mr *mr) {
-  if (!mr) return;
-  atomic_store_explicit(&mr->outstanding, atomic_load_explicit(&mr->outstanding, memory_order_relaxed) + 1,
-                        memory_order_relaxed);
+  if (mr) rail_net_memory_hold(&mr->memory);
 }
 static inline void sk_mr_release(struct sk_mr *mr) {
-  if (!mr) return;
-  atomic_store_explicit(&mr->outstanding, atomic_load_explicit(&mr->outstanding, memory_order_relaxed) - 1,
-                        memory_order_release);
+  if (mr) rail_net_memory_release(&mr->memory);
 }
 
 /* ---- the other calls ---------------------------------------------------------- */

@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 
+#include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "plugin/socket/sk_comm.h"
 
@@ -24,10 +25,8 @@ rail_result_t sk_reg_mr(void *comm_arg, void *data, size_t size, int type, void 
     RAIL_WARN("RailSocket: regMr: out of memory");
     return RAIL_SYSTEM_ERROR;
   }
-  mr->magic = SK_MR_MAGIC;
-  mr->comm = comm;
-  mr->data = data;
-  mr->size = size;
+  mr->memory = (struct rail_net_memory){
+      .magic = RAIL_NET_MEMORY_MAGIC, .type = type, .comm = comm, .addr = (uintptr_t)data, .size = size};
   pthread_mutex_lock(&comm->mrs_lock);
   LIST_INSERT_HEAD(&comm->mrs, mr, next);
   pthread_mutex_unlock(&comm->mrs_lock);
@@ -40,25 +39,31 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
   if (!mr) return RAIL_OK;
   struct sk_comm *comm = sk_comm_of(comm_arg, 0, "deregMr");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (mr->magic != SK_MR_MAGIC || mr->comm != comm) {
+  if (!rail_net_memory_is_of(&mr->memory, comm)) {
     RAIL_WARN("RailSocket: deregMr: %p is not a registration of this connection", mhandle);
     return RAIL_BAD_ARGUMENT;
   }
-  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire) && !sk_comm_is_stopped(comm)) {
+  if (atomic_load_explicit(&mr->memory.outstanding, memory_order_acquire) && !sk_comm_is_stopped(comm)) {
     /* Normal at abort, a bug at any other time; either way the connection is over. */
     sk_comm_stop(comm);
-    RAIL_INFO(RAIL_SUB_NET, "RailSocket: deregMr of %p+%zu with %u requests outstanding: the connection is stopped",
-              mr->data, mr->size, atomic_load(&mr->outstanding));
+    RAIL_INFO(RAIL_SUB_NET, "RailSocket: deregMr of %#llx+%llu with %u requests outstanding: the connection is stopped",
+              (unsigned long long)mr->memory.addr, (unsigned long long)mr->memory.size,
+              atomic_load(&mr->memory.outstanding));
     sk_zerocopy_end(comm->streams, comm->nstreams, comm->device_name);
     for (uint32_t i = 0; i < comm->nstreams; i++)
       if (comm->streams[i].fd >= 0) shutdown(comm->streams[i].fd, SHUT_RDWR); /* tells the peer at once */
   }
-  mr->magic = 0;
+  mr->memory.magic = 0;
   /* Requests that are done and have not been tested yet refer to it: it is freed with the connection. */
-  if (atomic_load_explicit(&mr->outstanding, memory_order_acquire)) return RAIL_OK;
+  if (atomic_load_explicit(&mr->memory.outstanding, memory_order_acquire)) return RAIL_OK;
   pthread_mutex_lock(&comm->mrs_lock);
   LIST_REMOVE(mr, next);
   pthread_mutex_unlock(&comm->mrs_lock);
   free(mr);
   return RAIL_OK;
+}
+
+RAIL_COLD rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr,
+                                         const void *data, size_t size) {
+  return rail_net_refuse_buffer("RailSocket", call, mr ? &mr->memory : NULL, comm, data, size);
 }

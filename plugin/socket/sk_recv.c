@@ -309,17 +309,11 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
 
 /* ---- irecv and its completion ------------------------------------------------------ */
 
-/* The first that is NULL or too large; n: none. */
-static int first_bad_buffer(int n, void **data, const size_t *sizes) {
+/* The first whose bytes cannot be used; n: none. */
+static int first_bad_buffer(const struct sk_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
   for (int i = 0; i < n; i++)
-    if ((!data[i] && sizes[i]) || sizes[i] > RAIL_NET_MAX_BYTES) return i;
+    if (!sk_buffer_is_good(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i])) return i;
   return n;
-}
-
-RAIL_COLD static rail_result_t refuse_buffer(int index, const void *data, size_t size) {
-  RAIL_WARN("RailSocket: irecv: buffer %d is %p, of %zu bytes; allowed: up to %llu bytes, and NULL only with none",
-            index, data, size, (unsigned long long)RAIL_NET_MAX_BYTES);
-  return RAIL_BAD_ARGUMENT;
 }
 
 static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
@@ -376,8 +370,9 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!rail_net_recv_args_ok(n, SK_MAX_GROUP, data, sizes, tags)))
     return rail_net_refuse_recv_args("RailSocket", n, SK_MAX_GROUP, data, sizes, tags);
-  const int bad = first_bad_buffer(n, data, sizes);
-  if (rail_unlikely(bad < n)) return refuse_buffer(bad, data[bad], sizes[bad]);
+  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
+  if (rail_unlikely(bad < n))
+    return sk_refuse_buffer("irecv", comm, mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
   struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
   if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
   if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);

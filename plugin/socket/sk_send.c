@@ -275,13 +275,6 @@ bool sk_send_should_read(const struct sk_send_comm *sc) {
 
 /* ---- isend and its completion ------------------------------------------------ */
 
-RAIL_COLD static rail_result_t bad_send(const void *data, size_t size) {
-  if (size > RAIL_NET_MAX_BYTES)
-    RAIL_WARN("RailSocket: isend: size %zu; allowed: up to %llu", size, (unsigned long long)RAIL_NET_MAX_BYTES);
-  else RAIL_WARN("RailSocket: isend: data %p with size %zu; allowed: NULL only with size 0", data, size);
-  return RAIL_BAD_ARGUMENT;
-}
-
 static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size, int tag, struct sk_mr *mr) {
   struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
   if (!r) return NULL;
@@ -308,7 +301,8 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
                        void **request) {
   struct sk_comm *comm = sk_comm_of(send_comm, SK_SEND_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(size > RAIL_NET_MAX_BYTES || (!data && size))) return bad_send(data, size);
+  if (rail_unlikely(!sk_buffer_is_good(comm, mhandle, data, size)))
+    return sk_refuse_buffer("isend", comm, mhandle, data, size);
   struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
   if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
   if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);

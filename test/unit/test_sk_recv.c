@@ -159,11 +159,36 @@ TEST(registrations_are_given_back_in_any_order) {
       unsigned int left = 0;
       CHECK_OK(sk_dereg_mr(d.comm, mrs[orders[k][i]]));
       for (const struct sk_mr *mr = LIST_FIRST(&d.comm->mrs); mr && left < 5; mr = LIST_NEXT(mr, next), left++)
-        CHECK(*mr->next.le_prev == mr && mr->comm == d.comm);
+        CHECK(*mr->next.le_prev == mr && mr->memory.comm == d.comm);
       CHECK_INT(left, 3 - i);
     }
     data_close(&d);
   }
+}
+
+/* Of another connection, begun before its range, and beyond its end. */
+TEST(a_buffer_outside_its_registration_is_refused) {
+  struct data d, other;
+  void *mr, *foreign, *request;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  data_open(&d);
+  data_begin(&other, SK_RECEIVER, 1, 0);
+  data_open(&other);
+  CHECK_OK(sk_reg_mr(d.comm, bytes[1], 100, RAIL_PTR_HOST, &mr));
+  CHECK_OK(sk_reg_mr(other.comm, bytes[1], 100, RAIL_PTR_HOST, &foreign));
+  const struct { uint8_t *data; size_t size; void *mr; rail_result_t result; } cases[] = {
+      {bytes[1], 100, mr, RAIL_OK},
+      {bytes[1] + 100, 0, mr, RAIL_OK},
+      {bytes[1], 100, foreign, RAIL_BAD_ARGUMENT},
+      {bytes[1] - 1, 10, mr, RAIL_BAD_ARGUMENT},
+      {bytes[1] + 91, 10, mr, RAIL_BAD_ARGUMENT},
+  };
+  for (size_t i = 0; i < RAIL_COUNT_OF(cases); i++) {
+    void *data = cases[i].data, *mhandle = cases[i].mr;
+    CHECK_INT(sk_irecv(d.comm, 1, &data, &cases[i].size, &(int){7}, &mhandle, NULL, &request), cases[i].result);
+  }
+  data_close(&other);
+  data_close(&d);
 }
 
 /* ---- grants to the sender ---------------------------------------------------- */
@@ -366,4 +391,5 @@ TEST_MAIN(TEST_CASE(a_receive_is_posted_while_its_message_comes_in), TEST_CASE(a
           TEST_CASE(only_buffers_above_the_eager_size_are_granted),
           TEST_CASE(a_buffer_that_has_its_message_is_not_granted), TEST_CASE(credit_comes_back_before_it_is_used_up),
           TEST_CASE(credit_of_messages_taken_in_another_order), TEST_CASE(registrations_are_given_back_in_any_order),
+          TEST_CASE(a_buffer_outside_its_registration_is_refused),
           TEST_CASE(a_report_that_is_half_written_at_close), TEST_CASE(frames_that_cannot_be))
