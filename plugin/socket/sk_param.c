@@ -91,9 +91,10 @@ static const struct rail_param rows[] = {
    .offset = AT(rail_timeout_ms),
    .doc = "With several devices: a stream whose bytes stay unacknowledged for this long, after they were sent "
           "again, is given up, and the others carry on."},
-  {.name = "RAIL_SOCKET_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 10, .hi = 3600 * 1000,
+  {.name = "RAIL_SOCKET_CONNECT_TIMEOUT", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(connect_ms),
-   .doc = "A peer that cannot be reached within this time is an error; until then refused connections are retried."},
+   .doc = "A peer that cannot be reached within this time is an error; until then refused connections are retried. "
+          "0: no limit."},
   {.name = "RAIL_SOCKET_DEADLINE", .type = RAIL_PARAM_MS, .def = "30s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(deadline_ms),
    .doc = "A peer whose host does not answer for this long (TCP acknowledges nothing), be it over one stream of "
