@@ -17,7 +17,7 @@
 #include "plugin/template/tpl_param.h"
 
 #define HELLO_MS 10000 /* a peer sends it at once */
-#define MAX_ACCEPTED 64 /* connections of one listener that wait for accept */
+#define MAX_HALF_OPEN 64 /* connections of one listener that wait for accept */
 #define LISTEN_MAGIC RAIL_OBJECT_MAGIC(TPL_TAG, 'L')
 
 static struct rail_key key = {.plugin = TPL_NAME, .param = "RAIL_TEMPLATE_AUTH_FILE"};
@@ -31,12 +31,12 @@ struct listen_comm {
   struct rail_net_ctx_link in_ctx;
   const struct tpl_device *device;
   struct rail_listener listener;
-  STAILQ_HEAD(, accepted) accepted; /* their HELLO is here, and accept has not handed them out */
-  unsigned int naccepted;
+  STAILQ_HEAD(, half_open) half_open; /* their HELLO is here, and accept has not handed them out */
+  unsigned int nhalf_open;
 };
 
-struct accepted {
-  STAILQ_ENTRY(accepted) link;
+struct half_open {
+  STAILQ_ENTRY(half_open) link;
   struct rail_handshake handshake;
   union rail_addr peer;
 };
@@ -50,15 +50,15 @@ rail_result_t tpl_handshake_load(void) {
 
 /* ---- listen -------------------------------------------------------------- */
 
-static void free_accepted(struct listen_comm *l, struct accepted *a) {
-  STAILQ_REMOVE(&l->accepted, a, accepted, link);
-  l->naccepted--;
+static void free_half_open(struct listen_comm *l, struct half_open *a) {
+  STAILQ_REMOVE(&l->half_open, a, half_open, link);
+  l->nhalf_open--;
   rail_handshake_close(&a->handshake);
   free(a);
 }
 
 /* The peer closed the connection, or its host has not answered for the deadline that on_hello set. */
-static bool is_gone(const struct accepted *a) {
+static bool is_gone(const struct half_open *a) {
   rail_result_t result = rail_handshake_peek(&a->handshake);
   return result != RAIL_OK && result != RAIL_IN_PROGRESS;
 }
@@ -67,7 +67,7 @@ static bool is_gone(const struct accepted *a) {
  * that finds it full is refused as busy, and tries again. accept drops those that are gone. */
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct listen_comm *l = owner;
-  struct accepted *a = l->naccepted < MAX_ACCEPTED ? calloc(1, sizeof *a) : NULL;
+  struct half_open *a = l->nhalf_open < MAX_HALF_OPEN ? calloc(1, sizeof *a) : NULL;
   if (!a) return RAIL_REASON_BUSY;
   a->peer = conn->peer;
   rail_handshake_init(&a->handshake);
@@ -77,8 +77,8 @@ static unsigned int on_hello(void *owner, const struct rail_pending *conn, const
     return RAIL_REASON_FAILED;
   }
   rail_sockopt_host_deadline(conn->fd, tpl_params.deadline_ms, 0);
-  STAILQ_INSERT_TAIL(&l->accepted, a, link);
-  l->naccepted++;
+  STAILQ_INSERT_TAIL(&l->half_open, a, link);
+  l->nhalf_open++;
   return RAIL_REASON_NONE;
 }
 
@@ -100,7 +100,7 @@ rail_result_t tpl_listen(void *ctx_arg, int dev, void *handle, void **listen_com
   }
   l->magic = LISTEN_MAGIC;
   l->device = device;
-  STAILQ_INIT(&l->accepted);
+  STAILQ_INIT(&l->half_open);
   rail_result_t result = rail_listener_init(&l->listener, &listener_ops, l, device->name, HELLO_MS);
   if (result == RAIL_OK) result = rail_listener_add(&l->listener, &ports, device->name, &device->addr);
   if (result != RAIL_OK) {
@@ -118,16 +118,16 @@ rail_result_t tpl_listen(void *ctx_arg, int dev, void *handle, void **listen_com
 
 rail_result_t tpl_close_listen(void *listen_comm) {
   struct listen_comm *l = listen_comm;
-  struct accepted *a;
+  struct half_open *a;
   if (!l) return RAIL_OK;
   if (l->magic != LISTEN_MAGIC) {
     RAIL_WARN(TPL_NAME ": closeListen: %p is not an open listener", listen_comm);
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
   rail_net_ctx_remove(&l->in_ctx);
-  while ((a = STAILQ_FIRST(&l->accepted))) {
+  while ((a = STAILQ_FIRST(&l->half_open))) {
     rail_handshake_refuse(&a->handshake, RAIL_REASON_GONE, NULL);
-    free_accepted(l, a);
+    free_half_open(l, a);
   }
   rail_listener_close(&l->listener);
   l->magic = 0;
@@ -144,21 +144,21 @@ void tpl_listener_close(struct rail_net_ctx_link *link) {
 rail_result_t tpl_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle) {
   (void)dev_handle;
   struct listen_comm *l = listen_comm;
-  struct accepted *a;
+  struct half_open *a;
   if (!l || l->magic != LISTEN_MAGIC) {
     RAIL_WARN(TPL_NAME ": accept: %p is not an open listener", listen_comm);
     return RAIL_BAD_ARGUMENT;
   }
   RAIL_TRY(rail_listener_poll(&l->listener));
-  while ((a = STAILQ_FIRST(&l->accepted))) {
+  while ((a = STAILQ_FIRST(&l->half_open))) {
     if (is_gone(a) || rail_handshake_flush(&a->handshake) != RAIL_OK) { /* a fresh socket takes a welcome at once */
       rail_listener_log_drop(&l->listener, &a->peer, "it went away before it was accepted");
-      free_accepted(l, a);
+      free_half_open(l, a);
       continue;
     }
     rail_result_t result = tpl_recv_create(l->device, &a->peer, a->handshake.fd, recv_comm);
     if (result == RAIL_OK) a->handshake.fd = -1; /* the comm's from here on */
-    free_accepted(l, a);
+    free_half_open(l, a);
     if (result == RAIL_OK) tpl_stats_count(l->device->name, TPL_ACCEPTS);
     return result;
   }

@@ -9,7 +9,7 @@
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
 
-enum { KEPT = 64 }; /* tpl_connect.c: MAX_ACCEPTED */
+enum { KEPT = 64 }; /* tpl_connect.c: MAX_HALF_OPEN */
 
 static const struct rail_net_ops *const net = &rail_plugin_ops;
 static void *ctx, *listener;
