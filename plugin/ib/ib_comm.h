@@ -122,7 +122,7 @@ struct ib_comm {
   uint32_t completions;             /* since last_progress was set */
   uint32_t sample_above;            /* after more completions than this it is set; else when a poll finds none */
   bool idle;                        /* the last poll found nothing, after some of those */
-  bool events;                      /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
+  bool event_driven;                /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
   uint32_t idle_work;               /* not 0: where the first rail has no completion a test has more to do: other rails,
                                        to wait, to look at the wait for a turn */
   struct ib_wait wait;
@@ -253,7 +253,7 @@ struct ib_send_comm {
   bool peer_gone;           /* IB_COMM_PEER_GONE is in closed_deadline */
   struct ib_cts_match match;
   struct ib_send sends[IB_MAX_SENDS];
-  void *events[IB_MAX_SENDS]; /* the profiler's, ib_stats.c */
+  void *profiler_events[IB_MAX_SENDS]; /* ib_stats.c */
 };
 
 struct ib_recv_comm {
@@ -274,7 +274,7 @@ struct ib_recv_comm {
   struct ib_recv recvs[IB_MAX_RECVS];
   struct ib_request flushes[IB_MAX_FLUSHES];
   struct ib_mhandle *flushed[IB_MAX_FLUSHES];  /* what each of them reads from */
-  void *events[IB_MAX_RECVS * IB_MAX_GROUP]; /* the profiler's, ib_stats.c */
+  void *profiler_events[IB_MAX_RECVS * IB_MAX_GROUP]; /* ib_stats.c */
 };
 
 static inline struct ib_send_comm *ib_send_comm_of(struct ib_comm *comm) {

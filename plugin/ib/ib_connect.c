@@ -158,7 +158,7 @@ static void log_connected(const struct ib_setup *s) {
             c->plan.nqps, c->plan.nqps > 1 ? "s" : "", c->plan.verify ? ", verified" : "",
             s->base.handshake.session.keyed ? ", authenticated" : "", c->cm ? ", by the RDMA CM" : "",
             c->plan.notices ? ", parts reported by SEND" : "",
-            c->plan.two_sided ? ", payload by SEND (no failover)" : "", c->events ? ", waits for events" : "");
+            c->plan.two_sided ? ", payload by SEND (no failover)" : "", c->event_driven ? ", waits for events" : "");
 }
 
 /* The comm, watched, is the caller's. */

@@ -49,7 +49,7 @@ static void move_to_err(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   fq->state = IB_FAILOVER_AWAIT_FLUSH;
   fq->deadline = rail_deadline_in_ms(FLUSH_MS);
-  atomic_fetch_and(&fq->events, ~IB_EVENT_PORT_UP);
+  atomic_fetch_and(&fq->return_events, ~IB_EVENT_PORT_UP);
   ib_comm_stop_qp(comm, index);
   atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
 }
@@ -324,7 +324,7 @@ static void note_port_up(struct ib_comm *comm, const struct ib_port *port) {
   if (!comm->failover) return;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     if (ib_qp_port(comm, i) != port) continue;
-    atomic_fetch_or(&ib_failover_qp(comm, i)->events, IB_EVENT_PORT_UP);
+    atomic_fetch_or(&ib_failover_qp(comm, i)->return_events, IB_EVENT_PORT_UP);
     atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
   }
 }
@@ -358,12 +358,12 @@ static bool handle_return_frame(struct ib_comm *comm, const struct rail_oob_fram
   if (index >= comm->plan.nqps || psn > 0xffffff || (frame->type == IB_FRAME_NEW ? qpn < 2 : number != index))
     return false;
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  if (atomic_load(&fq->events) & bit) return false; /* said once */
+  if (atomic_load(&fq->return_events) & bit) return false; /* said once */
   if (frame->type == IB_FRAME_NEW) {
     atomic_store(&fq->peer_qpn, qpn);
     atomic_store(&fq->peer_psn, psn);
   }
-  atomic_fetch_or(&fq->events, bit);
+  atomic_fetch_or(&fq->return_events, bit);
   atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
   return true;
 }
@@ -376,7 +376,7 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   if ((frame->type != IB_FRAME_STOPPED && frame->type != IB_FRAME_REFUSED) || qp >= comm->plan.nqps) return false;
   struct ib_failover_qp *fq = ib_failover_qp(comm, qp);
   if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return false; /* said once */
-  atomic_fetch_and(&fq->events, ~(IB_EVENT_PEER_NEW | IB_EVENT_PEER_READY));
+  atomic_fetch_and(&fq->return_events, ~(IB_EVENT_PEER_NEW | IB_EVENT_PEER_READY));
   atomic_store(&fq->peer_count, (uint32_t)(frame->number >> 32));
   atomic_store(&comm->failover->frames, true);
   ib_qp_fault(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_FAULT_PEER_STOPPED : IB_FAULT_PEER_REFUSED);

@@ -45,7 +45,7 @@ enum ib_failover_state {
 #define IB_FAULT_PEER_STOPPED 16u /* the peer's STOPPED is there */
 #define IB_FAULT_PEER_REFUSED 32u /* the peer's REFUSED is there */
 
-/* ib_failover_qp.events: what the watch thread has read that concerns its return. */
+/* ib_failover_qp.return_events: what the watch thread has read that concerns its return. */
 #define IB_EVENT_PEER_NEW 1u
 #define IB_EVENT_PEER_READY 2u
 #define IB_EVENT_PORT_UP 4u /* its port has come up, or has other GIDs */
@@ -54,7 +54,7 @@ enum ib_failover_state {
 struct ib_failover_qp {
   /* The watch thread has read: */
   _Atomic uint32_t faults;             /* IB_FAULT_*; set by the progress thread, too */
-  _Atomic uint32_t events;             /* IB_EVENT_* */
+  _Atomic uint32_t return_events;      /* IB_EVENT_* */
   _Atomic uint32_t peer_count;         /* of the peer's STOPPED, before its bit is set */
   _Atomic uint32_t peer_qpn, peer_psn; /* of its NEW, before its bit is set */
   /* To send: */

@@ -107,7 +107,7 @@ static void sample_time(struct ib_comm *comm) {
 /* Some were found. What waited for room in a send queue may have some now. */
 static inline rail_result_t after_completions(struct ib_comm *comm) {
   comm->idle = false;
-  if (rail_unlikely(comm->events)) ib_wait_found(comm);
+  if (rail_unlikely(comm->event_driven)) ib_wait_found(comm);
   if (rail_unlikely(comm->completions > comm->sample_above)) {
     if (comm->probe_deadline) clear_probe(comm);
     sample_time(comm);
@@ -275,7 +275,7 @@ static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_re
   const uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
   if (faults) return handle_faults(r, faults);
   RAIL_TRY(check_turn(comm));
-  return comm->events && ib_wait_idle(comm, r) ? poll_all(comm, &found) : RAIL_OK;
+  return comm->event_driven && ib_wait_idle(comm, r) ? poll_all(comm, &found) : RAIL_OK;
 }
 
 /* Its poll of the first rail has returned n. */

@@ -40,7 +40,7 @@ void ib_return_schedule(struct ib_failover_qp *fq) {
 
 /* Its port has come up since the last look, or has other GIDs: it is tried at once. */
 static void take_port_up(struct ib_failover_qp *fq) {
-  if (atomic_fetch_and(&fq->events, ~IB_EVENT_PORT_UP) & IB_EVENT_PORT_UP) fq->retry_at = rail_now_ns();
+  if (atomic_fetch_and(&fq->return_events, ~IB_EVENT_PORT_UP) & IB_EVENT_PORT_UP) fq->retry_at = rail_now_ns();
 }
 
 /* 0: when an event says so, or never; else not before that time. QPs that the RDMA CM has set up do not come back:
@@ -50,7 +50,7 @@ static uint64_t retry_time(const struct ib_comm *comm, unsigned int index) {
   const struct ib_port *port = ib_qp_port(comm, index);
   if (comm->cm) return 0;
   if (atomic_load(&port->faults) & IB_PORT_DOWN || atomic_load(&port->hca->faults) & IB_HCA_FATAL) return 0;
-  return atomic_load(&fq->events) & IB_EVENT_PEER_NEW ? fq->began + LEAST_MS * 1000000ull : fq->retry_at;
+  return atomic_load(&fq->return_events) & IB_EVENT_PEER_NEW ? fq->began + LEAST_MS * 1000000ull : fq->retry_at;
 }
 
 uint64_t ib_return_next(const struct ib_comm *comm) {
@@ -149,7 +149,7 @@ static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
 static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   if (!fq->peer_known) {
-    if (!(atomic_fetch_and(&fq->events, ~IB_EVENT_PEER_NEW) & IB_EVENT_PEER_NEW)) return IB_RETURN_WAITS;
+    if (!(atomic_fetch_and(&fq->return_events, ~IB_EVENT_PEER_NEW) & IB_EVENT_PEER_NEW)) return IB_RETURN_WAITS;
     fq->peer_known = true;
     fq->next.attr.dest_qpn = atomic_load(&fq->peer_qpn);
     fq->next.attr.rq_psn = atomic_load(&fq->peer_psn);
@@ -184,7 +184,7 @@ static enum ib_return install(struct ib_comm *comm, unsigned int index) {
   fq->state = IB_FAILOVER_VERIFYING;
   fq->verified = false;
   if (comm->sender) {
-    atomic_fetch_and(&fq->events, ~IB_EVENT_PEER_READY); /* the receiver's answers this READY */
+    atomic_fetch_and(&fq->return_events, ~IB_EVENT_PEER_READY); /* the receiver's answers this READY */
     send_ready(comm, fq);
   }
   return IB_RETURN_GOES_ON;
@@ -231,7 +231,7 @@ static enum ib_return write_first(struct ib_comm *comm, unsigned int index) {
 
 static enum ib_return verify(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  bool ready = atomic_fetch_and(&fq->events, ~IB_EVENT_PEER_READY) & IB_EVENT_PEER_READY;
+  bool ready = atomic_fetch_and(&fq->return_events, ~IB_EVENT_PEER_READY) & IB_EVENT_PEER_READY;
   if (comm->sender ? ready : fq->verified) return mark_up(comm, index);
   return ready ? write_first(comm, index) : IB_RETURN_WAITS;
 }

@@ -141,13 +141,13 @@ static void **events_of(const struct ib_request *r, uint32_t *n) {
   if (r->magic == IB_REQ_SEND) {
     struct ib_send_comm *sc = ib_send_comm_of(r->comm);
     *n = 1;
-    return sc->events + (rail_container_of(r, const struct ib_send, base) - sc->sends);
+    return sc->profiler_events + (rail_container_of(r, const struct ib_send, base) - sc->sends);
   }
   if (r->magic != IB_REQ_RECV) return NULL;
   struct ib_recv_comm *rc = ib_recv_comm_of(r->comm);
   const struct ib_recv *recv = rail_container_of(r, const struct ib_recv, base);
   *n = recv->n;
-  return rc->events + (recv - rc->recvs) * IB_MAX_GROUP;
+  return rc->profiler_events + (recv - rc->recvs) * IB_MAX_GROUP;
 }
 
 static void describe(const void *request, uint32_t i, void *out) {

@@ -102,8 +102,8 @@ int ib_wait_destroy_channel(struct ib_rail *rail) {
 }
 
 void ib_wait_open(struct ib_comm *comm) {
-  comm->events = comm->nrails > 0;
-  for (unsigned int r = 0; r < comm->nrails; r++) comm->events = comm->events && comm->rails[r].channel;
+  comm->event_driven = comm->nrails > 0;
+  for (unsigned int r = 0; r < comm->nrails; r++) comm->event_driven = comm->event_driven && comm->rails[r].channel;
 }
 
 /* The descriptor does not block. */
@@ -192,7 +192,7 @@ static void leave_set(struct ib_comm *comm) {
 
 /* From here on it is polled. */
 RAIL_COLD static void give_up(struct ib_comm *comm, const char *what, int err) {
-  comm->events = false;
+  comm->event_driven = false;
   leave_set(comm);
   RAIL_WARN("RailIB: connection with %s over %s is polled from here on, as with RAIL_IB_PROGRESS=poll: %s: %s",
             comm->peer_text, comm->device->name, what, strerror(err));
@@ -208,7 +208,7 @@ static struct ib_wait_set *set_of(struct ib_comm *comm) {
 }
 
 void ib_wait_close(struct ib_comm *comm) {
-  comm->events = false;
+  comm->event_driven = false;
   leave_set(comm);
   for (unsigned int r = 0; r < comm->nrails; r++)
     if (comm->rails[r].cq && comm->rails[r].channel) acknowledge(&comm->rails[r]);

@@ -33,7 +33,7 @@ void ib_wait_close(struct ib_comm *comm);
 /* After that; errno of ibv_destroy_comp_channel, or 0. */
 int ib_wait_destroy_channel(struct ib_rail *rail);
 
-/* A poll found completions. For comms with `events` only; here and below. */
+/* A poll found completions. For comms that are `event_driven` only; here and below. */
 void ib_wait_found(struct ib_comm *comm);
 /* A test of `request` found nothing. May wait. True: poll again, the queues are armed now or an event came. */
 bool ib_wait_idle(struct ib_comm *comm, const struct ib_request *request);

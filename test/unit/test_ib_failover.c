@@ -166,15 +166,15 @@ TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
   verified->verified = true;
   for (struct ib_failover_qp *fq = half_made; fq <= verified; fq++) {
     atomic_store(&fq->answered, true);
-    atomic_store(&fq->events, IB_EVENT_PEER_NEW);
+    atomic_store(&fq->return_events, IB_EVENT_PEER_NEW);
     ib_qp_fault(p.rc, (unsigned int)(fq - p.rc->failover->qps), IB_FAULT_PEER_STOPPED);
   }
   CHECK_OK(ib_failover_run(p.rc));
   CHECK_INT(half_made->state, IB_FAILOVER_DOWN);
   CHECK_INT(verified->state, IB_FAILOVER_AWAIT_FLUSH);
   CHECK(!atomic_load(&verified->send_ready));
-  CHECK_INT(atomic_load(&half_made->events) & IB_EVENT_PEER_NEW, IB_EVENT_PEER_NEW);
-  CHECK_INT(atomic_load(&verified->events) & IB_EVENT_PEER_NEW, IB_EVENT_PEER_NEW);
+  CHECK_INT(atomic_load(&half_made->return_events) & IB_EVENT_PEER_NEW, IB_EVENT_PEER_NEW);
+  CHECK_INT(atomic_load(&verified->return_events) & IB_EVENT_PEER_NEW, IB_EVENT_PEER_NEW);
   pair_close(&p);
   rail_log_set_sink(log_capture);
 }

@@ -69,7 +69,7 @@ TEST(one_that_has_just_come_back_counts) {
     fq->state = IB_FAILOVER_VERIFYING;
     if (sender) ib_send_use_up(ib_send_comm_of(comm));
     CHECK(!ib_failover_completion(comm, &wc)); /* not yet: 0 is the last */
-    if (sender) atomic_store(&fq->events, IB_EVENT_PEER_READY);
+    if (sender) atomic_store(&fq->return_events, IB_EVENT_PEER_READY);
     else ib_return_verified(comm, 1);
     CHECK(ib_failover_completion(comm, &wc));
     CHECK_INT(ib_failover_qp(comm, 0)->state, IB_FAILOVER_AWAIT_FLUSH);

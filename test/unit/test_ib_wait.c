@@ -13,7 +13,7 @@
 TEST(polls_unless_asked) {
   open_over(DEV_B, IB_PROGRESS_POLL, 1);
   struct pair *p = &pairs[0];
-  CHECK(!p->r.comm->events && !p->r.comm->idle_work && !p->r.comm->rails[0].channel && !p->r.comm->wait.set);
+  CHECK(!p->r.comm->event_driven && !p->r.comm->idle_work && !p->r.comm->rails[0].channel && !p->r.comm->wait.set);
   begin_recv(&p->r);
   CHECK(!test_until_waits(&p->r, 1));
   send_one(p);
@@ -227,7 +227,7 @@ int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event) {
 }
 
 static void forks_meanwhile(void *unused) {
-  struct ib_comm fresh = {.events = true}; /* of the child's own */
+  struct ib_comm fresh = {.event_driven = true}; /* of the child's own */
   int status;
   (void)unused;
   while (!atomic_load(&stopped)) usleep(100);
