@@ -66,7 +66,7 @@ static bool should_linger(const struct ib_comm *comm) {
   uint32_t ended = IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT |
                    IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR | IB_COMM_DEVICE_FATAL;
   return ib_comm_linger_ms(comm) && !comm->forked && rail_first_error(&comm->error) == RAIL_OK &&
-         !atomic_load(&comm->outstanding) && !(atomic_load(&comm->faults) & ended);
+         !atomic_load(&comm->outstanding) && !(atomic_load(&comm->pending_work) & ended);
 }
 
 static void destroy_lingering(void *comm) { ib_comm_destroy(comm); }

@@ -4,8 +4,8 @@
  * by ib_send.c, ib_recv.c, ib_flush.c and ib_progress.c, destroyed by ib_close.c.
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
- * deregMr and close in its service thread. The watch thread writes `faults` and `peer_silent`; the progress thread
- * clears IB_COMM_STALLED and IB_COMM_FAILOVER. Each field names its thread where that is not the progress thread.
+ * deregMr and close in its service thread. The watch thread writes `pending_work` and `peer_silent`; the progress
+ * thread clears the bits of IB_COMM_WORK. Each field names its thread where that is not the progress thread.
  * isend, irecv, iflush and a test without a loss take no lock; ib_mr.c has one for `mhandles`, and one lock orders
  * stopping, dropping and replacing QPs (ib_comm.c).
  */
@@ -37,19 +37,21 @@
 #define IB_ACK_TOLERANCE 4
 #define IB_GRACE_MS 1000
 
-/* ib_comm.faults: fault bits, what the watch thread found. The progress thread reads it when there is nothing to
- * poll. */
+/* ib_comm.pending_work: what the progress thread handles when it has polled and found nothing. The watch thread sets
+ * it. Fault bits first, which end the connection: */
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
-#define IB_COMM_FAILOVER 8u      /* no error yet: ib_failover_run has something to do */
 /* Of the oob connection: common/conn/oob.h. */
 #define IB_COMM_PEER_CLOSED RAIL_OOB_PEER_CLOSED
 #define IB_COMM_PEER_GONE RAIL_OOB_PEER_GONE /* it acknowledges no retransmission any more */
 #define IB_COMM_PEER_LOST RAIL_OOB_PEER_LOST
 #define IB_COMM_PEER_SILENT RAIL_OOB_PEER_SILENT
 #define IB_COMM_HOST_SILENT RAIL_OOB_HOST_SILENT
+/* No faults, but work: */
+#define IB_COMM_FAILOVER 8u              /* ib_failover_run has something to do */
 #define IB_COMM_STALLED RAIL_OOB_STALLED /* the HCA is to be probed */
+#define IB_COMM_WORK (IB_COMM_FAILOVER | IB_COMM_STALLED)
 
 /* One local port in this connection. */
 struct ib_rail {
@@ -112,7 +114,7 @@ struct ib_comm {
   int oob_fd;             /* the watch thread's from ib_watch_add to rail_watch_remove */
   struct rail_watched *watched;
 
-  _Atomic uint32_t faults;          /* IB_COMM_* */
+  _Atomic uint32_t pending_work;    /* IB_COMM_*: fault bits, and IB_COMM_WORK */
   _Atomic bool peer_silent;         /* the watch thread's: PINGs are unanswered */
   _Atomic bool stopped;             /* deregMr or close stopped the QPs: nothing may be posted any more */
   _Atomic uint64_t drain_deadline;  /* of ib_qp_drain, for all calls together; 0: not called yet */

@@ -84,7 +84,7 @@ static void on_comm(struct ib_hca *hca, struct ib_comm *comm, uint32_t faults, c
   RAIL_WARN("RailIB: connection with %s over %s: %s reports %s%s", comm->peer_text, comm->device->name, hca->name, what,
             ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
   if (!ib_params.return_async_events) return;
-  if (!qp || !ib_failover_qp_fatal(comm, qp)) atomic_fetch_or(&comm->faults, faults);
+  if (!qp || !ib_failover_qp_fatal(comm, qp)) atomic_fetch_or(&comm->pending_work, faults);
 }
 
 static enum ib_events on_device(struct ib_hca *hca, const char *what) {

@@ -51,7 +51,7 @@ static void move_to_err(struct ib_comm *comm, unsigned int index) {
   fq->deadline = rail_deadline_in_ms(FLUSH_MS);
   atomic_fetch_and(&fq->return_events, ~IB_EVENT_PORT_UP);
   ib_comm_stop_qp(comm, index);
-  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+  atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
 }
 
 static bool step_return(struct ib_comm *comm, unsigned int index);
@@ -295,7 +295,7 @@ static bool step_return(struct ib_comm *comm, unsigned int index) {
 rail_result_t ib_failover_run(struct ib_comm *comm) {
   struct ib_failover *f = comm->failover;
   bool again = false;
-  atomic_fetch_and(&comm->faults, ~IB_COMM_FAILOVER);
+  atomic_fetch_and(&comm->pending_work, ~IB_COMM_FAILOVER);
   if (!f) return RAIL_OK;
   /* Those on their way back first, so that one that is UP by now counts when another is lost. */
   for (unsigned int i = 0; i < comm->plan.nqps; i++) again |= step_return(comm, i);
@@ -307,7 +307,7 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
   const bool awaits = ib_count_qps_awaiting(comm) != 0;
   const bool open = f->open; /* after its end, too: only then is what is DOWN rebuilt */
   if (open) RAIL_TRY(resend_and_end(comm, awaits));
-  if (again || awaits || open) atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+  if (again || awaits || open) atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
   else atomic_store(&f->retry_at, ib_return_next(comm));
   return comm->sender ? ib_send_resume(ib_send_comm_of(comm)) : RAIL_OK; /* other QPs are in use */
 }
@@ -325,7 +325,7 @@ static void note_port_up(struct ib_comm *comm, const struct ib_port *port) {
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     if (ib_qp_port(comm, i) != port) continue;
     atomic_fetch_or(&ib_failover_qp(comm, i)->return_events, IB_EVENT_PORT_UP);
-    atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+    atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
   }
 }
 
@@ -364,7 +364,7 @@ static bool handle_return_frame(struct ib_comm *comm, const struct rail_oob_fram
     atomic_store(&fq->peer_psn, psn);
   }
   atomic_fetch_or(&fq->return_events, bit);
-  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+  atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
   return true;
 }
 
@@ -427,7 +427,7 @@ static bool next_of_qp(struct ib_failover_qp *fq, struct rail_oob_frame *frame) 
 static void check_retry_time(struct ib_comm *comm) {
   uint64_t at = atomic_load(&comm->failover->retry_at);
   if (at && rail_deadline_passed(at) && atomic_compare_exchange_strong(&comm->failover->retry_at, &at, 0))
-    atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+    atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
 }
 
 enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {

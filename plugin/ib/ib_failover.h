@@ -118,7 +118,7 @@ static inline unsigned int ib_count_qps_awaiting(const struct ib_comm *comm) {
 /* Any thread. The next call that finds nothing to poll looks at it. */
 static inline void ib_qp_fault(struct ib_comm *comm, unsigned int qp, uint32_t faults) {
   atomic_fetch_or(&comm->failover->qps[qp].faults, faults);
-  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+  atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
 }
 
 /* For a connection whose plan has failover, before its peer may write. Logs why not. */

@@ -422,7 +422,7 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
     rail_watch_remove(&ib_watch, &comm->watched, true); /* sends GOODBYE at once */
   }
   if (atomic_load_explicit(&handle->memory.outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
-      !(atomic_load(&comm->faults) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */
+      !(atomic_load(&comm->pending_work) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu: the HCA has not said within a second that it has stopped",
               (unsigned long long)handle->memory.addr, (unsigned long long)handle->memory.size);
   handle->memory.magic = 0;

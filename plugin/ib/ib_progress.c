@@ -48,7 +48,7 @@ RAIL_COLD static rail_result_t failed_completion(struct ib_comm *comm, const str
 /* The HCA works: the probe completed, or something else did. */
 static void clear_probe(struct ib_comm *comm) {
   comm->probe_deadline = 0;
-  atomic_fetch_and(&comm->faults, ~IB_COMM_STALLED);
+  atomic_fetch_and(&comm->pending_work, ~IB_COMM_STALLED);
 }
 
 /* The peer's process has no part in a probe, so it does not count as progress: a stopped peer would seem alive. */
@@ -155,7 +155,7 @@ static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
 rail_result_t ib_progress(struct ib_comm *comm) {
   bool found;
   RAIL_TRY(poll_all(comm, &found));
-  if (found || !(atomic_load_explicit(&comm->faults, memory_order_acquire) & IB_COMM_FAILOVER)) return RAIL_OK;
+  if (found || !(atomic_load_explicit(&comm->pending_work, memory_order_acquire) & IB_COMM_FAILOVER)) return RAIL_OK;
   return ib_failover_run(comm);
 }
 
@@ -241,12 +241,12 @@ RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
   return comm->sender ? RAIL_OK : ib_recv_probe(ib_recv_comm_of(comm));
 }
 
-RAIL_COLD static rail_result_t handle_faults(const struct ib_request *r, uint32_t faults) {
-  if (faults & IB_COMM_FAILOVER) RAIL_TRY(ib_failover_run(r->comm));
-  faults &= ~IB_COMM_FAILOVER;
-  if (!faults || !r->pending) return RAIL_OK;
-  if (faults != IB_COMM_STALLED) return check_faults(r, faults & ~IB_COMM_STALLED);
-  return ib_failover_awaits(r->comm) ? RAIL_OK : check_stalled(r->comm);
+RAIL_COLD static rail_result_t handle_pending(const struct ib_request *r, uint32_t work) {
+  const uint32_t faults = work & ~IB_COMM_WORK;
+  if (work & IB_COMM_FAILOVER) RAIL_TRY(ib_failover_run(r->comm));
+  if (!r->pending) return RAIL_OK;
+  if (faults) return check_faults(r, faults);
+  return !(work & IB_COMM_STALLED) || ib_failover_awaits(r->comm) ? RAIL_OK : check_stalled(r->comm);
 }
 
 /* ---- test --------------------------------------------------------------- */
@@ -263,7 +263,7 @@ static rail_result_t check_turn(struct ib_comm *comm) {
 /* A test that found no completion over the first rail has no other work: no fault to handle, no other rail to poll, no
  * event to wait for, no turn to check. */
 static inline bool is_quiet(const struct ib_comm *comm) {
-  return rail_likely(!(atomic_load_explicit(&comm->faults, memory_order_acquire) | comm->idle_work));
+  return rail_likely(!(atomic_load_explicit(&comm->pending_work, memory_order_acquire) | comm->idle_work));
 }
 
 /* What else it has to do. */
@@ -272,8 +272,8 @@ static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_re
   bool found;
   if (poll_rails(comm, 1)) return after_completions(comm);
   if (comm->completions) after_empty_poll(comm);
-  const uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
-  if (faults) return handle_faults(r, faults);
+  const uint32_t work = atomic_load_explicit(&comm->pending_work, memory_order_acquire);
+  if (work) return handle_pending(r, work);
   RAIL_TRY(check_turn(comm));
   return comm->event_driven && ib_wait_idle(comm, r) ? poll_all(comm, &found) : RAIL_OK;
 }

@@ -241,7 +241,7 @@ void ib_return_verified(struct ib_comm *comm, unsigned int index) {
   if (ib_failover_qp(comm, index)->state != IB_FAILOVER_VERIFYING) return;
   comm->qps[index].sq_avail++;
   ib_failover_qp(comm, index)->verified = true;
-  atomic_fetch_or(&comm->faults, IB_COMM_FAILOVER);
+  atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
 }
 
 /* ---- all of it --------------------------------------------------------------------- */

@@ -117,14 +117,14 @@ RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
- * silent ends it by a bit of `faults`. STALLED does not: the HCA has nothing of this send to complete. A receive whose
+ * silent ends it by a fault bit. STALLED does not: the HCA has nothing of this send to complete. A receive whose
  * first entry is missing alone looks as if it were not posted, so one call in UNMATCHED_CALLS looks at its others. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
   if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
-  uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire) & ~IB_COMM_STALLED;
-  if (rail_unlikely(faults & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
-  faults &= ~IB_COMM_FAILOVER;
+  const uint32_t work = atomic_load_explicit(&sc->base.pending_work, memory_order_acquire);
+  if (rail_unlikely(work & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
+  const uint32_t faults = work & ~IB_COMM_WORK;
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
   const bool look = ++sc->unmatched_calls % UNMATCHED_CALLS == 0;
   if (found == IB_CTS_NEXT_TORN || (rail_unlikely(look) && ib_cts_lacks_first(&sc->match))) return check_torn(sc);

@@ -11,7 +11,7 @@
  *          is tested, so that a caller with many requests waits once for all of them
  *
  * A caller has other things to look at than this plugin, so no wait is longer, and nothing but a completion has to end
- * it: what the watch thread finds is seen by the next test. A comm with a fault bit is polled.
+ * it: what the watch thread finds is seen by the next test. A comm with `pending_work` is polled.
  *
  * Threads: the comm's progress thread, but ib_wait_close: the one that destroys it. A lock guards the sets; no thread
  * sleeps with it.

@@ -32,7 +32,7 @@ static struct rail_oob_work oob_work(const void *arg) {
 /* Whether the peer gave up requests makes no difference: its HCA acknowledges what it has received. */
 static void oob_event(void *arg, uint32_t events) {
   struct ib_comm *comm = arg;
-  atomic_fetch_or(&comm->faults, events & ~RAIL_OOB_PEER_GAVE_UP);
+  atomic_fetch_or(&comm->pending_work, events & ~RAIL_OOB_PEER_GAVE_UP);
 }
 
 static void oob_silent(void *arg, bool silent) {
@@ -51,7 +51,7 @@ static void fail_comm_over(void *arg, void *hca) {
   ib_failover_hca_fatal(comm, hca);
   if (comm->failover) return;
   for (unsigned int r = 0; r < comm->nrails; r++)
-    if (comm->rails[r].port->hca == hca) atomic_fetch_or(&comm->faults, IB_COMM_DEVICE_FATAL);
+    if (comm->rails[r].port->hca == hca) atomic_fetch_or(&comm->pending_work, IB_COMM_DEVICE_FATAL);
 }
 
 static bool on_hca(void *arg) {

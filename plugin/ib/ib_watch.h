@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The watch thread (common/conn/watch.h) of this plugin: it reads the HCAs' asynchronous events and the oob connections
- * of all comms, and sets fault bits. It posts nothing, polls no CQ, touches no request.
+ * of all comms, and sets bits of `pending_work`. It posts nothing, polls no CQ, touches no request.
  *
  * A comm whose peer closed, or whose oob connection broke, gets a fault bit; the caller's next test reads
  * it when there is nothing left to poll.

@@ -8,7 +8,7 @@
 #include "plugin/ib/ib_wire.h"
 #include "test/unit/ib_rig.h"
 
-#define FAULTS(comm) atomic_load(&(comm)->faults)
+#define PENDING(comm) atomic_load(&(comm)->pending_work)
 
 __attribute__((unused)) static void send_frame(int fd, enum rail_oob_frame_type type, uint64_t number) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];

@@ -147,7 +147,7 @@ TEST(a_sender_says_that_it_is_drained) {
     CHECK_INT(recv_frame(peer, NULL, 1000), RAIL_OOB_DRAINED);
     close(peer);
     poll(NULL, 0, 20);
-    CHECK_INT(atomic_load(&comm->faults), IB_COMM_PEER_CLOSED);
+    CHECK_INT(atomic_load(&comm->pending_work), IB_COMM_PEER_CLOSED);
     CHECK_OK(ib_close_send(comm));
     CHECK(same(before));
   }
@@ -156,7 +156,7 @@ TEST(a_sender_says_that_it_is_drained) {
   atomic_store(&comm->outstanding, 1);
   send_frame(peer, RAIL_OOB_GOODBYE, 0);
   close(peer);
-  RIG_WAIT(atomic_load(&comm->faults) == (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE), 10000);
+  RIG_WAIT(atomic_load(&comm->pending_work) == (IB_COMM_PEER_CLOSED | IB_COMM_PEER_GONE), 10000);
   atomic_store(&comm->outstanding, 0);
   CHECK_OK(ib_close_send(comm));
 }
@@ -167,7 +167,7 @@ TEST(drained_out_of_turn) {
     int peer;
     struct ib_comm *comm = rig_comm(sender, RIG_WATCHED, 1, &peer);
     send_frame(peer, RAIL_OOB_DRAINED, 0);
-    RIG_WAIT(atomic_load(&comm->faults) == IB_COMM_PEER_LOST, 10000);
+    RIG_WAIT(atomic_load(&comm->pending_work) == IB_COMM_PEER_LOST, 10000);
     CHECK_OK(sender ? ib_close_send(comm) : ib_close_recv(comm));
     close(peer);
   }
@@ -205,8 +205,8 @@ TEST(does_not_linger_for_nothing) {
     struct ib_comm *comm = rig_comm(false, RIG_WATCHED, 2, &peer);
     if (why == 0) (void)rail_first_error_set(&comm->error, RAIL_REMOTE_ERROR);
     if (why == 1) atomic_store(&comm->outstanding, 1);
-    if (why == 2) atomic_fetch_or(&comm->faults, IB_COMM_PEER_CLOSED);
-    if (why == 3) atomic_fetch_or(&comm->faults, IB_COMM_QP_FATAL);
+    if (why == 2) atomic_fetch_or(&comm->pending_work, IB_COMM_PEER_CLOSED);
+    if (why == 3) atomic_fetch_or(&comm->pending_work, IB_COMM_QP_FATAL);
     if (why == 4) ib_comm_stop(comm);
     if (why == 5) ib_params.linger_ms = 0;
     CHECK_OK(ib_close_recv(comm));

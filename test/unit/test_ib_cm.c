@@ -153,7 +153,7 @@ static uint64_t lingers_for(bool peer_closes) {
   ib_params.linger_ms = 10000;
   uint64_t start = rail_now_ns();
   CHECK_OK(ib_close_send(h.sent));
-  CHECK(emu_live("qp") == h.qps + 2 && !(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED));
+  CHECK(emu_live("qp") == h.qps + 2 && !(atomic_load(&received(&h)->pending_work) & IB_COMM_PEER_CLOSED));
   h.connect = RAIL_IN_PROGRESS; /* hs_end has nothing to close */
   if (peer_closes) {
     CHECK_OK(ib_close_recv(h.received));
@@ -162,8 +162,8 @@ static uint64_t lingers_for(bool peer_closes) {
   wait_for_qps(peer_closes ? h.qps : h.qps + 1);
   uint64_t took = rail_now_ns() - start, deadline = rail_deadline_in_ms(TIMEOUT_MS);
   if (!peer_closes) {
-    while (!(atomic_load(&received(&h)->faults) & IB_COMM_PEER_CLOSED)) CHECK(!rail_deadline_passed(deadline));
-    CHECK(!(atomic_load(&received(&h)->faults) & IB_COMM_PEER_LOST));
+    while (!(atomic_load(&received(&h)->pending_work) & IB_COMM_PEER_CLOSED)) CHECK(!rail_deadline_passed(deadline));
+    CHECK(!(atomic_load(&received(&h)->pending_work) & IB_COMM_PEER_LOST));
   }
   end(&h);
   return took;

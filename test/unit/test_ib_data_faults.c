@@ -91,8 +91,8 @@ static void exchange(bool *reached) {
       next--;
     bool sender = test_side(sends, p.sc, &sent), receiver = test_side(recvs, p.rc, &received);
     bool sc_failed = rail_first_error(&p.sc->error), rc_failed = rail_first_error(&p.rc->error);
-    if (sc_failed && !rc_failed) atomic_store(&p.rc->faults, IB_COMM_PEER_LOST);
-    if (rc_failed && !sc_failed) atomic_store(&p.sc->faults, IB_COMM_PEER_LOST);
+    if (sc_failed && !rc_failed) atomic_store(&p.rc->pending_work, IB_COMM_PEER_LOST);
+    if (rc_failed && !sc_failed) atomic_store(&p.sc->pending_work, IB_COMM_PEER_LOST);
     over = sender && receiver && (next < 0 || rail_first_error(&p.sc->error));
   }
   CHECK(over);
@@ -179,7 +179,7 @@ TEST(closed_behind_the_last_message) {
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(begin(&recvs[1], false, 2));
   CHECK_OK(begin(&sends[0], true, 1));
-  atomic_store(&p.rc->faults, IB_COMM_PEER_CLOSED);
+  atomic_store(&p.rc->pending_work, IB_COMM_PEER_CLOSED);
   CHECK_INT(pair_finish(recvs[0], RAIL_OK), 1700);
   int done = 0;
   CHECK_INT(ib_test(recvs[1], &done, NULL), RAIL_REMOTE_ERROR);
@@ -199,7 +199,7 @@ TEST(news_between_two_looks) {
     snprintf(script, sizeof script, "progress poll skip=%d", seed * 7919);
     emu_do(script);
     CHECK_OK(begin(&sends[0], true, 1));
-    atomic_store(&p.sc->faults, IB_COMM_PEER_LOST);
+    atomic_store(&p.sc->pending_work, IB_COMM_PEER_LOST);
     long polls = emu_calls("poll_cq");
     CHECK_INT(ib_test(sends[0], &done, NULL), done ? RAIL_OK : RAIL_REMOTE_ERROR);
     CHECK_INT(rail_first_error(&p.sc->error), done ? RAIL_OK : RAIL_REMOTE_ERROR);
@@ -230,7 +230,7 @@ static void closed_before_the_acknowledgement(bool gone) {
   for (int i = 1; i < 4; i++) CHECK_OK(begin(&recvs[i], false, i));
   emu_do("progress poll");
   CHECK_OK(begin(&sends[1], true, 1));
-  atomic_store(&p.sc->faults, IB_COMM_PEER_CLOSED);
+  atomic_store(&p.sc->pending_work, IB_COMM_PEER_CLOSED);
   int done = 0;
   uint64_t begun = rail_now_ns();
   rail_result_t result = RAIL_OK;
@@ -238,7 +238,7 @@ static void closed_before_the_acknowledgement(bool gone) {
   emu_do("stall op=imm");
   CHECK_OK(begin(&sends[3], true, 3));
   CHECK_OK(ib_test(sends[3], &done, NULL));
-  if (gone) atomic_fetch_or(&p.sc->faults, IB_COMM_PEER_GONE);
+  if (gone) atomic_fetch_or(&p.sc->pending_work, IB_COMM_PEER_GONE);
   while (result == RAIL_OK && rail_now_ns() - begun < 10000000000ull) {
     result = ib_test(sends[3], &done, NULL);
     CHECK(!done);
@@ -261,7 +261,7 @@ static void sender_hears(uint32_t faults, rail_result_t expected) {
   emu_do("stall op=imm");
   CHECK_OK(begin(&sends[0], true, 1));
   CHECK_OK(ib_test(sends[0], &done, NULL));
-  atomic_store(&p.sc->faults, faults);
+  atomic_store(&p.sc->pending_work, faults);
   CHECK_INT(ib_test(sends[0], &done, NULL), expected);
   CHECK_INT(done, 0);
   check_failed(p.sc, sends, mh_out);
@@ -284,7 +284,7 @@ TEST(nobody_left_to_send_to) {
     open_plain("progress post");
     CHECK_OK(begin(&sends[0], true, 1));
     CHECK(!sends[0]);
-    atomic_store(&p.sc->faults, news[i]);
+    atomic_store(&p.sc->pending_work, news[i]);
     CHECK_INT(begin(&sends[0], true, 1), RAIL_REMOTE_ERROR);
     CHECK(!sends[0]);
     CHECK_INT(pair_lines, 1);
@@ -298,7 +298,7 @@ TEST(nobody_left_to_send_to) {
 static rail_result_t ask(struct ib_comm *comm, void *request) {
   int done = 0;
   comm->qps[0].attr.timeout = 1;
-  atomic_fetch_or(&comm->faults, IB_COMM_STALLED);
+  atomic_fetch_or(&comm->pending_work, IB_COMM_STALLED);
   rail_result_t result = ib_test(request, &done, NULL);
   CHECK_INT(done, 0);
   return result;
@@ -352,7 +352,7 @@ TEST(a_long_wait) {
     CHECK_OK(ib_test(recvs[0], &done, NULL));
     CHECK_INT(done, 0);
     CHECK_INT(p.rc->last_progress, 0); /* the peer's process may be dead, as far as this tells */
-    CHECK(!p.rc->probe_deadline && !atomic_load(&p.rc->faults));
+    CHECK(!p.rc->probe_deadline && !atomic_load(&p.rc->pending_work));
   }
   CHECK_INT(p.rc->qps[0].sq_avail, room + 1); /* the CTS write's came back with the first answer, each once */
   CHECK_OK(begin(&sends[0], true, 1));
@@ -367,7 +367,7 @@ TEST(asked_and_gone) {
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(ask(p.rc, recvs[0]));
   p.rc->probe_deadline = 1;
-  atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
+  atomic_fetch_or(&p.rc->pending_work, IB_COMM_STALLED);
   int done = 0;
   for (int tests = 0; tests < 3; tests++) CHECK_OK(ib_test(recvs[0], &done, NULL));
   CHECK_INT(pair_lines, 0);
@@ -379,7 +379,7 @@ TEST(no_limit) {
   open_plain("progress post; stall op=write");
   CHECK_OK(begin(&recvs[0], false, 1));
   p.rc->qps[0].attr.timeout = 0;
-  atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
+  atomic_fetch_or(&p.rc->pending_work, IB_COMM_STALLED);
   int done = 0;
   CHECK_OK(ib_test(recvs[0], &done, NULL));
   CHECK_INT(p.rc->probe_deadline, 0);
@@ -469,7 +469,7 @@ TEST(late_and_paid) {
   CHECK_OK(begin(&recvs[0], false, 1));
   CHECK_OK(ib_progress(p.rc));
   CHECK_OK(begin(&sends[0], true, 1));
-  atomic_fetch_or(&p.sc->faults, IB_COMM_STALLED);
+  atomic_fetch_or(&p.sc->pending_work, IB_COMM_STALLED);
   p.sc->probe_deadline = rail_now_ns() + 1000000000ull;
   CHECK_INT(pair_finish(sends[0], RAIL_OK), 1700);
   for (int i = 0; i < 3; i++) CHECK_OK(ib_progress(p.sc));

@@ -355,7 +355,7 @@ TEST(an_idle_receiver_answers) {
   CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_STOPPED);
   CHECK(got == number(1, 5));
   CHECK_INT(recv_frame(peer, &got, 50), -1); /* once */
-  CHECK(FAULTS(comm) & IB_COMM_FAILOVER);
+  CHECK(PENDING(comm) & IB_COMM_FAILOVER);
   close_comm(comm, peer);
 }
 
@@ -365,7 +365,7 @@ TEST(a_busy_receiver_answers_when_it_is_done) {
   struct ib_comm *comm = comm_with(false, &peer);
   ib_outstanding_set(comm, 1);
   send_stopped(peer, number(0, 0));
-  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 5000);
+  RIG_WAIT(PENDING(comm) & IB_COMM_FAILOVER, 5000);
   CHECK_INT(recv_frame(peer, &got, 50), -1);
   ib_qp_count_tail(&comm->qps[0]);
   ib_outstanding_set(comm, 0); /* by its last test, which found something to poll */
@@ -397,8 +397,8 @@ TEST(a_return_by_time_needs_no_limits) {
   ib_params.deadline_ms = ib_params.peer_ms = ib_params.peer_warn_ms = 0;
   struct ib_comm *comm = comm_with(false, &peer);
   atomic_store(&comm->failover->retry_at, rail_deadline_in_ms(10));
-  CHECK_INT(FAULTS(comm), 0);
-  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 5000);
+  CHECK_INT(PENDING(comm), 0);
+  RIG_WAIT(PENDING(comm) & IB_COMM_FAILOVER, 5000);
   CHECK_INT(recv_frame(peer, NULL, 0), -1); /* it sends nothing */
   close_comm(comm, peer);
   ib_params.deadline_ms = were[0], ib_params.peer_ms = were[1], ib_params.peer_warn_ms = were[2];
@@ -410,7 +410,7 @@ TEST(a_sender_leaves_it_to_its_caller) {
   uint64_t got = 0;
   struct ib_comm *comm = comm_with(true, &peer);
   send_stopped(peer, number(1, 3));
-  RIG_WAIT(FAULTS(comm) & IB_COMM_FAILOVER, 5000);
+  RIG_WAIT(PENDING(comm) & IB_COMM_FAILOVER, 5000);
   CHECK_INT(recv_frame(peer, &got, 50), -1);
   CHECK_INT(atomic_load(&comm->failover->qps[1].peer_count), 3);
   close_comm(comm, peer);
@@ -443,7 +443,7 @@ TEST(invalid_frames_end_the_connection) {
     struct ib_comm *comm = bad[i].plain ? rig_comm(false, RIG_WATCHED, 2, &peer) : comm_with(false, &peer);
     log_forget();
     for (int n = 0; n <= bad[i].twice; n++) send_frame(peer, (enum rail_oob_frame_type)bad[i].type, bad[i].number);
-    RIG_WAIT(FAULTS(comm) & IB_COMM_PEER_LOST, 5000);
+    RIG_WAIT(PENDING(comm) & IB_COMM_PEER_LOST, 5000);
     RIG_WAIT(log_said("is no message of ours"), 5000); /* by the watch thread, behind the fault */
     close_comm(comm, peer);
   }

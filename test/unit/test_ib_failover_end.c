@@ -29,7 +29,7 @@ TEST(a_stall_ends_the_wait_for_room) {
   atomic_store(&p.sc->failover->qps[1].answered, true); /* as if the peer had been told */
   ib_qp_fault(p.sc, 1, IB_FAULT_EVENT);
   for (int i = 0; i < 9; i++) {
-    atomic_fetch_or(&p.sc->faults, IB_COMM_STALLED);
+    atomic_fetch_or(&p.sc->pending_work, IB_COMM_STALLED);
     CHECK_OK(ib_test(sends[0], &done, NULL));
   }
   CHECK(p.sc->failover->qps[1].state == IB_FAILOVER_AWAIT_PEER && !p.sc->probe_deadline);

@@ -186,7 +186,7 @@ TEST(after_a_goodbye) {
   struct ib_flush *flush = open_good();
   emu_do("progress poll burst=1 skip=3");
   for (int i = 0; i < 20; i++) {
-    atomic_store(&p.rc->faults, i % 2 ? IB_COMM_PEER_CLOSED : IB_COMM_PEER_LOST);
+    atomic_store(&p.rc->pending_work, i % 2 ? IB_COMM_PEER_CLOSED : IB_COMM_PEER_LOST);
     pair_finish(flush_of(1, 8, 0, NULL), RAIL_OK);
   }
   close_one(flush);
@@ -206,7 +206,7 @@ TEST(lost) {
   p.rc->qps[0].attr.timeout = 1;
   while (result == RAIL_OK && rail_now_ns() - begun < 5000000000ull) {
     int done = 0;
-    atomic_fetch_or(&p.rc->faults, IB_COMM_STALLED);
+    atomic_fetch_or(&p.rc->pending_work, IB_COMM_STALLED);
     (void)ib_test(waiting, &done, NULL); /* the first to test sees it, and then both */
     CHECK(!done);
     result = ib_test(request, &done, NULL);

@@ -27,7 +27,7 @@ TEST(silence_without_requests_is_fine) {
   with_times(60, 60, 30);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   CHECK_INT(recv_frame(peer, NULL, 200), -1);
-  CHECK_INT(FAULTS(comm), 0);
+  CHECK_INT(PENDING(comm), 0);
   done(comm, peer);
 }
 
@@ -40,7 +40,7 @@ TEST(silence_with_requests_ends) {
   while ((type = recv_frame(peer, &number, 2000)) == RAIL_OOB_PING) CHECK_INT(number, ++pings);
   CHECK_INT(type, 0); /* should it wake up it learns that this is over */
   CHECK(pings >= 1 && pings <= 3);
-  CHECK_INT(FAULTS(comm), IB_COMM_PEER_SILENT);
+  CHECK_INT(PENDING(comm), IB_COMM_PEER_SILENT);
   CHECK(rail_now_ns() - then >= 300 * 1000000ull);
   done(comm, peer);
 }
@@ -51,11 +51,11 @@ TEST(silence_while_sends_wait_ends) {
   with_times(0, 120, 0);
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   uint64_t until = rail_deadline_in_ms(5000);
-  while (!(FAULTS(comm) & IB_COMM_PEER_SILENT) && !rail_deadline_passed(until)) {
+  while (!(PENDING(comm) & IB_COMM_PEER_SILENT) && !rail_deadline_passed(until)) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_CTS], 1);
     usleep(1000);
   }
-  CHECK_INT(FAULTS(comm), IB_COMM_PEER_SILENT);
+  CHECK_INT(PENDING(comm), IB_COMM_PEER_SILENT);
   done(comm, peer);
 }
 
@@ -91,7 +91,7 @@ TEST(silence_is_reported_once) {
   poll(NULL, 0, 300); /* longer than RAIL_IB_DEADLINE */
   CHECK_INT(log_warnings(), 1);
   for (int i = 0; i < 3; i++) {
-    RIG_WAIT(FAULTS(comms[i]) == IB_COMM_STALLED && atomic_load(&comms[i]->peer_silent), 10000);
+    RIG_WAIT(PENDING(comms[i]) == IB_COMM_STALLED && atomic_load(&comms[i]->peer_silent), 10000);
     CHECK(answer_until_seen(comms[i], peers[i]));
   }
   RIG_WAIT(log_said("the peer answers again, after "), 10000);
@@ -176,10 +176,10 @@ TEST(a_silent_host_ends) {
   atomic_store(&comm->outstanding, 1);
   RIG_WAIT(log_said("though its host answers"), 1400);
   poll(NULL, 0, 2000);
-  CHECK_INT(FAULTS(comm), IB_COMM_STALLED);
+  CHECK_INT(PENDING(comm), IB_COMM_STALLED);
   lo_goes(false);
   uint64_t then = rail_now_ns();
-  RIG_WAIT(FAULTS(comm) & IB_COMM_HOST_SILENT, 4000);
+  RIG_WAIT(PENDING(comm) & IB_COMM_HOST_SILENT, 4000);
   CHECK(rail_now_ns() - then > 500 * 1000000ull);
   CHECK(!log_said("network is down"));
   done(comm, peer);
@@ -198,15 +198,15 @@ TEST(the_side_channels_network_goes) {
   lo_goes(false);
   atomic_store(&comm->outstanding, 1); /* so a PING is sent, in a second, and no PONG comes */
   RIG_WAIT(log_said("network is down"), 2500);
-  CHECK_INT(FAULTS(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
+  CHECK_INT(PENDING(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
   uint64_t until = rail_deadline_in_ms(4000);
   while (!rail_deadline_passed(until)) {
     rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
     usleep(10000);
   }
-  CHECK_INT(FAULTS(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
-  RIG_WAIT(FAULTS(comm) & IB_COMM_HOST_SILENT, 5000);
-  CHECK_INT(FAULTS(comm), IB_COMM_HOST_SILENT | IB_COMM_STALLED);
+  CHECK_INT(PENDING(comm) & ~(uint32_t)IB_COMM_STALLED, 0);
+  RIG_WAIT(PENDING(comm) & IB_COMM_HOST_SILENT, 5000);
+  CHECK_INT(PENDING(comm), IB_COMM_HOST_SILENT | IB_COMM_STALLED);
   done(comm, peer);
 }
 
@@ -231,8 +231,8 @@ static bool is_alive_enough(bool moves) {
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
   bool timely = alive_for(comm, peer, !moves, moves, 700);
-  for (int i = 0; timely && !moves && !FAULTS(comm) && i < 100; i++) timely = alive_for(comm, peer, true, false, 100);
-  if (timely) CHECK_INT(FAULTS(comm), moves ? 0 : IB_COMM_STALLED);
+  for (int i = 0; timely && !moves && !PENDING(comm) && i < 100; i++) timely = alive_for(comm, peer, true, false, 100);
+  if (timely) CHECK_INT(PENDING(comm), moves ? 0 : IB_COMM_STALLED);
   atomic_store(&comm->outstanding, 0);
   done(comm, peer);
   return timely;
@@ -252,7 +252,7 @@ TEST(no_deadline_no_ping) {
   struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
   atomic_store(&comm->outstanding, 1);
   CHECK_INT(recv_frame(peer, NULL, 150), -1);
-  CHECK_INT(FAULTS(comm), 0);
+  CHECK_INT(PENDING(comm), 0);
   done(comm, peer);
   with_defaults();
 }

@@ -133,7 +133,7 @@ TEST(a_turn_that_is_late) {
   p.sc->qps[0].attr.timeout = 1;
   uint64_t end = rail_deadline_in_ms(1500); /* an HCA has its retries, here none, and a second */
   while (!rail_deadline_passed(end)) {
-    atomic_fetch_or(&p.sc->faults, IB_COMM_STALLED); /* as the watch thread would */
+    atomic_fetch_or(&p.sc->pending_work, IB_COMM_STALLED); /* as the watch thread would */
     CHECK_OK(ib_test(s, &done, NULL));
     CHECK(!done);
     usleep(1000);
@@ -159,7 +159,7 @@ TEST(a_turn_that_never_comes) {
   for (; result == RAIL_OK && !rail_deadline_passed(end); usleep(1000)) result = ib_test(s, &done, NULL);
   CHECK_INT(result, RAIL_BAD_USAGE);
   CHECK(rail_now_ns() - begun >= 30000000);
-  CHECK_INT(atomic_load(&p.sc->faults), 0);
+  CHECK_INT(atomic_load(&p.sc->pending_work), 0);
   CHECK(!done && strstr(pair_line, "tag 41") && strstr(pair_line, "RAIL_IB_TAG_TIMEOUT"));
   pair_close(&p);
   ib_params_load();
@@ -346,7 +346,7 @@ TEST(an_announcement_without_a_receive) {
   p.sc->qps[0].attr.timeout = 1; /* an HCA has its retries, here none, and a second */
   uint64_t begun = rail_now_ns(), end = rail_deadline_in_ms(10000);
   for (; result == RAIL_OK && !rail_deadline_passed(end); usleep(1000)) {
-    atomic_fetch_or(&p.sc->faults, IB_COMM_STALLED); /* as the watch thread would */
+    atomic_fetch_or(&p.sc->pending_work, IB_COMM_STALLED); /* as the watch thread would */
     (void)ib_progress(p.rc);
     result = ib_test(s, &done, NULL);
   }

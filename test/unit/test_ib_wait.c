@@ -271,7 +271,7 @@ TEST(a_fault_ends_it) {
   struct pair *p = &pairs[0];
   begin_recv(&p->r);
   CHECK(test_until_waits(&p->r, 2));
-  atomic_fetch_or(&p->r.comm->faults, IB_COMM_PEER_LOST);
+  atomic_fetch_or(&p->r.comm->pending_work, IB_COMM_PEER_LOST);
   const int before = atomic_load(&waits);
   CHECK_INT(ib_test(p->r.request, &done, NULL), RAIL_REMOTE_ERROR);
   CHECK_INT(atomic_load(&waits), before);
