@@ -31,12 +31,6 @@
 #define IB_SEND_COMM_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'S')
 #define IB_RECV_COMM_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'R')
 
-/* Times. An ACK timeout is 4.096 us x 2^exponent, and an HCA may take up to 4 times that (InfiniBand specification,
- * vol. 1, 9.7.6.1.3). The grace is added to limits computed from these: what the two processes need to run. */
-#define IB_ACK_NS 4096ull
-#define IB_ACK_TOLERANCE 4
-#define IB_GRACE_MS 1000
-
 /* ib_comm.pending_work: what the progress thread handles when it has polled and found nothing. The watch thread sets
  * it. Fault bits first, which end the connection: */
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Log lines about failures. Nothing here is on the data path. */
+ * What is said of failures, mostly by the line that ends the connection. Called after a failure only. */
 #include "plugin/ib/ib_error.h"
 
 #include <stdio.h>
@@ -21,67 +21,67 @@
 #define BUG "this should not happen: please report it with this line"
 
 static const struct ib_error_row rows[] = {
-  {IBV_WC_SUCCESS, RAIL_OK, false, "SUCCESS", "no error", "nothing"},
-  {IBV_WC_LOC_LEN_ERR, RAIL_INTERNAL_ERROR, false, "LOC_LEN_ERR",
+  {IBV_WC_SUCCESS, RAIL_OK, "SUCCESS", "no error", "nothing"},
+  {IBV_WC_LOC_LEN_ERR, RAIL_INTERNAL_ERROR, "LOC_LEN_ERR",
    "a message did not fit the memory or the size that its work request named",
    "do both sides run the same version? Else " BUG},
-  {IBV_WC_LOC_QP_OP_ERR, RAIL_SYSTEM_ERROR, true, "LOC_QP_OP_ERR", "this side's HCA could not carry out a work request",
+  {IBV_WC_LOC_QP_OP_ERR, RAIL_SYSTEM_ERROR, "LOC_QP_OP_ERR", "this side's HCA could not carry out a work request",
    "dmesg and the firmware's version; else " BUG},
-  {IBV_WC_LOC_EEC_OP_ERR, RAIL_SYSTEM_ERROR, false, "LOC_EEC_OP_ERR",
+  {IBV_WC_LOC_EEC_OP_ERR, RAIL_SYSTEM_ERROR, "LOC_EEC_OP_ERR",
    "this side's HCA met an inconsistency of an end-to-end context, which is not used here",
    "the HCA's driver and firmware"},
-  {IBV_WC_LOC_PROT_ERR, RAIL_SYSTEM_ERROR, false, "LOC_PROT_ERR",
+  {IBV_WC_LOC_PROT_ERR, RAIL_SYSTEM_ERROR, "LOC_PROT_ERR",
    "this side's HCA may not touch the buffer of a work request: it is not, or no longer, registered",
    "was the buffer freed or deregistered while it was in use? With GPU memory: ACS and IOMMU off for peer-to-peer, "
    "BAR1 large enough, nvidia_peermem or dma-buf working"},
-  {IBV_WC_WR_FLUSH_ERR, RAIL_REMOTE_ERROR, true, "WR_FLUSH_ERR",
+  {IBV_WC_WR_FLUSH_ERR, RAIL_REMOTE_ERROR, "WR_FLUSH_ERR",
    "the queue pair stopped before the transfer was done, without saying why",
    "the other side's log and this one's earlier lines: the error that came first is the cause"},
-  {IBV_WC_MW_BIND_ERR, RAIL_INTERNAL_ERROR, false, "MW_BIND_ERR",
+  {IBV_WC_MW_BIND_ERR, RAIL_INTERNAL_ERROR, "MW_BIND_ERR",
    "a memory window was bound wrongly; none is used here", BUG},
-  {IBV_WC_BAD_RESP_ERR, RAIL_REMOTE_ERROR, true, "BAD_RESP_ERR", "the peer's HCA answered something unexpected",
+  {IBV_WC_BAD_RESP_ERR, RAIL_REMOTE_ERROR, "BAD_RESP_ERR", "the peer's HCA answered something unexpected",
    "packets altered or mixed up on the way, or a driver or firmware bug at the peer; are two hosts using one address?"},
-  {IBV_WC_LOC_ACCESS_ERR, RAIL_SYSTEM_ERROR, false, "LOC_ACCESS_ERR",
+  {IBV_WC_LOC_ACCESS_ERR, RAIL_SYSTEM_ERROR, "LOC_ACCESS_ERR",
    "an incoming write met local memory that its registration does not allow", "dmesg; else " BUG},
-  {IBV_WC_REM_INV_REQ_ERR, RAIL_REMOTE_ERROR, false, "REM_INV_REQ_ERR", "the peer's HCA refused a request as invalid",
+  {IBV_WC_REM_INV_REQ_ERR, RAIL_REMOTE_ERROR, "REM_INV_REQ_ERR", "the peer's HCA refused a request as invalid",
    "versions of both sides; drivers and firmware that differ between the hosts (NCCL_IB_ECE_ENABLE=0 helps where "
    "enhanced connections are the reason)"},
-  {IBV_WC_REM_ACCESS_ERR, RAIL_REMOTE_ERROR, false, "REM_ACCESS_ERR",
+  {IBV_WC_REM_ACCESS_ERR, RAIL_REMOTE_ERROR, "REM_ACCESS_ERR",
    "the peer's HCA did not allow access to the buffer that the peer named",
    "the peer's log: did it deregister the buffer or abort while it was in use? With GPU memory: its nvidia_peermem or "
    "dma-buf, ACS"},
-  {IBV_WC_REM_OP_ERR, RAIL_REMOTE_ERROR, true, "REM_OP_ERR", "the peer's HCA could not carry out the request",
+  {IBV_WC_REM_OP_ERR, RAIL_REMOTE_ERROR, "REM_OP_ERR", "the peer's HCA could not carry out the request",
    "dmesg and firmware at the peer; with GPU memory: its peer-to-peer path (ACS, IOMMU)"},
-  {IBV_WC_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, true, "RETRY_EXC_ERR",
+  {IBV_WC_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, "RETRY_EXC_ERR",
    "no acknowledgement came back though all retries were made",
    "is the peer's host up and its port too? Can the two GIDs reach each other (ping -I, rping, ib_write_bw)? RoCE: UDP "
    "port 4791 open, same GID type, PFC or ECN set up, no ARP flux; see docs/roce.md"},
-  {IBV_WC_RNR_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, false, "RNR_RETRY_EXC_ERR",
+  {IBV_WC_RNR_RETRY_EXC_ERR, RAIL_REMOTE_ERROR, "RNR_RETRY_EXC_ERR",
    "the peer had no receive posted for too long", "is the peer's process overrun or stopped? Else " BUG},
-  {IBV_WC_LOC_RDD_VIOL_ERR, RAIL_SYSTEM_ERROR, false, "LOC_RDD_VIOL_ERR",
+  {IBV_WC_LOC_RDD_VIOL_ERR, RAIL_SYSTEM_ERROR, "LOC_RDD_VIOL_ERR",
    "this side's reliable datagram domains do not match; none are used here", "the HCA's driver and firmware"},
-  {IBV_WC_REM_INV_RD_REQ_ERR, RAIL_REMOTE_ERROR, false, "REM_INV_RD_REQ_ERR",
+  {IBV_WC_REM_INV_RD_REQ_ERR, RAIL_REMOTE_ERROR, "REM_INV_RD_REQ_ERR",
    "the peer refused a reliable datagram; none are used here", "drivers and firmware of both sides"},
-  {IBV_WC_REM_ABORT_ERR, RAIL_REMOTE_ERROR, true, "REM_ABORT_ERR", "the peer's HCA aborted the operation",
+  {IBV_WC_REM_ABORT_ERR, RAIL_REMOTE_ERROR, "REM_ABORT_ERR", "the peer's HCA aborted the operation",
    "dmesg and firmware at the peer"},
-  {IBV_WC_INV_EECN_ERR, RAIL_SYSTEM_ERROR, false, "INV_EECN_ERR",
+  {IBV_WC_INV_EECN_ERR, RAIL_SYSTEM_ERROR, "INV_EECN_ERR",
    "an end-to-end context is invalid; none are used here",
    "the HCA's driver and firmware"},
-  {IBV_WC_INV_EEC_STATE_ERR, RAIL_SYSTEM_ERROR, false, "INV_EEC_STATE_ERR",
+  {IBV_WC_INV_EEC_STATE_ERR, RAIL_SYSTEM_ERROR, "INV_EEC_STATE_ERR",
    "an end-to-end context is in a wrong state; none are used here", "the HCA's driver and firmware"},
-  {IBV_WC_FATAL_ERR, RAIL_SYSTEM_ERROR, true, "FATAL_ERR", "this side's HCA failed", "dmesg; the HCA may need a reset"},
-  {IBV_WC_RESP_TIMEOUT_ERR, RAIL_REMOTE_ERROR, true, "RESP_TIMEOUT_ERR", "the peer's HCA did not respond in time",
+  {IBV_WC_FATAL_ERR, RAIL_SYSTEM_ERROR, "FATAL_ERR", "this side's HCA failed", "dmesg; the HCA may need a reset"},
+  {IBV_WC_RESP_TIMEOUT_ERR, RAIL_REMOTE_ERROR, "RESP_TIMEOUT_ERR", "the peer's HCA did not respond in time",
    "the path to the peer, as for RETRY_EXC_ERR"},
-  {IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, true, "GENERAL_ERR", "the HCA reports an error of no particular kind",
+  {IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, "GENERAL_ERR", "the HCA reports an error of no particular kind",
    "the vendor error, dmesg, driver and firmware"},
-  {IBV_WC_TM_ERR, RAIL_INTERNAL_ERROR, false, "TM_ERR", "tag matching of the HCA failed; it is not used here", BUG},
-  {IBV_WC_TM_RNDV_INCOMPLETE, RAIL_INTERNAL_ERROR, false, "TM_RNDV_INCOMPLETE",
+  {IBV_WC_TM_ERR, RAIL_INTERNAL_ERROR, "TM_ERR", "tag matching of the HCA failed; it is not used here", BUG},
+  {IBV_WC_TM_RNDV_INCOMPLETE, RAIL_INTERNAL_ERROR, "TM_RNDV_INCOMPLETE",
    "a rendezvous of the HCA's tag matching is incomplete; it is not used here", BUG},
 };
 
 const struct ib_error_row *ib_error_row(enum ibv_wc_status status) {
   static const struct ib_error_row unknown = {
-    IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, false, "unknown status",
+    IBV_WC_GENERAL_ERR, RAIL_SYSTEM_ERROR, "unknown status",
     "the driver reports a status that verbs does not know",
     "the vendor error, dmesg; is libibverbs newer than this plugin?"};
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++)
@@ -103,15 +103,6 @@ const char *ib_error_vendor(uint32_t vendor_id, uint32_t vendor_err) {
   for (size_t i = 0; vendor_id == VENDOR_MELLANOX && i < RAIL_COUNT_OF(mlx5); i++)
     if (mlx5[i].code == vendor_err) return mlx5[i].words;
   return NULL;
-}
-
-double ib_error_budget(unsigned int timeout, unsigned int retry_cnt) {
-  return timeout ? (double)(IB_ACK_NS << (timeout & 31)) * 1e-9 * (double)(retry_cnt + 1) : 0;
-}
-
-uint64_t ib_error_limit_ms(const struct ib_qp_attr *attr) {
-  if (!attr->timeout) return 0;
-  return (uint64_t)(IB_ACK_TOLERANCE * ib_error_budget(attr->timeout, attr->retry_cnt) * 1000) + IB_GRACE_MS;
 }
 
 /* ---- pieces of the line -------------------------------------------------------- */
@@ -185,7 +176,7 @@ static const char *budget(const struct ib_qp *qp, char text[PIECE]) {
   unsigned int timeout = qp->attr.timeout, retries = qp->attr.retry_cnt;
   if (timeout)
     snprintf(text, PIECE, "retries: %u after %.3g s each, about %.1f s in all (timeout %u, retry_cnt %u); ", retries,
-             ib_error_budget(timeout, 0), ib_error_budget(timeout, retries), timeout, retries);
+             ib_qp_retry_s(timeout, 0), ib_qp_retry_s(timeout, retries), timeout, retries);
   else
     snprintf(text, PIECE, "retries: no time limit (timeout 0); ");
   return text;

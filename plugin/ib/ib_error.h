@@ -11,7 +11,6 @@
 struct ib_error_row {
   enum ibv_wc_status status;
   rail_result_t result; /* where the fault is: the peer (remote), this host (system), this plugin (internal) */
-  bool qp_only;         /* another queue pair may do better */
   const char *name;     /* without IBV_WC_ */
   const char *what;     /* what happened */
   const char *check;    /* what to do about it */
@@ -20,10 +19,6 @@ struct ib_error_row {
 const struct ib_error_row *ib_error_row(enum ibv_wc_status status);
 /* Words for a vendor error of a device of that vendor (PCI id); NULL: none are known. Pure. */
 const char *ib_error_vendor(uint32_t vendor_id, uint32_t vendor_err);
-/* Seconds, at least, until a QP reports an unacknowledged transfer; 0: never. Pure. */
-double ib_error_budget(unsigned int timeout, unsigned int retry_cnt);
-/* Milliseconds after which a QP has reported it, at the latest, and its process has run; 0: no limit. Pure. */
-uint64_t ib_error_limit_ms(const struct ib_qp_attr *attr);
 
 /* A completion with status != IBV_WC_SUCCESS: logs unless the comm has failed or was stopped, counts, and fails the
  * comm. */

@@ -111,10 +111,26 @@ static bool lose_rail(struct ib_comm *comm, const struct ibv_wc *wc) {
   return all;
 }
 
+/* May another queue pair do better? Errors of the request, of memory or of this plugin would follow it there. */
+static bool another_may_do_better(enum ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_LOC_QP_OP_ERR:
+    case IBV_WC_WR_FLUSH_ERR:
+    case IBV_WC_BAD_RESP_ERR:
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_REM_ABORT_ERR:
+    case IBV_WC_FATAL_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+    case IBV_WC_GENERAL_ERR: return true;
+    default: return false;
+  }
+}
+
 bool ib_failover_completion(struct ib_comm *comm, const struct ibv_wc *wc) {
   unsigned int index = ib_wr_qp(wc->wr_id);
   if (!comm->failover || index >= comm->plan.nqps) return false;
-  if (!ib_error_row(wc->status)->qp_only) return false;
+  if (!another_may_do_better(wc->status)) return false;
   return ib_wr_kind(wc->wr_id) == IB_WR_FLUSH ? lose_rail(comm, wc) : lose_qp_by(comm, index, wc);
 }
 

@@ -219,7 +219,7 @@ RAIL_COLD static rail_result_t check_faults(const struct ib_request *r, uint32_t
 
 /* How long the HCA may take for a completion: its retries, and the slowest network. 0: no limit. */
 static uint64_t completion_limit_ms(const struct ib_comm *comm) {
-  const uint64_t retries_ms = ib_error_limit_ms(&comm->qps[0].attr); /* all QPs have the same timeouts */
+  const uint64_t retries_ms = ib_qp_limit_ms(&comm->qps[0].attr); /* all QPs have the same timeouts */
   uint64_t bytes = comm->sender ? ib_send_bytes_pending(rail_container_of(comm, const struct ib_send_comm, base)) : 0;
   return retries_ms ? retries_ms + bytes / SLOWEST_BYTES_PER_MS : 0;
 }

@@ -265,6 +265,17 @@ void ib_qp_destroy(struct ib_qp *qp) {
   qp->state = IB_QP_NONE;
 }
 
+/* ---- time limits ------------------------------------------------------------ */
+
+double ib_qp_retry_s(unsigned int timeout, unsigned int retry_cnt) {
+  return timeout ? (double)(IB_ACK_NS << (timeout & 31)) * 1e-9 * (double)(retry_cnt + 1) : 0;
+}
+
+uint64_t ib_qp_limit_ms(const struct ib_qp_attr *attr) {
+  if (!attr->timeout) return 0;
+  return (uint64_t)(IB_ACK_TOLERANCE * ib_qp_retry_s(attr->timeout, attr->retry_cnt) * 1000) + IB_GRACE_MS;
+}
+
 /* ---- posted writes of a lost QP -------------------------------------------- */
 
 unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover) {

@@ -16,6 +16,12 @@
 #define IB_MAX_RETRIES 7    /* NCCL_IB_RETRY_CNT, which has 3 bits */
 #define IB_RD_ATOMIC 1
 
+/* Times. An ACK timeout is 4.096 us x 2^exponent, and an HCA may take up to 4 times that (InfiniBand specification,
+ * vol. 1, 9.7.6.1.3). The grace is added to limits computed from these: what the two processes need to run. */
+#define IB_ACK_NS 4096ull
+#define IB_ACK_TOLERANCE 4
+#define IB_GRACE_MS 1000
+
 enum ib_qp_state { IB_QP_NONE, IB_QP_RESET, IB_QP_INIT, IB_QP_RTR, IB_QP_RTS, IB_QP_ERR, IB_QP_STATES };
 
 /* The attributes of a QP and of its peer. */
@@ -106,5 +112,10 @@ bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece);
  * receive WRs complete after that (ib_qp_drain). Failures are only traced. */
 void ib_qp_to_err(struct ib_qp *qp);
 void ib_qp_destroy(struct ib_qp *qp); /* does nothing for a zeroed one */
+
+/* Seconds, at least, until a QP reports an unacknowledged transfer; 0: never. Pure. */
+double ib_qp_retry_s(unsigned int timeout, unsigned int retry_cnt);
+/* Milliseconds after which a QP has reported it, at the latest, and its process has run; 0: no limit. Pure. */
+uint64_t ib_qp_limit_ms(const struct ib_qp_attr *attr);
 
 #endif

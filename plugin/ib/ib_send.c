@@ -112,7 +112,7 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
 /* For nanoseconds, or until the peer's HCA retransmits: by its timeout and 7 retries; with timeout 0 at any time. */
 RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
   const struct ib_qp_attr peers = {.timeout = sc->base.receiver_timeout, .retry_cnt = IB_MAX_RETRIES};
-  const uint64_t limit = ib_error_limit_ms(&peers), ms = limit ? limit : (uint64_t)ib_params.tag_ms;
+  const uint64_t limit = ib_qp_limit_ms(&peers), ms = limit ? limit : (uint64_t)ib_params.tag_ms;
   return ms && wait_is_over(sc, &sc->torn_wait, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
 }
 

@@ -48,16 +48,6 @@ TEST(vendor_errors) {
   CHECK(!ib_error_vendor(0x14e4, 0x81)); /* another vendor's numbers mean something else */
 }
 
-/* 4.096 us times 2 to the power of timeout, and as often again as there are retries. */
-TEST(retry_budget) {
-  CHECK_INT(ib_error_budget(14, 0) * 1e6, 67108);
-  CHECK_INT(ib_error_budget(20, 7) * 1e3, 34359);
-  CHECK_INT(ib_error_budget(17, 7) * 1e3, 4294);
-  CHECK_INT(ib_error_budget(0, 7), 0);
-  CHECK_INT(ib_error_limit_ms(&(struct ib_qp_attr){.timeout = 20, .retry_cnt = 7}), 138438);
-  CHECK_INT(ib_error_limit_ms(&(struct ib_qp_attr){.timeout = 0, .retry_cnt = 7}), 0);
-}
-
 static struct ibv_wc failed(const struct ib_comm *comm, enum ib_wr_kind kind, enum ibv_wc_status status,
                             uint32_t vendor) {
   return (struct ibv_wc){.wr_id = ib_wr_id(kind, 1, 1, 3), .status = status, .vendor_err = vendor,
@@ -228,7 +218,6 @@ int main(int argc, char **argv) {
     TEST_CASE(every_status_has_a_row),
     TEST_CASE(whose_fault_it_is),
     TEST_CASE(vendor_errors),
-    TEST_CASE(retry_budget),
     TEST_CASE(a_line),
     TEST_CASE(operations), TEST_CASE(equal_numbers),
     TEST_CASE(infiniband_without_a_time_limit),

@@ -316,11 +316,22 @@ TEST(what_the_driver_made_of_it) {
   CHECK(said("INIT -> RTR: to 0x99, GID abab:"));
 }
 
+/* 4.096 us times 2 to the power of timeout, and as often again as there are retries. */
+TEST(retry_budget) {
+  CHECK_INT(ib_qp_retry_s(14, 0) * 1e6, 67108);
+  CHECK_INT(ib_qp_retry_s(20, 7) * 1e3, 34359);
+  CHECK_INT(ib_qp_retry_s(17, 7) * 1e3, 4294);
+  CHECK_INT(ib_qp_retry_s(0, 7), 0);
+  CHECK_INT(ib_qp_limit_ms(&(struct ib_qp_attr){.timeout = 20, .retry_cnt = 7}), 138438);
+  CHECK_INT(ib_qp_limit_ms(&(struct ib_qp_attr){.timeout = 0, .retry_cnt = 7}), 0);
+}
+
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(create), TEST_CASE(less_inline), TEST_CASE(to_init), TEST_CASE(to_rtr_by_gid), TEST_CASE(to_rtr_by_lid),
     TEST_CASE(to_rts), TEST_CASE(enhanced_connections), TEST_CASE(a_timeout_is_tried_again), TEST_CASE(not_for_ever),
-    TEST_CASE(other_errors_are_not_unless_asked_for), TEST_CASE(what_the_driver_made_of_it)};
+    TEST_CASE(other_errors_are_not_unless_asked_for), TEST_CASE(what_the_driver_made_of_it),
+    TEST_CASE(retry_budget)};
   setenv("NCCL_DEBUG", "TRACE", 1);
   rail_log_set_sink(hear);
   return tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
