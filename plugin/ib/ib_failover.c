@@ -227,12 +227,36 @@ static bool is_down(const struct ib_comm *comm, unsigned int rail) {
   return true;
 }
 
+unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover) {
+  struct ib_posted_ring *ring = &qp->posted;
+  uint32_t unacked = 0, end = ring->first; /* tails; of what is kept */
+  for (uint32_t i = ring->first; i != ring->end; i++) unacked += ib_posted_at(ring, i)->tail;
+  const uint32_t acked = atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked;
+  uint32_t delivered = count - acked; /* of the unacked ones */
+  *nover = 0;
+  if (delivered > unacked) return IB_COUNT_INVALID;
+  for (uint32_t i = ring->first; i != ring->end; i++) {
+    const struct ib_posted entry = *ib_posted_at(ring, i);
+    if (entry.tail && !delivered) {
+      *ib_posted_at(ring, end++) = entry;
+      continue;
+    }
+    delivered -= entry.tail;
+    over[(*nover)++] = entry;
+  }
+  ring->end = end;
+  return end - ring->first;
+}
+
 /* The sender is told how many tails of the lost QP the receiver has counted: those parts are done, the others stay in
  * qp->posted for resend_all. */
 static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
+  struct ib_posted over[IB_SEND_DEPTH];
+  unsigned int nover;
   const uint32_t count = atomic_load(&ib_failover_qp(comm, index)->peer_count);
-  const unsigned int left = ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], count);
+  const unsigned int left = ib_posted_split(&comm->qps[index], count, over, &nover);
   if (left == IB_COUNT_INVALID) return ib_error_bad_count(comm, index, count);
+  ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], over, nover);
   forget_counts(comm, index);
   comm->failover->resent += left;
   return RAIL_OK;

@@ -136,6 +136,12 @@ static inline bool ib_failover_awaits(const struct ib_comm *comm) {
   return comm->failover && comm->failover->open && ib_count_qps_awaiting(comm);
 }
 
+/* What a sender has to resend. Of a lost QP of whose tails the receiver has counted so many: keeps in qp->posted the
+ * tails that have not arrived, and writes all other entries, which are over, into `over` (IB_SEND_DEPTH). Returns how
+ * many are kept. Pure. */
+unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover);
+#define IB_COUNT_INVALID UINT32_MAX /* a count that cannot be: nothing is changed */
+
 /* ---- the watch thread ---------------------------------------------------------- */
 
 /* A port went down, came up or has other GIDs, or a HCA failed, that the comm uses. */

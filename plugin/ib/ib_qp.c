@@ -275,26 +275,3 @@ uint64_t ib_qp_limit_ms(const struct ib_qp_attr *attr) {
   if (!attr->timeout) return 0;
   return (uint64_t)(IB_ACK_TOLERANCE * ib_qp_retry_s(attr->timeout, attr->retry_cnt) * 1000) + IB_GRACE_MS;
 }
-
-/* ---- posted writes of a lost QP -------------------------------------------- */
-
-unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover) {
-  struct ib_posted_ring *ring = &qp->posted;
-  uint32_t unacked = 0, end = ring->first; /* tails; of what is kept */
-  for (uint32_t i = ring->first; i != ring->end; i++) unacked += ib_posted_at(ring, i)->tail;
-  const uint32_t acked = atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked;
-  uint32_t delivered = count - acked; /* of the unacked ones */
-  *nover = 0;
-  if (delivered > unacked) return IB_COUNT_INVALID;
-  for (uint32_t i = ring->first; i != ring->end; i++) {
-    const struct ib_posted entry = *ib_posted_at(ring, i);
-    if (entry.tail && !delivered) {
-      *ib_posted_at(ring, end++) = entry;
-      continue;
-    }
-    delivered -= entry.tail;
-    over[(*nover)++] = entry;
-  }
-  ring->end = end;
-  return end - ring->first;
-}

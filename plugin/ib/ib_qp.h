@@ -91,11 +91,6 @@ static inline void ib_qp_count_tail(struct ib_qp *qp) {
   atomic_store_explicit(&qp->tails, atomic_load_explicit(&qp->tails, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
-/* Of a lost QP of whose tails the receiver has counted so many: keeps in qp->posted the tails that have not arrived,
- * and writes all other entries, which are over, into `over` (IB_SEND_DEPTH). Returns how many are kept. Pure. */
-unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover);
-#define IB_COUNT_INVALID UINT32_MAX /* a count that cannot be: nothing is changed */
-
 /* Each logs its failure: device, QP, transition, errno, what to check. ETIMEDOUT of modify is tried again as
  * NCCL_IB_MQP_RETRY_* say, in later calls: RAIL_IN_PROGRESS, never a sleep. */
 rail_result_t ib_qp_create(struct ib_qp *qp, const struct ib_port *port, struct ibv_cq *cq,

@@ -450,10 +450,7 @@ static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
   if (at->posted && at->qp == qp->index) at->posted = 0;
 }
 
-unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count) {
-  struct ib_posted over[IB_SEND_DEPTH];
-  unsigned int nover, left = ib_posted_split(qp, count, over, &nover);
-  if (left == IB_COUNT_INVALID) return left;
+void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover) {
   for (unsigned int i = 0; i < nover; i++) {
     struct ib_send *send = &sc->sends[over[i].send];
     if (sc->stripe) ib_stripe_done(sc->stripe, qp, send, over[i]);
@@ -461,8 +458,8 @@ unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32
   }
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
+  const bool left = qp->posted.first != qp->posted.end;
   if (!left && sc->resend_of == qp->index) sc->resend.posted = 0; /* nothing of what was begun is left */
-  return left;
 }
 
 /* Over the QPs in rotation. The entry stays until the part's tail is posted, and with it the request's `pending`. */

@@ -32,9 +32,9 @@ rail_result_t ib_send_finish(struct ib_send *send, int *sizes);
 
 /* Messages go over the QPs that are UP (ib_failover.h), from now on. */
 void ib_send_use_up(struct ib_send_comm *sc);
-/* What follows when a QP is DOWN (ib_failover.h). Completes what the receiver has, which has had `count` tails on that
- * QP, and returns how many parts are left, to be resent; IB_COUNT_INVALID: that count cannot be. */
-unsigned int ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, uint32_t count);
+/* What follows when a QP is DOWN (ib_failover.h): completes the entries of qp->posted that are over. Those that are
+ * left in it are parts to be resent. */
+void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover);
 /* Resends them. RAIL_IN_PROGRESS: some wait for room in a send queue, or for what is known of another lost QP. */
 rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
 /* ---- what ib_two_sided.c posts, too ---- */

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "common/base/compiler.h"
-#include "plugin/ib/ib_progress.h"
+#include "plugin/ib/ib_failover.h"
 #include "test/harness/tap.h"
 
 enum { MSGS = 3, QPS = 3, WIRE = 6, FRAMES = 4 * QPS, NONE = 0xff };
