@@ -58,14 +58,14 @@ static inline enum ib_cts_entry_state decode(const struct ib_cts_wire *wire, uin
                                              struct ib_cts *cts) {
   const uint64_t *from = (const uint64_t *)(const void *)wire;
   uint64_t last = le64toh(__atomic_load_n(&from[WORDS - 1], __ATOMIC_ACQUIRE));
-  if ((uint32_t)last != seq) return IB_CTS_NOT_YET;
+  if ((uint32_t)last != seq) return IB_CTS_ENTRY_NOT_YET;
   RAIL_UNROLL for (unsigned int i = 0; i < WORDS - 1; i++) cts->words[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
-  if (last >> 32 != checksum_of(cts->words, seq)) return IB_CTS_TORN;
+  if (last >> 32 != checksum_of(cts->words, seq)) return IB_CTS_ENTRY_TORN;
   const uint32_t rest = (uint32_t)(le64toh(cts->words[WORDS - 2]) >> 32);
   swap(cts);
-  if (rail_unlikely(!is_sane(cts, rest, index))) return IB_CTS_BAD;
+  if (rail_unlikely(!is_sane(cts, rest, index))) return IB_CTS_ENTRY_BAD;
   cts->slot = (uint8_t)slot_of(seq);
-  return IB_CTS_GOOD;
+  return IB_CTS_ENTRY_GOOD;
 }
 
 enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index,
@@ -87,11 +87,11 @@ static __attribute__((noinline)) enum ib_cts_entry_state read_others(struct ib_c
   struct ib_cts *row = m->buffers[slot];
   for (unsigned int i = 1; i < row[0].count; i++) {
     enum ib_cts_entry_state seen = decode(&wire[i], m->next, i, &row[i]);
-    if (seen != IB_CTS_GOOD) return seen == IB_CTS_NOT_YET ? IB_CTS_TORN : seen;
-    if (row[i].count != row[0].count) return IB_CTS_BAD;
+    if (seen != IB_CTS_ENTRY_GOOD) return seen == IB_CTS_ENTRY_NOT_YET ? IB_CTS_ENTRY_TORN : seen;
+    if (row[i].count != row[0].count) return IB_CTS_ENTRY_BAD;
     m->tags[slot][i] = row[i].tag;
   }
-  return IB_CTS_GOOD;
+  return IB_CTS_ENTRY_GOOD;
 }
 
 /* Reads receive m->next into the table, if all of it is there. */
@@ -99,12 +99,12 @@ static inline enum ib_cts_entry_state read_next(struct ib_cts_match *m) {
   const unsigned int slot = slot_of(m->next);
   struct ib_cts *first = m->buffers[slot];
   enum ib_cts_entry_state seen = decode(m->ring->slots[slot], m->next, 0, first);
-  if (seen == IB_CTS_GOOD && rail_unlikely(first->count > 1)) seen = read_others(m, slot);
-  if (seen != IB_CTS_GOOD) return seen;
+  if (seen == IB_CTS_ENTRY_GOOD && rail_unlikely(first->count > 1)) seen = read_others(m, slot);
+  if (seen != IB_CTS_ENTRY_GOOD) return seen;
   m->tags[slot][0] = first->tag;
   m->left[slot] = (uint8_t)((1u << first->count) - 1);
   m->next++;
-  return IB_CTS_GOOD;
+  return IB_CTS_ENTRY_GOOD;
 }
 
 static inline const struct ib_cts *take_from(struct ib_cts_match *m, unsigned int slot, uint32_t tag) {
@@ -125,8 +125,8 @@ static __attribute__((noinline)) enum ib_cts_found search(struct ib_cts_match *m
     if ((*buffer = take_from(m, slot_of(seq), tag))) return IB_CTS_TAKEN;
   while (m->next - m->oldest != IB_MAX_RECVS) { /* the receiver cannot have posted more */
     enum ib_cts_entry_state seen = read_next(m);
-    if (rail_unlikely(seen >= IB_CTS_TORN)) return seen == IB_CTS_BAD ? IB_CTS_INVALID : IB_CTS_NEXT_TORN;
-    if (seen == IB_CTS_NOT_YET) return m->oldest == m->next ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
+    if (rail_unlikely(seen >= IB_CTS_ENTRY_TORN)) return seen == IB_CTS_ENTRY_BAD ? IB_CTS_INVALID : IB_CTS_NEXT_TORN;
+    if (seen == IB_CTS_ENTRY_NOT_YET) return m->oldest == m->next ? IB_CTS_EMPTY : IB_CTS_OTHER_TAGS;
     if ((*buffer = take_from(m, slot_of(m->next - 1), tag))) return IB_CTS_TAKEN;
   }
   return IB_CTS_OTHER_TAGS;
@@ -138,8 +138,8 @@ enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct
   if (m->oldest != seq) return search(m, tag, buffer);
   struct ib_cts *first = m->buffers[0] + slot_of(seq) * IB_MAX_GROUP;
   const enum ib_cts_entry_state seen = decode(m->ring->slots[slot_of(seq)], seq, 0, first);
-  if (seen == IB_CTS_NOT_YET) return IB_CTS_EMPTY;
-  if (rail_unlikely(seen != IB_CTS_GOOD || first->count != 1 || first->tag != tag)) return search(m, tag, buffer);
+  if (seen == IB_CTS_ENTRY_NOT_YET) return IB_CTS_EMPTY;
+  if (rail_unlikely(seen != IB_CTS_ENTRY_GOOD || first->count != 1 || first->tag != tag)) return search(m, tag, buffer);
   m->oldest = m->next = seq + 1;
   m->takes++;
   *buffer = first;

@@ -5,11 +5,17 @@
  * per buffer. The receiver writes slot k + 32 only when receive k is done, and thus after the sender has read slot k:
  * there is no other flow control.
  *
- * An entry's last word holds the number of the receive and a checksum of the other seven. With the right number and a
- * wrong checksum the entry is torn: it is still being written, and the reader tries again later. So nothing depends on
- * the order in which the HCA's writes within an entry become visible. A receive is torn while one of its entries is, or
- * is not there yet beside others that are. A receive that stays torn ends the connection when the peer's HCA must have
- * finished all retransmissions (ib_send.c). One of which no entry has the right number is not posted yet.
+ * An entry's last word holds the number of the receive and a checksum of the other seven. So nothing depends on the
+ * order in which the HCA's writes become visible:
+ *
+ *   an entry is torn     with the right number and a wrong checksum: it is still being written (IB_CTS_ENTRY_TORN)
+ *   a receive is torn    while an entry of it is, or one is not there yet beside others that are (IB_CTS_NEXT_TORN)
+ *   it is not posted     while no entry has its number (IB_CTS_EMPTY, IB_CTS_OTHER_TAGS)
+ *
+ * The reader tries again later. It reads a receive's first entry first: a receive that lacks that one alone looks as if
+ * it were not posted, and only ib_cts_lacks_first tells the difference. It reads up to seven lines of memory, so isend
+ * asks it in one of 64 calls that find no receive, and before it gives a tag up. A receive that stays torn ends the
+ * connection when the peer's HCA must have finished all retransmissions (ib_send.c).
  *
  * The immediates, by which the sender's writes are reported to the receiver, are inline below. All of it is pure: no
  * verbs. The ring has one reader, and one writer (the HCA).
@@ -63,10 +69,10 @@ _Static_assert(sizeof(struct ib_cts) == offsetof(struct ib_cts_wire, seq), "all 
 
 void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire);
 enum ib_cts_entry_state {
-  IB_CTS_NOT_YET,
-  IB_CTS_GOOD,
-  IB_CTS_TORN, /* the number is there, the checksum is wrong */
-  IB_CTS_BAD,     /* the checksum is right, the values are invalid */
+  IB_CTS_ENTRY_NOT_YET,
+  IB_CTS_ENTRY_GOOD,
+  IB_CTS_ENTRY_TORN, /* the number is there, the checksum is wrong */
+  IB_CTS_ENTRY_BAD,  /* the checksum is right, the values are invalid */
 };
 enum ib_cts_entry_state ib_cts_decode(const struct ib_cts_wire *wire, uint32_t seq, unsigned int index,
                                       struct ib_cts *cts);
@@ -95,9 +101,8 @@ enum ib_cts_found {
   IB_CTS_INVALID,    /* an entry with a right checksum and invalid values */
 };
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct ib_cts **buffer);
-/* For a next receive that seems not to be posted, because its first entry is not there: is any other of its entries? It
- * reads a line of memory for each, so the caller does not ask each time (ib_send.c). Not of receive 0, 2^32 receives
- * after the first: what was never written has its number. */
+/* Of a next receive whose first entry is not there: is another? Never of receive 0, 2^32 receives after the first: what
+ * was never written has its number. */
 bool ib_cts_lacks_first(const struct ib_cts_match *m);
 /* For log lines: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);

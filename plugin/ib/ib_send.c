@@ -27,7 +27,7 @@
 #include "plugin/ib/ib_two_sided.h"
 
 #define BATCH 16 /* writes that are posted at once */
-#define UNMATCHED_CALLS 64 /* of so many isends that found no receive of their tag one looks for a torn one */
+#define UNMATCHED_CALLS 64 /* of so many isends that found no receive of their tag one asks ib_cts_lacks_first */
 
 /* ---- the comm ----------------------------------------------------------- */
 
@@ -117,8 +117,7 @@ RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
- * silent ends it by a fault bit. STALLED does not: the HCA has nothing of this send to complete. A receive whose
- * first entry is missing alone looks as if it were not posted, so one call in UNMATCHED_CALLS looks at its others. */
+ * silent ends it by a fault bit. STALLED does not: the HCA has nothing of this send to complete. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
   if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);

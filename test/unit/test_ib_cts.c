@@ -42,11 +42,11 @@ TEST(round_trip) {
     struct ib_cts cts = random_cts(&rng, count, index), back;
     struct ib_cts_wire wire = {0};
     ib_cts_encode(&cts, seq, &wire);
-    CHECK_INT(ib_cts_decode(&wire, seq, index, &back), IB_CTS_GOOD);
+    CHECK_INT(ib_cts_decode(&wire, seq, index, &back), IB_CTS_ENTRY_GOOD);
     CHECK(same(&cts, &back));
-    CHECK_INT(ib_cts_decode(&wire, seq + 1, index, &back), IB_CTS_NOT_YET);
-    CHECK_INT(ib_cts_decode(&wire, seq - IB_MAX_RECVS, index, &back), IB_CTS_NOT_YET);
-    CHECK_INT(ib_cts_decode(&wire, seq, (index + 1) % 8, &back), IB_CTS_BAD); /* another's place */
+    CHECK_INT(ib_cts_decode(&wire, seq + 1, index, &back), IB_CTS_ENTRY_NOT_YET);
+    CHECK_INT(ib_cts_decode(&wire, seq - IB_MAX_RECVS, index, &back), IB_CTS_ENTRY_NOT_YET);
+    CHECK_INT(ib_cts_decode(&wire, seq, (index + 1) % 8, &back), IB_CTS_ENTRY_BAD); /* another's place */
   }
 }
 
@@ -54,8 +54,8 @@ TEST(round_trip) {
 TEST(zeros) {
   struct ib_cts_wire wire = {0};
   struct ib_cts cts;
-  for (uint32_t seq = 1; seq < 100000; seq++) CHECK_INT(ib_cts_decode(&wire, seq, 0, &cts), IB_CTS_NOT_YET);
-  CHECK_INT(ib_cts_decode(&wire, 0, 0, &cts), IB_CTS_TORN); /* its number is there, for what that is worth */
+  for (uint32_t seq = 1; seq < 100000; seq++) CHECK_INT(ib_cts_decode(&wire, seq, 0, &cts), IB_CTS_ENTRY_NOT_YET);
+  CHECK_INT(ib_cts_decode(&wire, 0, 0, &cts), IB_CTS_ENTRY_TORN); /* its number is there, for what that is worth */
 }
 
 TEST(values_that_cannot_be) {
@@ -67,12 +67,12 @@ TEST(values_that_cannot_be) {
   struct ib_cts cts;
   for (unsigned int i = 0; i < RAIL_COUNT_OF(bad); i++) {
     ib_cts_encode(&bad[i], 7, &wire);
-    CHECK_MSG(ib_cts_decode(&wire, 7, bad[i].index & 7, &cts) == IB_CTS_BAD, "value %u is taken", i);
+    CHECK_MSG(ib_cts_decode(&wire, 7, bad[i].index & 7, &cts) == IB_CTS_ENTRY_BAD, "value %u is taken", i);
   }
   /* The checksum covers the zeros, too. */
   ib_cts_encode(&(struct ib_cts){.count = 1}, 7, &wire);
   wire.zero[1] = 1;
-  CHECK_INT(ib_cts_decode(&wire, 7, 0, &cts), IB_CTS_TORN);
+  CHECK_INT(ib_cts_decode(&wire, 7, 0, &cts), IB_CTS_ENTRY_TORN);
 }
 
 /* A checksum has 32 bits, so one mixture in 2^32 is taken by chance: a run looks at some millions, and may meet one
@@ -83,7 +83,7 @@ static void look_at_mixture(const struct ib_cts_wire *seen, const struct ib_cts_
                             unsigned int index) {
   struct ib_cts got;
   bool whole = memcmp(seen, now, sizeof *now) == 0;
-  bool taken = ib_cts_decode(seen, seq, index, &got) == IB_CTS_GOOD;
+  bool taken = ib_cts_decode(seen, seq, index, &got) == IB_CTS_ENTRY_GOOD;
   if (whole) CHECK_MSG(taken, "receive %u is whole, and not seen", seq);
   else coincidences += taken;
   CHECK_MSG(coincidences <= 1, "receive %u: a second mixture was taken for an entry", seq);
