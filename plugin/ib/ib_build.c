@@ -42,7 +42,7 @@ static void fill_base(struct ib_setup *s) {
   }
 }
 
-rail_result_t ib_setup_comm(struct rail_setup *base) {
+rail_result_t ib_build_comm(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   s->comm = base->connector ? ib_send_comm_alloc() : ib_recv_comm_alloc();
   if (!s->comm) return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
@@ -66,11 +66,11 @@ rail_result_t ib_setup_comm(struct rail_setup *base) {
 
 /* ---- per rail ------------------------------------------------------------ */
 
-rail_result_t ib_setup_cqs(struct rail_setup *base) {
+rail_result_t ib_build_cqs(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct ib_rail *rail = &s->comm->rails[base->piece];
   const struct ib_port *port = rail->port;
-  struct ib_qp_sizes sizes = ib_setup_sizes(s, port);
+  struct ib_qp_sizes sizes = ib_offer_sizes(s, port);
   int entries = base->connector || !ib_flush_is_needed(s->comm) ? 0 : IB_MAX_FLUSHES;
   for (unsigned int i = 0; i < s->plan.nqps; i++)
     if (s->plan.qps[i].local_rail == base->piece) entries += (int)(sizes.send_depth + sizes.recv_depth);
@@ -85,7 +85,7 @@ rail_result_t ib_setup_cqs(struct rail_setup *base) {
   return rail_setup_piece_done(base, s->comm->nrails);
 }
 
-rail_result_t ib_setup_memory(struct rail_setup *base) {
+rail_result_t ib_build_memory(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct ib_rail *rail = &s->comm->rails[base->piece];
   const size_t size = sizeof *s->comm->ctrl_buf;
@@ -135,12 +135,12 @@ static rail_result_t set_attr(struct ib_setup *s, struct ib_qp *qp) {
   return RAIL_OK;
 }
 
-rail_result_t ib_setup_qps(struct rail_setup *base) {
+rail_result_t ib_build_qps(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct ib_qp *qp = &s->comm->qps[base->piece];
   const struct ib_plan_qp *p = &s->plan.qps[base->piece];
   const struct ib_rail *rail = &s->comm->rails[p->local_rail];
-  struct ib_qp_sizes sizes = ib_setup_sizes(s, rail->port);
+  struct ib_qp_sizes sizes = ib_offer_sizes(s, rail->port);
   qp->index = (uint16_t)base->piece;
   qp->rail = p->local_rail;
   qp->remote_rail = p->remote_rail;
@@ -158,14 +158,14 @@ static rail_result_t move_one(struct ib_setup *s, rail_result_t result) {
   return result == RAIL_OK ? rail_setup_piece_done(&s->base, s->plan.nqps) : qp_failed(s);
 }
 
-rail_result_t ib_setup_inits(struct rail_setup *base) {
+rail_result_t ib_build_inits(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
   struct ib_qp *qp = &s->comm->qps[base->piece];
   return move_one(s, ib_qp_to_init(qp, s->comm->rails[qp->rail].port, access));
 }
 
-rail_result_t ib_setup_rtrs(struct rail_setup *base) {
+rail_result_t ib_build_rtrs(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   if (s->plan.rdmacm) return RAIL_OK; /* ib_cm.c has moved the QPs already */
   struct ib_qp *qp = &s->comm->qps[base->piece];
@@ -177,7 +177,7 @@ rail_result_t ib_setup_rtrs(struct rail_setup *base) {
   return move_one(s, ib_qp_to_rtr(qp, s->comm->rails[qp->rail].port));
 }
 
-rail_result_t ib_setup_rtss(struct rail_setup *base) {
+rail_result_t ib_build_rtss(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   if (s->plan.rdmacm) return RAIL_OK; /* ib_cm.c has moved the QPs already */
   struct ib_qp *qp = &s->comm->qps[base->piece];
@@ -187,7 +187,7 @@ rail_result_t ib_setup_rtss(struct rail_setup *base) {
 /* ---- starting the data path ------------------------------------------------ */
 
 /* Receive WRs first, then the flush queue pairs, which are connected to themselves. */
-rail_result_t ib_setup_receives(struct rail_setup *base) {
+rail_result_t ib_build_receives(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   if (base->piece == 0) {
     if (ib_recv_comm_prepost(s->comm) != RAIL_OK)
@@ -199,7 +199,7 @@ rail_result_t ib_setup_receives(struct rail_setup *base) {
   return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no queue pair to flush GPU memory with");
 }
 
-rail_result_t ib_setup_start(struct rail_setup *base) {
+rail_result_t ib_build_start(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct ib_remote_ring ring = {.addr = s->peers.ctrl_addr};
   memcpy(ring.rkeys, s->peers.rkeys, sizeof ring.rkeys);
@@ -230,7 +230,7 @@ rail_result_t ib_setup_start(struct rail_setup *base) {
 /* Both rings are zero until all first writes have arrived, so zeros may be written over them. */
 _Static_assert(sizeof(struct ib_cts_ring) >= 128u << IBV_MTU_4096, "a packet fits");
 
-rail_result_t ib_setup_test_writes(struct rail_setup *base) {
+rail_result_t ib_build_test_writes(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   if (!s->plan.verify) return RAIL_OK;
   struct ib_verify *words = &s->comm->ctrl_buf->verify;
@@ -256,7 +256,7 @@ rail_result_t ib_setup_test_writes(struct rail_setup *base) {
   int err = ibv_post_send(qp->qp, wrs, &bad);
   if (err)
     return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_SYSTEM_ERROR, "the first write between %s could not be "
-                           "posted: %s", ib_setup_ports_text(s, base->piece, ports), strerror(err));
+                           "posted: %s", ib_offer_ports_text(s, base->piece, ports), strerror(err));
   return rail_setup_piece_done(base, s->plan.nqps);
 }
 
@@ -280,11 +280,24 @@ static rail_result_t poll(struct ib_setup *s, struct ibv_cq *cq) {
     unsigned int qp = ib_wr_qp(worst->wr_id);
     return rail_setup_fail(&s->base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "the first write between %s failed: %s "
                            "(status %d, vendor error 0x%x); %s",
-                           ib_setup_ports_text(s, qp < s->plan.nqps ? qp : 0, ports), row->what, worst->status,
+                           ib_offer_ports_text(s, qp < s->plan.nqps ? qp : 0, ports), row->what, worst->status,
                            worst->vendor_err, ADVICE);
   }
   for (int i = 0; i < n; i++) s->verified += ib_wr_kind(wc[i].wr_id) == IB_WR_VERIFY;
   return RAIL_OK;
+}
+
+rail_result_t ib_build_recv_refusal(struct ib_setup *s) {
+  struct rail_message message;
+  rail_result_t result = rail_handshake_peek(&s->base.handshake);
+  if (result == RAIL_OK) {
+    result = rail_setup_recv(&s->base, RAIL_MESSAGE_ANSWER, &message);
+    if (result != RAIL_OK) return result;
+    return rail_setup_fail(&s->base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent a second welcome");
+  }
+  if (result == RAIL_IN_PROGRESS) return result;
+  return rail_setup_fail(&s->base, RAIL_REASON_GONE, RAIL_REMOTE_ERROR, "it closed the connection, while this side "
+                         "waited for %s", s->base.ops->rows[s->base.state].waits_for);
 }
 
 /* The first queue pair whose test write from the peer has not arrived; nqps: all have. */
@@ -295,17 +308,17 @@ static unsigned int missing(const struct ib_setup *s) {
   return i;
 }
 
-rail_result_t ib_setup_verified(struct rail_setup *base) {
+rail_result_t ib_build_verified(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   char ports[IB_PORTS_TEXT];
   if (!s->plan.verify) return RAIL_OK;
   for (unsigned int i = 0; i < s->comm->nrails; i++) RAIL_TRY(poll(s, s->comm->rails[i].cq));
   unsigned int first = missing(s);
   if (first == s->plan.nqps && s->verified == s->plan.nqps) return RAIL_OK;
-  rail_result_t result = ib_setup_recv_refusal(s);
+  rail_result_t result = ib_build_recv_refusal(s);
   if (result != RAIL_IN_PROGRESS) return result;
   if (!rail_setup_is_late(base)) return result;
   return rail_setup_fail(base, IB_REASON_VERIFY, RAIL_REMOTE_ERROR, "no first write %s between %s within the time "
                          "limit (RAIL_IB_CONNECT_TIMEOUT): %s", first < s->plan.nqps ? "came in" : "was acknowledged",
-                         ib_setup_ports_text(s, first < s->plan.nqps ? first : 0, ports), ADVICE);
+                         ib_offer_ports_text(s, first < s->plan.nqps ? first : 0, ports), ADVICE);
 }

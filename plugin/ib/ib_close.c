@@ -7,7 +7,7 @@
  * received everything lingers, owned by the watch thread and without any buffer of the caller's: its last ACK may have
  * been lost, and without an answer to the retransmission its sender would report an error for a message that arrived.
  */
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -32,7 +32,7 @@ static rail_result_t fail(struct ib_setup *s, unsigned int qp, unsigned int reas
   char ports[IB_PORTS_TEXT];
   rail_result_t result = reason == RAIL_REASON_FAILED ? RAIL_SYSTEM_ERROR : RAIL_REMOTE_ERROR;
   return rail_setup_fail(&s->base, reason, result, "RDMA CM, queue pair %u between %s: %s: %s; check: %s", qp,
-                         ib_setup_ports_text(s, qp, ports), step, why, check);
+                         ib_offer_ports_text(s, qp, ports), step, why, check);
 }
 
 static rail_result_t fail_call(struct ib_setup *s, unsigned int qp, const char *call, const char *check) {
@@ -300,7 +300,7 @@ static const char *rejection(int status) {
 
 /* The peer rejects, or is gone: what it says over the oob connection comes first. */
 static rail_result_t on_end(struct ib_setup *s, unsigned int i, const char *what) {
-  rail_result_t result = ib_setup_recv_refusal(s);
+  rail_result_t result = ib_build_recv_refusal(s);
   return result == RAIL_IN_PROGRESS ? fail(s, i, RAIL_REASON_GONE, "connect", what, "the peer's log") : result;
 }
 
@@ -382,7 +382,7 @@ static rail_result_t run_until(struct ib_setup *s, enum ib_cm_state state) {
   unsigned int first = first_before(cm, state);
   if (first == cm->nqps) return RAIL_OK;
   s->base.more = more;
-  rail_result_t result = ib_setup_recv_refusal(s);
+  rail_result_t result = ib_build_recv_refusal(s);
   if (result != RAIL_IN_PROGRESS || !rail_setup_is_late(&s->base)) return result;
   /* Only that peer is silent: accept goes on. */
   bool for_peer = !s->base.connector && cm->qps[first].state != IB_CM_ANSWERING;

@@ -352,4 +352,11 @@ static inline void ib_request_end(struct ib_comm *comm) {
 rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call, const void *mhandle,
                                     const void *data, uint64_t size);
 
+/* ---- the end of a connection: ib_close.c ---------------------------------------- */
+
+rail_result_t ib_close_send(void *send_comm);
+rail_result_t ib_close_recv(void *recv_comm);
+/* Everything of a comm, whole or half made. */
+void ib_comm_destroy(struct ib_comm *comm);
+
 #endif

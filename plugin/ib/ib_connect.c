@@ -1,22 +1,95 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * listen, accept, closeListen, connect, over common/net/net_setup.c; both sides' tables of steps, run by
+ * listen, accept, closeListen, connect, over common/net/net_setup.c; both sides' messages, and tables of steps, run by
  * common/conn/setup.c (rail_setup_run). The connecting side is the sender. What ends accept with an error, as any peer
  * would meet it: ports that do not fit, a local device that fails, a peer that refused.
  */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_close.h"
 #include "plugin/ib/ib_cm.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_watch.h"
 
 #define HINTS_NS 1000000000ull /* see fill_handle: what is offered is checked again when the connection is made */
+
+/* ---- messages ----------------------------------------------------------------- */
+
+static rail_result_t step_send_offer(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct ib_offer_wire wire;
+  size_t size = ib_offer_encode(&s->mine, &wire);
+  return rail_handshake_send(&base->handshake, IB_MESSAGE_OFFER, &wire, size);
+}
+
+static rail_result_t step_recv_offer(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct rail_message message;
+  RAIL_TRY(rail_setup_recv(base, IB_MESSAGE_OFFER, &message));
+  const char *why = ib_offer_decode(message.body, message.size, &s->theirs);
+  if (!why && s->theirs.sender == base->connector) why = "an offer with the role of this side";
+  if (why) return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
+  return RAIL_OK;
+}
+
+static rail_result_t step_send_qps(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct ib_qps_wire wire;
+  for (unsigned int i = 0; i < s->plan.nqps; i++) {
+    struct ib_qp_info *side = &s->ours.qps[i];
+    struct ibv_ece ece = {0};
+    const struct ib_qp *qp = &s->comm->qps[i];
+    /* The acceptor sends what its device supports; the connector answers with what both support. */
+    if (s->plan.ece && (!base->connector || qp->attr.use_ece)) (void)ib_qp_query_ece(qp, &ece);
+    side->qpn = qp->qp->qp_num;
+    side->psn = qp->attr.sq_psn;
+    side->ece_vendor = ece.vendor_id;
+    side->ece_options = ece.options;
+    side->ece_comp_mask = ece.comp_mask;
+  }
+  size_t size = ib_qps_encode(&s->ours, &wire);
+  return rail_handshake_send(&base->handshake, IB_MESSAGE_QPS, &wire, size);
+}
+
+/* Where an acceptor listens by the RDMA CM, one for each of its rails. */
+static bool has_cm_ports(const struct ib_qps *qps) {
+  for (unsigned int i = 0; i < qps->nrails; i++)
+    if (!qps->cm_ports[i]) return false;
+  return true;
+}
+
+static rail_result_t step_recv_qps(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  struct rail_message message;
+  RAIL_TRY(rail_setup_recv(base, IB_MESSAGE_QPS, &message));
+  const char *why = ib_qps_decode(message.body, message.size, &s->peers);
+  if (!why && (s->peers.nqps != s->plan.nqps || s->peers.nrails != s->theirs.nrails))
+    why = "a list of queue pairs that is not what both planned";
+  if (!why && s->plan.rdmacm && base->connector && !has_cm_ports(&s->peers)) why = "no port of the RDMA CM";
+  if (why) return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", why);
+  return RAIL_OK;
+}
+
+/* The line names the two ports of the peer's refusal. */
+static rail_result_t refused(struct rail_setup *base, const struct rail_message *answer, char *text, size_t size) {
+  const struct ib_setup *s = ib_setup_of(base);
+  struct ib_refused_plan plan;
+  ib_stats_count(s->device->name, IB_DEVICE_REFUSED);
+  if (answer->reason != IB_REASON_PLAN) return RAIL_OK;
+  const char *wrong = ib_refused_plan_decode(answer->body, answer->size, &plan), *here = "one of ours";
+  if (wrong) return rail_setup_fail(base, RAIL_REASON_MESSAGE, RAIL_REMOTE_ERROR, "it sent %s", wrong);
+  if (plan.rail_there >= 0 && (unsigned int)plan.rail_there < s->mine.nrails)
+    here = s->mine.rails[plan.rail_there].name;
+  snprintf(text, size, "refused: port %s here and port %s there do not fit: %s", here,
+           plan.name[0] ? plan.name : "(all)", ib_refusal_text(plan.refusal));
+  return RAIL_OK;
+}
 
 /* ---- steps that only one side has ------------------------------------------- */
 
@@ -44,62 +117,62 @@ static rail_result_t step_recv_ready(struct rail_setup *s) {
 /* ---- the tables ---------------------------------------------------------------- */
 
 static const struct rail_setup_row connector_rows[] = {
-  {"query ports", ib_setup_query_ports, NULL, false},
-  {"offer", ib_setup_offer, NULL, false},
+  {"query ports", ib_offer_query_ports, NULL, false},
+  {"offer", ib_offer_make, NULL, false},
   {"dial", rail_setup_dial, "a TCP connection", false},
-  {"send offer", ib_setup_send_offer, NULL, false},
+  {"send offer", step_send_offer, NULL, false},
   {"recv answer", rail_setup_answer, "the peer's answer (it comes when its side calls accept)", true},
-  {"recv offer", ib_setup_recv_offer, "the peer's offer", false},
-  {"plan", ib_setup_plan, NULL, false},
-  {"comm", ib_setup_comm, NULL, false},
-  {"completion queues", ib_setup_cqs, NULL, false},
-  {"memory", ib_setup_memory, NULL, false},
-  {"queue pairs", ib_setup_qps, NULL, false},
-  {"to INIT", ib_setup_inits, NULL, false},
-  {"recv queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
+  {"recv offer", step_recv_offer, "the peer's offer", false},
+  {"plan", ib_offer_plan, NULL, false},
+  {"comm", ib_build_comm, NULL, false},
+  {"completion queues", ib_build_cqs, NULL, false},
+  {"memory", ib_build_memory, NULL, false},
+  {"queue pairs", ib_build_qps, NULL, false},
+  {"to INIT", ib_build_inits, NULL, false},
+  {"recv queue pairs", step_recv_qps, "the peer's queue pairs", false},
   {"by the RDMA CM", ib_cm_connects, "the RDMA CM to connect queue pairs", false},
-  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
-  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
-  {"start", ib_setup_start, NULL, false},
-  {"send queue pairs", ib_setup_send_qps, NULL, false},
+  {"to RTR", ib_build_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
+  {"to RTS", ib_build_rtss, "the driver to take queue pairs to RTS", false},
+  {"start", ib_build_start, NULL, false},
+  {"send queue pairs", step_send_qps, NULL, false},
   {"recv ready", step_recv_ready, "the peer's queue pairs to be ready", false},
-  {"test writes", ib_setup_test_writes, NULL, false},
-  {"verified", ib_setup_verified, "the first writes over each queue pair", false},
+  {"test writes", ib_build_test_writes, NULL, false},
+  {"verified", ib_build_verified, "the first writes over each queue pair", false},
 };
 
 static const struct rail_setup_row acceptor_rows[] = {
-  {"recv offer", ib_setup_recv_offer, "the peer's offer", false},
+  {"recv offer", step_recv_offer, "the peer's offer", false},
   {"hints", step_hints, NULL, false},
-  {"query ports", ib_setup_query_ports, NULL, false},
-  {"offer", ib_setup_offer, NULL, false},
-  {"plan", ib_setup_plan, NULL, false},
+  {"query ports", ib_offer_query_ports, NULL, false},
+  {"offer", ib_offer_make, NULL, false},
+  {"plan", ib_offer_plan, NULL, false},
   {"welcome", rail_setup_welcome, NULL, false},
-  {"send offer", ib_setup_send_offer, NULL, false},
-  {"comm", ib_setup_comm, NULL, false},
-  {"completion queues", ib_setup_cqs, NULL, false},
-  {"memory", ib_setup_memory, NULL, false},
-  {"queue pairs", ib_setup_qps, NULL, false},
-  {"to INIT", ib_setup_inits, NULL, false},
-  {"receives", ib_setup_receives, "the driver to take flush queue pairs to RTS", false},
+  {"send offer", step_send_offer, NULL, false},
+  {"comm", ib_build_comm, NULL, false},
+  {"completion queues", ib_build_cqs, NULL, false},
+  {"memory", ib_build_memory, NULL, false},
+  {"queue pairs", ib_build_qps, NULL, false},
+  {"to INIT", ib_build_inits, NULL, false},
+  {"receives", ib_build_receives, "the driver to take flush queue pairs to RTS", false},
   {"listen by the RDMA CM", ib_cm_listens, NULL, false},
-  {"send queue pairs", ib_setup_send_qps, NULL, false},
+  {"send queue pairs", step_send_qps, NULL, false},
   {"accept by the RDMA CM", ib_cm_accepts, "the peer's requests by the RDMA CM", false},
-  {"recv queue pairs", ib_setup_recv_qps, "the peer's queue pairs", false},
+  {"recv queue pairs", step_recv_qps, "the peer's queue pairs", false},
   {"by the RDMA CM", ib_cm_established, "the RDMA CM to establish queue pairs", false},
-  {"to RTR", ib_setup_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
-  {"to RTS", ib_setup_rtss, "the driver to take queue pairs to RTS", false},
-  {"start", ib_setup_start, NULL, false},
+  {"to RTR", ib_build_rtrs, "the driver to take queue pairs to RTR (address resolution)", false},
+  {"to RTS", ib_build_rtss, "the driver to take queue pairs to RTS", false},
+  {"start", ib_build_start, NULL, false},
   {"ready", step_send_ready, NULL, false},
-  {"test writes", ib_setup_test_writes, NULL, false},
-  {"verified", ib_setup_verified, "the first writes over each queue pair", false},
+  {"test writes", ib_build_test_writes, NULL, false},
+  {"verified", ib_build_verified, "the first writes over each queue pair", false},
   {"all sent", rail_setup_flushed, "the peer to read what was sent", false},
 };
 
 static const struct rail_setup_ops connector_ops = {.protocol = &ib_protocol, .rows = connector_rows,
                                                     .nrows = RAIL_COUNT_OF(connector_rows),
-                                                    .refused = ib_setup_refused};
+                                                    .refused = refused};
 static const struct rail_setup_ops acceptor_ops = {.protocol = &ib_protocol, .rows = acceptor_rows,
-                                                   .nrows = RAIL_COUNT_OF(acceptor_rows), .refused = ib_setup_refused};
+                                                   .nrows = RAIL_COUNT_OF(acceptor_rows), .refused = refused};
 
 /* ---- begun, taken, freed --------------------------------------------------------- */
 

@@ -8,10 +8,10 @@
 
 #include "common/base/log.h"
 #include "common/net/net_process.h"
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_mr.h"
-#include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_recv.h"

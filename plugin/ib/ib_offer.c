@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What this side offers: its ports as they are now, with a GID for each that suits the peer; and the plan, which both
  * sides compute from both offers. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@
 
 /* ---- what a device can do ------------------------------------------------ */
 
-struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port *port) {
+struct ib_qp_sizes ib_offer_sizes(const struct ib_setup *s, const struct ib_port *port) {
   const uint32_t most = (uint32_t)RAIL_MAX(port->hca->attr.max_qp_wr, 1);
   const bool has_inline = ib_params.use_inline || port->iwarp; /* iWARP: notices are inline */
   if (s->base.connector)
@@ -26,7 +27,7 @@ struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port
 
 /* Every WR of each QP may complete with an error, signaled or not: the completion queue has room for all. */
 static unsigned int max_qps_of(const struct ib_setup *s, const struct ib_port *port) {
-  struct ib_qp_sizes sizes = ib_setup_sizes(s, port);
+  struct ib_qp_sizes sizes = ib_offer_sizes(s, port);
   int64_t room = ((int64_t)port->hca->attr.max_cqe - IB_MAX_FLUSHES) / (sizes.send_depth + sizes.recv_depth);
   return (unsigned int)RAIL_MAX(0, RAIL_MIN(RAIL_MIN(room, port->hca->attr.max_qp), IB_MAX_QPS));
 }
@@ -39,7 +40,7 @@ static unsigned int log2_of(uint64_t n) {
 
 /* ---- ports --------------------------------------------------------------- */
 
-rail_result_t ib_setup_query_ports(struct rail_setup *base) {
+rail_result_t ib_offer_query_ports(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   if (!s->attrs && !(s->attrs = calloc(s->device->nrails, sizeof *s->attrs)))
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
@@ -158,7 +159,7 @@ static void choose_service(struct ib_setup *s) {
 
 /* ---- offer and plan ------------------------------------------------------ */
 
-rail_result_t ib_setup_offer(struct rail_setup *base) {
+rail_result_t ib_offer_make(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   struct ib_offer *o = &s->mine;
   unsigned int order[IB_MAX_RAILS] = {0};
@@ -187,7 +188,7 @@ rail_result_t ib_setup_offer(struct rail_setup *base) {
     RAIL_TRY(offer_rail(s, i, order[i]));
     uint32_t max_msg = s->attrs[order[i]].max_msg;
     if (max_msg) o->max_write_log2 = RAIL_MIN(o->max_write_log2, log2_of(max_msg));
-    o->recv_depth = RAIL_MIN(o->recv_depth, ib_setup_sizes(s, s->ports[i]).recv_depth);
+    o->recv_depth = RAIL_MIN(o->recv_depth, ib_offer_sizes(s, s->ports[i]).recv_depth);
     o->max_qps = RAIL_MIN(o->max_qps, o->nrails * max_qps_of(s, s->ports[i]));
   }
   choose_service(s);
@@ -208,7 +209,7 @@ static void refuse_plan(struct ib_setup *s, enum ib_refusal refusal, int rail_mi
   rail_handshake_refuse(&s->base.handshake, IB_REASON_PLAN, &wire);
 }
 
-rail_result_t ib_setup_plan(struct rail_setup *base) {
+rail_result_t ib_offer_plan(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   char mine[IB_GID_TEXT], theirs[IB_GID_TEXT];
   int a, b;
@@ -222,4 +223,13 @@ rail_result_t ib_setup_plan(struct rail_setup *base) {
   base->reason = IB_REASON_PLAN;
   refuse_plan(s, refusal, a, b);
   return RAIL_BAD_USAGE;
+}
+
+const char *ib_offer_ports_text(const struct ib_setup *s, unsigned int qp, char text[IB_PORTS_TEXT]) {
+  const struct ib_plan_qp *p = &s->plan.qps[qp];
+  const struct ib_offer_rail *mine = &s->mine.rails[p->local_rail], *theirs = &s->theirs.rails[p->remote_rail];
+  char a[IB_GID_TEXT], b[IB_GID_TEXT];
+  snprintf(text, IB_PORTS_TEXT, "port %s here (GID %s) and port %s there (GID %s)", mine->name,
+           ib_gid_text(mine->gid, a), theirs->name, ib_gid_text(theirs->gid, b));
+  return text;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A connection that is being set up, as common/conn/setup.h has it: what connector and acceptor have in common. Each
- * side has its own table of steps (ib_connect.c); most steps are here:
+ * side has its own table of steps; the steps are in:
  *
- *   ib_offer.c   query the ports, choose GIDs, offer, plan
- *   ib_build.c   the comm: completion queues, memory, queue pairs to RTS, a first write over each
- *   ib_cm.c      queue pairs to RTS by the RDMA CM, where the plan says so
- *   ib_setup.c   messages, the words for a peer's refusal
+ *   ib_offer.c    query the ports, choose GIDs, offer, plan
+ *   ib_build.c    the comm: completion queues, memory, queue pairs to RTS, a first write over each
+ *   ib_cm.c       queue pairs to RTS by the RDMA CM, where the plan says so
+ *   ib_connect.c  messages, the words for a peer's refusal, the tables
  *
  * Each piece of a step makes at most one call of the verbs library that may take long.
  */
@@ -54,41 +54,34 @@ rail_result_t ib_close_listen(void *listen_comm);
 rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle);
 
-/* ---- steps --------------------------------------------------------------- */
+/* ---- steps: ib_offer.c ---------------------------------------------------------- */
 
-/* rail_setup_ops.refused of both sides. */
-rail_result_t ib_setup_refused(struct rail_setup *s, const struct rail_message *answer, char *text, size_t size);
-/* While this side waits for other things: a peer that failed sends a refusal or closes. RAIL_IN_PROGRESS: neither. What
- * the data path reads (PING, GOODBYE) stays unread. */
-rail_result_t ib_setup_recv_refusal(struct ib_setup *s);
-/* "port A here (GID a) and port B there (GID b)", of one queue pair. */
-#define IB_PORTS_TEXT 320
-const char *ib_setup_ports_text(const struct ib_setup *s, unsigned int qp, char text[IB_PORTS_TEXT]);
-
-rail_result_t ib_setup_query_ports(struct rail_setup *s); /* ours */
-rail_result_t ib_setup_offer(struct rail_setup *s);
-rail_result_t ib_setup_send_offer(struct rail_setup *s);
-rail_result_t ib_setup_recv_offer(struct rail_setup *s);
-rail_result_t ib_setup_plan(struct rail_setup *s); /* or refuses, with a line that names both ports */
-
-rail_result_t ib_setup_comm(struct rail_setup *s);
-rail_result_t ib_setup_cqs(struct rail_setup *s);
-rail_result_t ib_setup_memory(struct rail_setup *s);
-rail_result_t ib_setup_qps(struct rail_setup *s);
-rail_result_t ib_setup_inits(struct rail_setup *s);
-rail_result_t ib_setup_receives(struct rail_setup *s); /* acceptor: receive WRs, flush */
-rail_result_t ib_setup_send_qps(struct rail_setup *s);
-rail_result_t ib_setup_recv_qps(struct rail_setup *s);
-rail_result_t ib_setup_rtrs(struct rail_setup *s);
-rail_result_t ib_setup_rtss(struct rail_setup *s);
-rail_result_t ib_setup_start(struct rail_setup *s); /* the peer may write to the comm from here on */
-
-rail_result_t ib_setup_test_writes(struct rail_setup *s);
-rail_result_t ib_setup_verified(struct rail_setup *s);
-
+rail_result_t ib_offer_query_ports(struct rail_setup *s); /* ours */
+rail_result_t ib_offer_make(struct rail_setup *s);
+rail_result_t ib_offer_plan(struct rail_setup *s); /* or refuses, with a line that names both ports */
 /* What a listener's handle tells of its ports: GIDs of the first rails; it may be none. */
 void ib_offer_hints(const struct ib_device *device, struct ib_hints *hints);
 /* Queue depths and inline size of this side's QPs on this port. */
-struct ib_qp_sizes ib_setup_sizes(const struct ib_setup *s, const struct ib_port *port);
+struct ib_qp_sizes ib_offer_sizes(const struct ib_setup *s, const struct ib_port *port);
+/* "port A here (GID a) and port B there (GID b)", of one queue pair. */
+#define IB_PORTS_TEXT 320
+const char *ib_offer_ports_text(const struct ib_setup *s, unsigned int qp, char text[IB_PORTS_TEXT]);
+
+/* ---- steps: ib_build.c ---------------------------------------------------------- */
+
+rail_result_t ib_build_comm(struct rail_setup *s);
+rail_result_t ib_build_cqs(struct rail_setup *s);
+rail_result_t ib_build_memory(struct rail_setup *s);
+rail_result_t ib_build_qps(struct rail_setup *s);
+rail_result_t ib_build_inits(struct rail_setup *s);
+rail_result_t ib_build_receives(struct rail_setup *s); /* acceptor: receive WRs, flush */
+rail_result_t ib_build_rtrs(struct rail_setup *s);
+rail_result_t ib_build_rtss(struct rail_setup *s);
+rail_result_t ib_build_start(struct rail_setup *s); /* the peer may write to the comm from here on */
+rail_result_t ib_build_test_writes(struct rail_setup *s);
+rail_result_t ib_build_verified(struct rail_setup *s);
+/* While this side waits for other things: a peer that failed sends a refusal or closes. RAIL_IN_PROGRESS: neither. What
+ * the data path reads (PING, GOODBYE) stays unread. */
+rail_result_t ib_build_recv_refusal(struct ib_setup *s);
 
 #endif

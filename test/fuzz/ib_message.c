@@ -16,7 +16,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_param.h"

@@ -14,7 +14,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_close.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_watch.h"

@@ -10,7 +10,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"

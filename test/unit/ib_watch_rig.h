@@ -4,7 +4,7 @@
 #ifndef IB_WATCH_RIG_H
 #define IB_WATCH_RIG_H
 
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_wire.h"
 #include "test/unit/ib_rig.h"
 

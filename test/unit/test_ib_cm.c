@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Queue pairs that the RDMA CM sets up: connections that come about, sides that do not fit, requests and responses that
  * are wrong. */
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_recv.h"

@@ -8,7 +8,7 @@
 #include <dirent.h>
 #include <sys/resource.h>
 
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"

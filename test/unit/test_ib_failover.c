@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Loss of a queue pair, in parts: what a count settles, and what the watch thread answers for a comm. What both sides
  * make of it is fault/test_ib_failover.c's. */
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_send.h"

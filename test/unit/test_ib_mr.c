@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_mr.h"
 #include "test/unit/ib_rig.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Clients that send no HELLO, peers that go silent, die, or lie in the middle of a handshake, and ends at any time. */
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_setup.h"
 #include "test/unit/ib_handshake.h"
 

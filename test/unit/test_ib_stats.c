@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ib plugin's counters: labels, gauges of ports, who keeps the page. */
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "tools/rail-stat/stats_read.h"
 #include "test/unit/ib_rig.h"
 

@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <sys/wait.h>
 
-#include "plugin/ib/ib_close.h"
+#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_flush.h"
 #include "test/unit/ib_watch_rig.h"
