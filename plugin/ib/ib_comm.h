@@ -168,7 +168,7 @@ struct ib_cursor {
   uint16_t qp;
 };
 
-/* A part of a message, where parts are not equal (ib_stripe.h). */
+/* Place and size of a part, where parts are not equal (ib_stripe.h). */
 struct ib_share {
   uint64_t offset, size;
   uint16_t qp;
@@ -206,9 +206,9 @@ struct ib_recv {
   struct ib_buffer buffers[IB_MAX_GROUP];
 };
 
-/* How long sends have found the same in the CTS ring, and no buffer. */
-struct ib_ring_wait {
-  uint64_t last_seen; /* 0: no send waits so */
+/* How long isend has found the same in the CTS ring, and no buffer to send to. */
+struct ib_match_timer {
+  uint64_t last_seen; /* 0: it does not run */
   uint64_t waited;    /* ns in which this process called isend and the peer's process was alive */
   uint32_t tag, next, takes;
 };
@@ -241,9 +241,9 @@ struct ib_send_comm {
   struct ib_posted *posted;              /* of all QPs: the entries of ib_qp.posted */
   struct ib_cursor resend;               /* of the part that is being resent */
   uint16_t resend_of;                    /* the lost QP whose it was */
-  struct ib_ring_wait tag_wait;          /* receives are posted, none of the send's tag */
-  struct ib_ring_wait torn_wait;         /* the next receive is torn */
-  struct ib_ring_wait turn_wait;         /* all sends wait for one before them (ib_two_sided.h) */
+  struct ib_match_timer tag_timer;       /* receives are posted, none of the send's tag */
+  struct ib_match_timer torn_timer;      /* the next receive is torn */
+  struct ib_match_timer turn_timer;      /* all sends wait for one before them (ib_two_sided.h) */
   uint32_t unmatched_calls;              /* isends that found no receive of their tag */
   uint64_t closed_deadline; /* after GOODBYE: the peer acknowledges retransmissions until then; 0: no GOODBYE */
   bool peer_gone;           /* IB_COMM_PEER_GONE is in closed_deadline */

@@ -84,28 +84,28 @@ RAIL_COLD static rail_result_t invalid_cts(struct ib_send_comm *sc) {
   return ib_comm_fail(&sc->base, RAIL_REMOTE_ERROR);
 }
 
-/* Counts for how long sends have found the ring as it is; any change of it restarts the wait. So does a send of another
- * tag when the first tag's time is up: the caller may have given that one up. */
-static bool wait_is_over(const struct ib_send_comm *sc, struct ib_ring_wait *wait, uint32_t tag, uint64_t ms) {
-  bool same = wait->last_seen && wait->next == sc->match.next && wait->takes == sc->match.takes;
+/* Counts for how long sends have found the ring as it is; any change of it restarts the timer. So does a send of
+ * another tag when the first tag's time is up: the caller may have given that one up. */
+static bool has_expired(const struct ib_send_comm *sc, struct ib_match_timer *timer, uint32_t tag, uint64_t ms) {
+  bool same = timer->last_seen && timer->next == sc->match.next && timer->takes == sc->match.takes;
   uint64_t now = rail_now_ns();
   if (same) {
     /* Time in which this process or the peer's was stopped does not count: a stopped process posts nothing. */
     if (!atomic_load_explicit(&sc->base.peer_silent, memory_order_relaxed))
-      wait->waited += RAIL_MIN(now - wait->last_seen, RAIL_MAX_STEP_NS);
-    wait->last_seen = now;
-    if (wait->waited < ms * 1000000) return false;
-    if (wait->tag == tag) return true;
+      timer->waited += RAIL_MIN(now - timer->last_seen, RAIL_MAX_STEP_NS);
+    timer->last_seen = now;
+    if (timer->waited < ms * 1000000) return false;
+    if (timer->tag == tag) return true;
   }
-  *wait = (struct ib_ring_wait){.last_seen = now, .tag = tag, .next = sc->match.next, .takes = sc->match.takes};
+  *timer = (struct ib_match_timer){.last_seen = now, .tag = tag, .next = sc->match.next, .takes = sc->match.takes};
   return false;
 }
 
 /* Receives are posted, of other tags only. That ends soon, or the two sides disagree; unless the next receive is torn,
  * whose tags are not known, and which has a limit of its own. */
-static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
+static rail_result_t check_tag(struct ib_send_comm *sc, uint32_t tag) {
   uint64_t ms = (uint64_t)ib_params.tag_ms;
-  if (!ms || !wait_is_over(sc, &sc->tag_wait, tag, ms) || ib_cts_lacks_first(&sc->match)) return RAIL_OK;
+  if (!ms || !has_expired(sc, &sc->tag_timer, tag, ms) || ib_cts_lacks_first(&sc->match)) return RAIL_OK;
   return ib_error_tag_timeout(sc, tag);
 }
 
@@ -113,7 +113,7 @@ static rail_result_t check_tag_wait(struct ib_send_comm *sc, uint32_t tag) {
 RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
   const struct ib_qp_attr peers = {.timeout = sc->base.receiver_timeout, .retry_cnt = IB_MAX_RETRIES};
   const uint64_t limit = ib_qp_limit_ms(&peers), ms = limit ? limit : (uint64_t)ib_params.tag_ms;
-  return ms && wait_is_over(sc, &sc->torn_wait, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
+  return ms && has_expired(sc, &sc->torn_timer, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
 }
 
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
@@ -127,13 +127,13 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
   const bool look = ++sc->unmatched_calls % UNMATCHED_CALLS == 0;
   if (found == IB_CTS_NEXT_TORN || (rail_unlikely(look) && ib_cts_lacks_first(&sc->match))) return check_torn(sc);
-  return found == IB_CTS_OTHER_TAGS ? check_tag_wait(sc, tag) : RAIL_OK;
+  return found == IB_CTS_OTHER_TAGS ? check_tag(sc, tag) : RAIL_OK;
 }
 
 RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
   if (!sc->two_sided || ib_two_sided_is_posted(sc)) return RAIL_IN_PROGRESS;
   uint64_t ms = (uint64_t)ib_params.tag_ms;
-  return ms && wait_is_over(sc, &sc->turn_wait, 0, ms) ? ib_error_turn_timeout(sc) : RAIL_OK;
+  return ms && has_expired(sc, &sc->turn_timer, 0, ms) ? ib_error_turn_timeout(sc) : RAIL_OK;
 }
 
 /* ---- post ------------------------------------------------------------------ */

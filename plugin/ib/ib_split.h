@@ -2,12 +2,16 @@
  *
  * Split: a message into parts. Pure.
  *
- * A message has 1 to 128 parts, each on a QP of its own; all but the last are multiples of IB_ALIGN bytes. A part is a
- * chain of plain writes (its body) and one write with immediate (its tail), the only one that consumes a receive WR of
- * the receiver. A part of up to one write is its tail, unless adaptive routing wants the bulk without immediate. The
- * tail's length is in the receiver's completion; the body's is in the immediate, so the body is a multiple of the unit
- * in which the immediate counts. With the SEND protocol (ib_two_sided.h) the buffer is divided, a part is one SEND, and
- * a QP may have several.
+ *   part   the bytes of a message that go over one QP; a message has 1 to 128
+ *   body   of a part: its first bytes, by plain RDMA writes; it may be empty
+ *   tail   of a part: the rest, by one RDMA write with immediate, which alone consumes a receive WR of the receiver
+ *   share  a part's place and size (ib_stripe.h), where parts are not equal
+ *   chain  work requests, linked by `next`, that one ibv_post_send posts (ib_send.c)
+ *
+ * All parts but the last are multiples of IB_ALIGN bytes. A part of up to one write is its tail, unless adaptive
+ * routing wants the bulk without immediate. The tail's length is in the receiver's completion; the body's is in the
+ * immediate, so the body is a multiple of the unit in which the immediate counts. With the SEND protocol
+ * (ib_two_sided.h) the buffer is divided, a part is one SEND, and a QP may have several.
  */
 #ifndef IB_SPLIT_H
 #define IB_SPLIT_H

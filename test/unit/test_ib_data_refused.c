@@ -326,7 +326,7 @@ TEST(a_ring_at_the_wrap_of_numbers) {
     CHECK_OK(ib_isend(p.sc, out, 8, 0, mh_out, NULL, &request));
     CHECK(!request);
   }
-  CHECK(sc->unmatched_calls > 1000 && !sc->torn_wait.last_seen);
+  CHECK(sc->unmatched_calls > 1000 && !sc->torn_timer.last_seen);
   pair_close(&p);
 }
 
