@@ -421,6 +421,10 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
               atomic_load(&handle->memory.outstanding));
     rail_watch_remove(&ib_watch, &comm->watched, true); /* sends GOODBYE at once */
   }
+  /* A receiver waits: its HCA may still write a packet to memory that the caller is about to free. A sender's HCA only
+   * reads. That changes no memory, and the pages are there: they stay pinned until the registration is released. A last
+   * packet may carry what the caller has put there since, as with any buffer that is changed before its send is done;
+   * but the caller has given that message up, and the connection with it. */
   if (atomic_load_explicit(&handle->memory.outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
       !(atomic_load(&comm->pending_work) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu: the HCA has not said within a second that it has stopped",
