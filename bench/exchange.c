@@ -6,7 +6,8 @@
  *
  * Over verbs the provider is the emulated device (NCCL_IBVERBS_LIB), which is told to move all data before anybody
  * tests, and which counts: printed is how often each kind asked it for what, in work requests and polls. Over libfabric
- * nothing is printed.
+ * nothing is printed, and a call that finds the endpoint in the watch thread's hands is made again: of 100 messages one
+ * at most.
  */
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -88,27 +89,45 @@ static void print_tally(void) {
     for (int v = 0; calls_of && v < VERBS; v++) printf("%s %s %ld\n", kinds[k], verbs[v], tally[k][v]);
 }
 
+static int messages, repeated;
+
+static bool repeat(const char *what) {
+  ENSURE(!calls_of && ++repeated <= messages / 100, "not the fixed list of calls: %s", what);
+  return true;
+}
+
 static void one_message(void *from, void *to, size_t size) {
   void *sent = NULL, *received = NULL;
   int waiting = 0, arrived = 0, gone = 0;
-  call_irecv(to, size, &received);
+  do call_irecv(to, size, &received);
+  while (!received && repeat("irecv gave no request"));
   note(0);
   if (quiesce) quiesce();
-  ENSURE(received, "irecv gave no request");
   call_test_waiting(received, &waiting);
   note(1);
-  call_isend(from, size, &sent);
+  do call_isend(from, size, &sent);
+  while (!sent && repeat("isend gave no request: the receiver's buffer is not known"));
   note(2);
   if (quiesce) quiesce();
-  ENSURE(sent, "isend gave no request: the receiver's buffer is not known");
-  call_test_received(received, &arrived);
+  do call_test_received(received, &arrived);
+  while (!arrived && repeat("the receive is not done at the first test"));
   note(3);
-  call_test_sent(sent, &gone);
+  do call_test_sent(sent, &gone);
+  while (!gone && repeat("the send is not done at the first test"));
   note(4);
-  ENSURE(!waiting && arrived && gone, "not the fixed list: done before it was sent: %d, at the first test: %d, %d",
-         waiting, arrived, gone);
+  ENSURE(!waiting, "not the fixed list of calls: done before it was sent");
 }
 
+/* However long it takes: under callgrind, beside others, a provider's endpoint takes half a minute. Who runs this has a
+ * limit. */
+static void connect_pair(void) {
+  pair.net = &net;
+  pair.listen = kit_net_listen(&net, pair.handle);
+  for (int quiet = 0; !pair.send || !pair.recv; kit_rest(&quiet)) {
+    if (!pair.send) (void)kit_connect_step(&net, pair.handle, &pair.send);
+    if (!pair.recv) (void)kit_accept_step(&net, pair.listen, &pair.recv);
+  }
+}
 
 static void failed(const char *file, int line, const char *fmt, ...) {
   va_list ap;
@@ -131,11 +150,12 @@ int main(int argc, char **argv) {
   ENSURE(from && to, "out of memory");
   kit_net_target(argv[1], 0, 0);
   kit_net_open(&net);
-  kit_pair_open(&net, &pair);
+  messages = atoi(argv[3]);
+  connect_pair();
   mr[0] = kit_mr_reg(&net, pair.send, from, size);
   mr[1] = kit_mr_reg(&net, pair.recv, to, size);
   find_verbs();
-  for (int i = 0; i < atoi(argv[3]); i++) one_message(from, to, size);
+  for (int i = 0; i < messages; i++) one_message(from, to, size);
   print_tally();
   kit_mr_dereg(&net, pair.send, mr[0]);
   kit_mr_dereg(&net, pair.recv, mr[1]);

@@ -12,7 +12,7 @@ import sys
 sys.dont_write_bytecode = True
 import instructions
 from instructions import CALLS, MESSAGE
-from program import Failed
+from program import RUN_LIMIT, Failed
 from report import markdown_table, size_name, text_table
 
 OURS = "lib/libnccl-net-ofi.so"
@@ -21,7 +21,7 @@ SETTINGS = [("shm", 8), ("tcp;ofi_rxm", 8), ("shm", 65536)]  # provider, bytes
 
 def environment(provider):
     return {"NCCL_SOCKET_IFNAME": "lo", "FI_PROVIDER": provider.split(";")[0], "FI_TCP_IFACE": "lo",
-            "RAIL_OFI_PROVIDER": provider}
+            "RAIL_OFI_PROVIDER": provider, "RAIL_OFI_CONNECT_TIMEOUT": str(RUN_LIMIT * 1000)}
 
 
 def is_libfabric(path):
