@@ -9,7 +9,7 @@
  *   stopped   no call begins anything; operations that wait for room in libfabric are dropped, but those that tell the
  *             peer that the connection ends (REVOKE, REVOKED, a refusal)
  *   revoked   a receiver has asked its peer (REVOKE) to write nothing more, and the peer has said so (REVOKED), has
- *             closed, or is dead
+ *             closed, or is dead. A message that the fabric loses with its connection is sent anew
  *   idle      tagged receives are cancelled, and libfabric has completed every operation
  *
  * What has not come to that within RAIL_OFI_CLOSE_TIMEOUT never may: a peer that is stopped in the middle of a message,
@@ -26,6 +26,7 @@
 
 #define FIRST_PING_MS 1
 #define PING_MS 50 /* between two requests that the peer's watch thread poll */
+#define REVOKE_MS 200 /* between two REVOKEs */
 #define GONE_MS 50 /* of polling: what the host of a peer that is gone had sent has been read */
 
 /* ---- stopping, under the lock ------------------------------------------------------ */
@@ -82,11 +83,16 @@ static void poll_once(struct ofi_comm *comm, uint64_t *ping) {
   ofi_endpoint_lock(endpoint);
 }
 
-/* A receiver: nothing more will be written to its buffers. False: the deadline has passed. */
+/* A receiver: nothing more will be written to its buffers. False: the deadline has passed. REVOKE goes again and again:
+ * one that this side's provider loses with a connection is the first over the next one, and of the old one nothing is
+ * read any more. */
 static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
-  uint64_t gone = 0, ping = rail_now_ns();
-  if (!peer_is_gone(comm)) ofi_comm_revoke(comm);
+  uint64_t gone = 0, ping = rail_now_ns(), revoke = ping;
   while (!comm->revoked && !comm->endpoint->shut) {
+    if (rail_deadline_passed(revoke) && !peer_is_gone(comm)) {
+      ofi_comm_revoke(comm);
+      revoke = rail_deadline_in_ms(REVOKE_MS);
+    }
     poll_once(comm, &ping);
     if (!gone && peer_is_gone(comm)) gone = rail_deadline_in_ms(GONE_MS);
     if (rail_deadline_passed(gone)) return true;
@@ -141,9 +147,9 @@ static void stop_locked(struct ofi_comm *comm) {
   bool quiet = !is_granting(comm) || await_revoked(comm, deadline);
   cancel_all(comm, true);
   if (quiet && await_idle(comm, deadline)) return;
-  RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: %u operations have not ended within %lld ms "
-            "(RAIL_OFI_CLOSE_TIMEOUT)", comm->peer_text, comm->device->name, comm->nops,
-            (long long)ofi_params.close_ms);
+  RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: within %lld ms (RAIL_OFI_CLOSE_TIMEOUT) %s, and %u "
+            "operations have not ended", comm->peer_text, comm->device->name, (long long)ofi_params.close_ms,
+            quiet ? "the peer writes no more" : "the peer has not said that it writes no more", comm->nops);
   ofi_shut(comm->endpoint, "a connection was closed whose operations did not end, and may use its memory "
            "(RAIL_OFI_CLOSE_TIMEOUT)");
 }

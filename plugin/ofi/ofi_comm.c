@@ -279,8 +279,7 @@ rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path) {
 void ofi_comm_revoke(struct ofi_comm *comm) {
   struct ofi_frame frame;
   ofi_frame_begin(&frame, comm->sender ? OFI_FRAME_REVOKED : OFI_FRAME_REVOKE);
-  if (comm->revoke_sent) return;
-  comm->revoke_sent = true;
+  if (comm->revoke.state != OFI_OP_IDLE) return;
   (void)ofi_comm_post_frame(comm, &comm->revoke, OFI_OP_REVOKE, 0, &frame,
                             (uint8_t *)comm->frames.bytes + REVOKE_FRAME);
 }

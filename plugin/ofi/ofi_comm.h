@@ -90,7 +90,7 @@ struct ofi_comm {
   struct ofi_stall stall;
   bool closed;      /* by its caller; it is freed when nops is 0 */
   bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */
-  bool revoke_sent; /* REVOKE, or a sender's REVOKED */
+  bool revoked_due; /* a sender: its answer to the latest REVOKE is not posted yet */
   uint32_t verified; /* paths that have carried a PING to us, as bits */
   uint64_t gone_deadline, gone_polls; /* of a peer that is gone: what there is of it is here by then; 0: it is not */
   LIST_HEAD(, ofi_mhandle) mhandles;
@@ -355,7 +355,7 @@ bool ofi_comm_ponged(struct ofi_comm *comm, const struct ofi_frame *frame);
  * peer over each path, and fails the comm where all thirds have shown the same: operations that do not complete, a
  * fabric that carries nothing, messages that it has lost. */
 void ofi_comm_stalled(struct ofi_comm *comm);
-/* REVOKE, or a sender's REVOKED: once. */
+/* REVOKE, or a sender's REVOKED, unless an earlier one is under way. */
 void ofi_comm_revoke(struct ofi_comm *comm);
 /* ASK: the receiver grants all its receives, and reports when all that was sent is there. False: an earlier one is not
  * through yet. */

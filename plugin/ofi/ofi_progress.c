@@ -36,7 +36,7 @@ static void on_completion(struct ofi_op *op, const struct ofi_completion *comple
       case OFI_OP_FRAME_IN: break;
     }
   }
-  if (rail_unlikely(comm->revoked && comm->sender)) ofi_send_revoked(ofi_send_comm_of(comm));
+  if (rail_unlikely(comm->revoked_due)) ofi_send_revoked(ofi_send_comm_of(comm));
   if (rail_unlikely(comm->closed && comm->nops == 0)) ofi_comm_free(comm);
 }
 

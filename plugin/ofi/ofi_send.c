@@ -168,7 +168,7 @@ RAIL_COLD static void peer_refused_size(struct ofi_comm *comm, uint64_t size) {
 void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
   bool good = false;
   if (frame->type == OFI_FRAME_REVOKE) {
-    sc->base.revoked = true;
+    sc->base.revoked = sc->base.revoked_due = true;
     ofi_send_revoked(sc);
     return;
   }
@@ -185,9 +185,11 @@ void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
                         "another release?", frame->type, frame->seq);
 }
 
-/* After the peer's REVOKE: REVOKED, when nothing of ours is under way any more. */
+/* After each REVOKE of the peer's: REVOKED, when nothing of ours is under way any more. */
 void ofi_send_revoked(struct ofi_send_comm *sc) {
-  if (sc->base.revoked && sc->base.nops == 0) ofi_comm_revoke(&sc->base);
+  if (!sc->base.revoked_due || sc->base.nops) return;
+  sc->base.revoked_due = false;
+  ofi_comm_revoke(&sc->base);
 }
 
 /* ---- match -------------------------------------------------------------------- */

@@ -243,6 +243,36 @@ TEST(a_receive_that_the_provider_keeps) {
   end();
 }
 
+/* ---- REVOKE, or its answer, that the fabric does not carry --------------------------------------------- */
+
+/* One is lost: it comes anew, and another connection over the endpoint goes on. */
+TEST(a_revoke_that_is_lost) {
+  static const char *const scripts[] = {"fail=send:1:ECONNRESET:5:1", "lose=send:1:1", /* REVOKE */
+                                        "fail=send:2:ECONNRESET:5:1", "lose=send:2:1" /* REVOKED */};
+  for (size_t i = 0; i < 2 * RAIL_COUNT_OF(scripts); i++) {
+    open_pair(i % 2 ? "nic=fake0 no=rma" : "nic=fake0", 1);
+    struct rig other = {.ctx = {r.ctx[0], r.ctx[1]}};
+    rig_connect(&other, 0, 0);
+    CHECK(rig_recv(&r, in, 9000, 1, mh_in));
+    RIG_UNTIL(RIG_LOCKED(r.rc, rig_comm(r.rc)->nposted) == 0 && RIG_LOCKED(r.sc, rig_comm(r.sc)->nops) == 0 &&
+              RIG_LOCKED(r.sc, ((struct ofi_send_comm *)r.sc)->grants_applied) == OFI_FIRST_SEQ + 1, {
+      rig_poll(r.rc);
+      rig_poll(r.sc);
+    });
+    ofi_params.close_ms = RIG_PATIENCE_MS;
+    fake_script(scripts[i / 2]);
+    CHECK_OK(net->dereg_mr(r.rc, mh_in));
+    take_away(in);
+    CHECK_MSG(!log_said("is closed, and all"), "%s: %s", scripts[i / 2], log_lines);
+    CHECK_OK(rail_first_error(&rig_comm(other.rc)->error));
+    CHECK_OK(net->close_recv(r.rc));
+    CHECK_OK(net->close_send(r.sc));
+    CHECK_OK(net->close_send(other.sc));
+    CHECK_OK(net->close_recv(other.rc));
+    end();
+  }
+}
+
 static struct ofi_comm *flushing;
 static int late_reads;
 static ssize_t no_room_for_reads(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from, uint64_t addr,
@@ -374,6 +404,6 @@ TEST(an_end_that_comes_before_a_flush) {
 
 RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing),
          TEST_CASE(a_message_for_a_comm_that_is_closed), TEST_CASE(a_receive_that_the_provider_keeps),
-         TEST_CASE(a_flush_that_waits),
-         TEST_CASE(a_peer_that_goes_while_others_are_busy),
-         TEST_CASE(a_flush_while_another_thread_polls), TEST_CASE(an_end_that_comes_before_a_flush))
+         TEST_CASE(a_revoke_that_is_lost), TEST_CASE(a_flush_that_waits),
+         TEST_CASE(a_peer_that_goes_while_others_are_busy), TEST_CASE(a_flush_while_another_thread_polls),
+         TEST_CASE(an_end_that_comes_before_a_flush))
