@@ -433,6 +433,7 @@ uint32_t emu_wire_slot(void);
 struct emu_link *emu_link_get(uint32_t slot); /* NULL: there is no such process */
 void emu_link_put(struct emu_link *link);
 bool emu_link_is_alive(const struct emu_link *link); /* its process lives; asks the system */
+bool emu_link_has_memory(struct emu_link *link); /* for the next packet; else it is lost */
 /* Room for a packet in the ring; NULL: it is full. Then fill it, and commit. */
 struct emu_packet *emu_link_reserve(struct emu_link *link, uint32_t header, uint32_t payload);
 void emu_link_commit(struct emu_link *link, struct emu_packet *packet);

@@ -58,7 +58,8 @@ void emu_run_remove(struct emu_qp *qp) {
 
 bool emu_is_lost(struct emu_qp *qp, uint32_t payload) {
   const struct emu_port *port = emu_port_of(qp);
-  return !qp->link || port->state != IBV_PORT_ACTIVE || payload > port->packet || qp->device->fatal;
+  return !qp->link || port->state != IBV_PORT_ACTIVE || payload > port->packet || qp->device->fatal ||
+         !emu_link_has_memory(qp->link);
 }
 
 bool emu_is_throttled(struct emu_qp *qp, uint32_t payload) {

@@ -77,13 +77,20 @@ static int take_slot(int fd) {
   return EUSERS;
 }
 
+int emu_segment_reserve(uint64_t offset, uint64_t size) {
+  int err;
+  do err = posix_fallocate(emu_own.fd, (off_t)offset, (off_t)size);
+  while (err == EINTR);
+  return err;
+}
+
 int emu_segment_open(void) {
   if (emu_own.segment) return 0;
   remove_all_stale();
   emu_own.fd = open(directory(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (emu_own.fd < 0) return errno;
   emu_own.end = EMU_RINGS_AT;
-  int err = ftruncate(emu_own.fd, EMU_RINGS_AT) != 0 || !lock_file(emu_own.fd) ? errno : 0;
+  int err = lock_file(emu_own.fd) ? emu_segment_reserve(0, EMU_RINGS_AT) : errno;
   void *memory = err ? MAP_FAILED : mmap(NULL, EMU_RINGS_AT, PROT_READ | PROT_WRITE, MAP_SHARED, emu_own.fd, 0);
   if (!err && memory == MAP_FAILED) err = errno;
   if (!err) {

@@ -40,6 +40,8 @@ extern struct emu_own {
 } emu_own;
 
 int emu_segment_open(void); /* 0 or errno */
+/* Memory for that part of the own file; 0 or errno. A page that is touched where the file system is full is SIGBUS. */
+int emu_segment_reserve(uint64_t offset, uint64_t size);
 void emu_segment_unlink(void); /* the name goes, the memory stays */
 void emu_segment_close(bool remove);
 /* Of the process that lives in a slot: page 0 may be written, the rest read. NULL: there is none. fd, unless NULL,

@@ -22,6 +22,7 @@
 #define RING_MAGIC 0x676e69722d756d65u
 #define MAX_RING_BYTES (16u << 20)
 #define RECORD 16u        /* packets begin at multiples of it */
+#define RESERVE (32u << 10) /* of a ring, at once, as it is filled for the first time */
 #define BURST (64u << 10) /* bytes taken from one ring before the next has its turn */
 #define LAST_READ_MS 1000
 
@@ -44,7 +45,7 @@ struct emu_link {
   /* packets to the peer */
   struct ring *out;
   uint64_t out_at, out_size; /* in the own file */
-  uint64_t tail, published, consumed;
+  uint64_t tail, published, consumed, reserved; /* reserved: of the ring's bytes those that have memory */
   /* packets from the peer */
   const struct ring *in;
   uint64_t in_at, in_size, head, head_published; /* in_at: in the peer's file */
@@ -105,10 +106,21 @@ static struct emu_link *find_link(uint32_t slot) {
   return NULL;
 }
 
+static bool reserve(uint64_t offset, uint64_t size) {
+  static bool said;
+  int err = emu_segment_reserve(offset, size);
+  if (err && !said)
+    fprintf(stderr, "rail-emu: no memory for packets, which are lost: %s; check: the size of /dev/shm or of what "
+            "RAIL_EMU_DIR names; the statement `ring`\n", strerror(err));
+  said |= err != 0;
+  return err == 0;
+}
+
 /* A new ring in the own file, published for the peer. */
 static bool make_out(struct emu_link *l) {
   size_t size = ring_bytes(emu.ring_bytes);
   if (ftruncate(emu_own.fd, (off_t)(emu_own.end + size)) != 0) return false;
+  if (!reserve(emu_own.end, sizeof(struct ring))) return false;
   void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, emu_own.fd, (off_t)emu_own.end);
   if (memory == MAP_FAILED) return false;
   l->out = memory;
@@ -271,6 +283,14 @@ void emu_link_put(struct emu_link *l) {
 }
 
 /* ---- packets out ---------------------------------------------------------- */
+
+bool emu_link_has_memory(struct emu_link *l) {
+  const uint64_t next = l->tail + 2 * (sizeof(struct emu_packet) + EMU_MAX_PACKET + RECORD); /* and a gap at the end */
+  if (l->reserved == l->out_size || next <= l->reserved) return true;
+  if (!reserve(l->out_at + sizeof(struct ring) + l->reserved, RESERVE)) return false;
+  l->reserved += RESERVE;
+  return true;
+}
 
 struct emu_packet *emu_link_reserve(struct emu_link *l, uint32_t header, uint32_t payload) {
   uint32_t size = (header + payload + RECORD - 1) & ~(RECORD - 1);

@@ -2,7 +2,10 @@
  * The emulated device between processes: peers that are killed, stopped, forked, or write nonsense. TEST-LIMIT: 240 */
 #include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -365,6 +368,52 @@ TEST(nonsense_from_a_peer_hurts_nobody) {
   }
 }
 
+/* In a process with /dev/shm of that size. What is sent where there is no room is lost; nothing is touched that is not
+ * there. 77: no such file system may be mounted here. */
+static int on_a_small_disk(const char *size) {
+  struct shape s = short_shape();
+  struct end a, b;
+  struct ibv_wc wc;
+  if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 77;
+  if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return 77;
+  if (mount("tmpfs", folder, "tmpfs", 0, size) != 0) return 77;
+  int n = 0;
+  struct ibv_device **list = ibv_get_device_list(&n);
+  struct ibv_context *context = n ? ibv_open_device(list[0]) : NULL;
+  if (!context) return errno == ENOSPC ? 2 : 3;
+  ibv_free_device_list(list);
+  pair_open(&a, &b, &s);
+  unsigned int done = 0;
+  do {
+    send_work(&a, &b, IBV_WR_RDMA_WRITE, done, 0, 4000);
+    wc = completion(&a);
+  } while (wc.status == IBV_WC_SUCCESS && ++done < 100);
+  CHECK_INT(wc.status, IBV_WC_RETRY_EXC_ERR);
+  CHECK(done > 5);
+  CHECK_OK(ibv_close_device(context));
+  pair_close(&a, &b);
+  return 0;
+}
+
+static int status_on_a_small_disk(const char *size) {
+  int status;
+  fflush(stdout);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    if (setjmp(tap_end_) != 0) _exit(1);
+    _exit(on_a_small_disk(size));
+  }
+  CHECK(waitpid(child, &status, 0) == child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tap_skip_case("no file system may be mounted here");
+  return status;
+}
+
+TEST(a_full_file_system_is_no_crash) {
+  CHECK_INT(status_on_a_small_disk("size=160k"), 0);           /* for some packets */
+  CHECK_INT(status_on_a_small_disk("size=32k"), 2 << CHAR_BIT); /* not even for the process: ENOSPC */
+}
+
 /* One after the other. */
 TEST(many_come_and_go) {
   struct shape s = USUAL_SHAPE;
@@ -390,7 +439,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(unreliable_writes_to_a_killed_peer), TEST_CASE(datagrams_to_a_killed_peer),
   TEST_CASE(a_stopped_peer_is_waited_for),
   TEST_CASE(a_fork_leaves_connections_alone), TEST_CASE(a_child_closes_what_it_inherited),
-  TEST_CASE(nonsense_from_a_peer_hurts_nobody),
+  TEST_CASE(nonsense_from_a_peer_hurts_nobody), TEST_CASE(a_full_file_system_is_no_crash),
   TEST_CASE(many_come_and_go)};
 
 int main(int argc, char **argv) {
