@@ -374,8 +374,7 @@ void emu_wait_acked(const unsigned int *events);
 
 /* emu_object.c */
 struct emu_mr *emu_mr_find(uint32_t key);
-/* Where `length` bytes at `addr` are, if the key of this domain allows such access to them; NULL: it does not. */
-char *emu_mr_reach(const struct emu_mr *mr, uint64_t addr, uint64_t length);
+char *emu_mr_reach(const struct emu_mr *mr, uint64_t addr, uint64_t length); /* NULL: that is not in its range */
 bool emu_mr_allows(const struct emu_mr *mr, const struct emu_pd *pd, uint64_t addr, uint64_t length,
                    unsigned int access);
 /* Bytes of a queue pair's peer into a region, and out of it for a read's response. The region has the range. */
@@ -431,6 +430,7 @@ void emu_wire_exit(void); /* at the end of the process: nobody finds the memory 
 void emu_wire_forget(void); /* in a child, which has none */
 uint32_t emu_wire_slot(void);
 struct emu_link *emu_link_get(uint32_t slot); /* NULL: there is no such process */
+struct emu_link *emu_link_keep(struct emu_link *link, uint32_t slot); /* that one, if it leads there; else another */
 void emu_link_put(struct emu_link *link);
 bool emu_link_is_alive(const struct emu_link *link); /* its process lives; asks the system */
 bool emu_link_has_memory(struct emu_link *link); /* for the next packet; else it is lost */
@@ -468,8 +468,7 @@ void emu_run_later(struct emu_qp *qp);
 void emu_run_remove(struct emu_qp *qp);
 /* What leaves this QP's port does not arrive: the port is down, the packet too large, nobody is there. */
 bool emu_is_lost(struct emu_qp *qp, uint32_t payload);
-/* The port's bandwidth is used up for now; else counts the bytes. */
-bool emu_is_throttled(struct emu_qp *qp, uint32_t payload);
+bool emu_is_throttled(struct emu_qp *qp, uint32_t payload); /* the port's bandwidth is used up; else counts the bytes */
 
 /* emu_turn.c */
 void emu_quiesce(void); /* until all that was sent has been answered, as far as it stays within this process */

@@ -148,12 +148,7 @@ static enum sent send_datagram(struct emu_qp *qp, uint64_t place) {
   const struct emu_sqe *e = sqe_at(qp, place);
   const struct emu_port *port = emu_port_of(qp);
   const struct ibv_ah_attr *ah = &e->path;
-  uint32_t slot = e->qpn >> EMU_QP_BITS;
-  if (!qp->link || qp->attr.dest_qp_num >> EMU_QP_BITS != slot) {
-    emu_link_put(qp->link);
-    qp->link = emu_link_get(slot);
-    qp->attr.dest_qp_num = e->qpn;
-  }
+  qp->link = emu_link_keep(qp->link, e->qpn >> EMU_QP_BITS);
   if (emu_is_throttled(qp, e->length)) return NO_ROOM;
   if (emu_is_lost(qp, e->length)) return SENT;
   struct emu_packet *p = emu_link_reserve(qp->link, sizeof *p, e->length);

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SEGMENT_MAGIC 0x31756d652d6c6961u
+#define SEGMENT_MAGIC 0x32756d652d6c6961u
 
 struct emu_own emu_own = {.fd = -1};
 
@@ -44,11 +44,25 @@ static bool is_named(int fd, const char *path) {
          by_fd.st_dev == by_name.st_dev;
 }
 
+/* Tells those that look at the memory still, before anybody else can have the name. */
+static void mark_ended(int fd) {
+  struct stat st;
+  struct emu_segment *segment = MAP_FAILED;
+  if (fstat(fd, &st) == 0 && (uint64_t)st.st_size >= EMU_RINGS_AT)
+    segment = mmap(NULL, EMU_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (segment == MAP_FAILED) return;
+  atomic_store(&segment->has_ended, 1);
+  munmap(segment, EMU_PAGE);
+}
+
 /* Its process was killed: nobody holds its lock. */
 static void remove_stale(const char *path) {
   int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return;
-  if (lock_file(fd) && is_named(fd, path)) unlink(path);
+  if (lock_file(fd) && is_named(fd, path)) {
+    mark_ended(fd);
+    unlink(path);
+  }
   close(fd);
 }
 
@@ -115,6 +129,7 @@ void emu_segment_unlink(void) {
   char path[PATH_MAX];
   if (!emu_own.segment) return;
   name_of(path, emu_own.slot);
+  atomic_store(&emu_own.segment->has_ended, 1);
   if (is_named(emu_own.fd, path)) unlink(path); /* else it was unlinked before, and is another process' now */
 }
 

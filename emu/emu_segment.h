@@ -2,7 +2,8 @@
  *
  * The file of a process, in RAIL_EMU_DIR (/dev/shm), named by its slot, which is a part of its QPs' numbers:
  *
- *   page 0        all that peers write: the doorbell, a futex the process' thread waits on, and who has made a ring
+ *   page 0        all that others write: the doorbell, a futex the process' thread waits on; who has made a ring;
+ *                 whether the process has ended
  *   page 1 ...    who it is; whether its thread sleeps; where its ring to each other slot begins
  *   from 64 KiB   rings (emu_wire.c)
  *
@@ -22,8 +23,9 @@ struct emu_ring_entry {
 
 struct emu_segment {
   _Atomic uint32_t doorbell, new_rings; /* new_rings: how often a bit below was set */
+  _Atomic uint32_t has_ended; /* the file has lost its name: another process may take the slot */
   _Atomic uint32_t senders[EMU_SLOTS / 32]; /* who has made a ring to this process; it may have no ring to them yet */
-  char rest[EMU_PAGE - (2 + EMU_SLOTS / 32) * sizeof(uint32_t)];
+  char rest[EMU_PAGE - (3 + EMU_SLOTS / 32) * sizeof(uint32_t)];
   uint64_t magic, incarnation; /* incarnation: random, never 0 */
   int64_t pid;
   _Atomic uint32_t sleeping;

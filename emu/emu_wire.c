@@ -99,13 +99,6 @@ uint32_t emu_wire_slot(void) { return emu_own.slot; }
 _Atomic uint32_t *emu_wire_doorbell(void) { return &emu_own.segment->doorbell; }
 void emu_wire_sleeping(bool sleeping) { atomic_store(&emu_own.segment->sleeping, sleeping); }
 
-static struct emu_link *find_link(uint32_t slot) {
-  struct emu_link *l;
-  LIST_FOREACH(l, &links, link)
-    if (l->slot == slot) return l;
-  return NULL;
-}
-
 static bool reserve(uint64_t offset, uint64_t size) {
   static bool said;
   int err = emu_segment_reserve(offset, size);
@@ -155,6 +148,21 @@ bool emu_link_is_alive(const struct emu_link *l) {
   struct emu_segment *peer = map_peer(l, NULL);
   if (peer) emu_segment_unmap(peer);
   return peer;
+}
+
+static bool has_ended(const struct emu_link *l) {
+  return !l->is_self && atomic_load_explicit(&l->peer->has_ended, memory_order_relaxed) && !emu_link_is_alive(l);
+}
+
+/* To the process that is in the slot now, as far as that is seen without asking the system; NULL: to none. What others
+ * have of the link of a process that has ended they keep. */
+static struct emu_link *find_link(uint32_t slot) {
+  struct emu_link *l;
+  LIST_FOREACH(l, &links, link)
+    if (l->slot == slot) break;
+  if (!l || !has_ended(l)) return l;
+  l->slot = UINT32_MAX;
+  return NULL;
 }
 
 /* Where the peer's ring to this process begins; 0: there is none. */
@@ -265,16 +273,18 @@ void emu_wire_exit(void) {
 struct emu_link *emu_link_get(uint32_t slot) {
   if (!emu_own.segment || slot >= EMU_SLOTS) return NULL;
   struct emu_link *l = find_link(slot);
-  if (l && !emu_link_is_alive(l)) { /* another process is there now; QPs of the old one keep what they have */
-    l->slot = UINT32_MAX;
-    l = NULL;
-  }
   if (!l) {
     remove_unused();
     l = new_link(slot, false);
   }
   if (l) l->users++;
   return l;
+}
+
+struct emu_link *emu_link_keep(struct emu_link *l, uint32_t slot) {
+  if (l && l->slot == slot && !has_ended(l)) return l;
+  emu_link_put(l);
+  return emu_link_get(slot);
 }
 
 void emu_link_put(struct emu_link *l) {

@@ -1,131 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The emulated device between processes: peers that are killed, stopped, forked, or write nonsense. TEST-LIMIT: 240 */
-#include <dirent.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
-#include "test/verbs/verbs.h"
-
-/* What one end says to the other. */
-struct hello {
-  uint32_t qpn, rkey;
-  uint64_t addr;
-  union ibv_gid gid;
-  uint16_t lid;
-};
-
-/* As a program ends, with its exit handlers; the leak checker's takes other processes' threads for its own. */
-#ifdef __SANITIZE_ADDRESS__
-#define CHILD_EXIT _exit
-#else
-#define CHILD_EXIT exit
-#endif
-
-static char folder[] = "/dev/shm/emu-test.XXXXXX";
-
-/* Reads or writes all of it; a peer that ends early is a failure of the case. */
-static void say(int fd, const void *what, size_t size) { CHECK(write(fd, what, size) == (ssize_t)size); }
-static void hear(int fd, void *what, size_t size) { CHECK(read(fd, what, size) == (ssize_t)size); }
-
-/* Connects `e` with the process behind `fd`; `peer` becomes what is known of its end. */
-static void connect_over(int fd, struct end *e, struct end *peer, const struct shape *s) {
-  static struct ibv_qp qp;
-  static struct ibv_mr mr;
-  end_open(e, 0);
-  end_make_qp(e, s);
-  struct hello own = {e->qp->qp_num, e->mr->rkey, (uintptr_t)e->data, e->gid, e->port.lid}, its;
-  say(fd, &own, sizeof own);
-  hear(fd, &its, sizeof its);
-  memset(peer, 0, sizeof *peer);
-  qp.qp_num = its.qpn;
-  mr.rkey = its.rkey;
-  peer->qp = &qp;
-  peer->mr = &mr;
-  peer->data = (char *)(uintptr_t)its.addr; /* an address of the other process */
-  peer->gid = its.gid;
-  peer->port.lid = its.lid;
-  to_init(e, s);
-  to_rtr(e, peer, s);
-  to_rts(e, s);
-  char ready = 1;
-  say(fd, &ready, 1);
-  hear(fd, &ready, 1);
-}
-
-struct other {
-  pid_t pid;
-  int fd;
-};
-
-/* A process that connects, then does that. It is made by one that has no device open: ThreadSanitizer cannot follow a
- * fork beside the device's thread into a process that starts one of its own. */
-static struct other start(void (*body)(int fd, struct end *e, struct end *peer), const struct shape *s) {
-  int fds[2];
-  struct other o;
-  CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
-  fflush(stdout);
-  o.pid = fork();
-  CHECK(o.pid >= 0);
-  if (o.pid == 0) {
-    struct end e, peer;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* stopped or not, it ends with the test */
-    close(fds[0]);
-    if (setjmp(tap_end_) == 0) {
-      connect_over(fds[1], &e, &peer, s);
-      body(fds[1], &e, &peer);
-      _exit(0);
-    }
-    _exit(1);
-  }
-  close(fds[1]);
-  o.fd = fds[0];
-  return o;
-}
-
-static void kill_other(struct other *o) {
-  kill(o->pid, SIGKILL);
-  waitpid(o->pid, NULL, 0);
-  close(o->fd);
-}
-
-/* Ends it; that must be a good end. */
-static void join_other(struct other *o) {
-  int status;
-  say(o->fd, "e", 1); /* closing is not enough: processes that were made later have the descriptor, too */
-  close(o->fd);
-  CHECK(waitpid(o->pid, &status, 0) == o->pid);
-  CHECK_INT(status, 0);
-}
-
-static void until_told(int fd, struct end *e, struct end *peer) {
-  char c;
-  (void)peer;
-  hear(fd, &c, 1);
-  end_close(e);
-}
-
-static unsigned int files(void) {
-  unsigned int n = 0;
-  DIR *dir = opendir(folder);
-  CHECK(dir);
-  for (struct dirent *d; (d = readdir(dir)) != NULL;) n += strncmp(d->d_name, "rail-emu.", 9) == 0;
-  closedir(dir);
-  return n;
-}
-
-static struct shape short_shape(void) {
-  struct shape s = USUAL_SHAPE;
-  s.timeout = 10; /* 4 ms */
-  s.retry_cnt = 2;
-  return s;
-}
+#include "test/verbs/processes.h"
 
 /* ---- cases ----------------------------------------------------------------------------- */
 
@@ -368,52 +245,6 @@ TEST(nonsense_from_a_peer_hurts_nobody) {
   }
 }
 
-/* In a process with /dev/shm of that size. What is sent where there is no room is lost; nothing is touched that is not
- * there. 77: no such file system may be mounted here. */
-static int on_a_small_disk(const char *size) {
-  struct shape s = short_shape();
-  struct end a, b;
-  struct ibv_wc wc;
-  if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return 77;
-  if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return 77;
-  if (mount("tmpfs", folder, "tmpfs", 0, size) != 0) return 77;
-  int n = 0;
-  struct ibv_device **list = ibv_get_device_list(&n);
-  struct ibv_context *context = n ? ibv_open_device(list[0]) : NULL;
-  if (!context) return errno == ENOSPC ? 2 : 3;
-  ibv_free_device_list(list);
-  pair_open(&a, &b, &s);
-  unsigned int done = 0;
-  do {
-    send_work(&a, &b, IBV_WR_RDMA_WRITE, done, 0, 4000);
-    wc = completion(&a);
-  } while (wc.status == IBV_WC_SUCCESS && ++done < 100);
-  CHECK_INT(wc.status, IBV_WC_RETRY_EXC_ERR);
-  CHECK(done > 5);
-  CHECK_OK(ibv_close_device(context));
-  pair_close(&a, &b);
-  return 0;
-}
-
-static int status_on_a_small_disk(const char *size) {
-  int status;
-  fflush(stdout);
-  pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {
-    if (setjmp(tap_end_) != 0) _exit(1);
-    _exit(on_a_small_disk(size));
-  }
-  CHECK(waitpid(child, &status, 0) == child);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) tap_skip_case("no file system may be mounted here");
-  return status;
-}
-
-TEST(a_full_file_system_is_no_crash) {
-  CHECK_INT(status_on_a_small_disk("size=160k"), 0);           /* for some packets */
-  CHECK_INT(status_on_a_small_disk("size=32k"), 2 << CHAR_BIT); /* not even for the process: ENOSPC */
-}
-
 /* One after the other. */
 TEST(many_come_and_go) {
   struct shape s = USUAL_SHAPE;
@@ -437,19 +268,8 @@ TEST(many_come_and_go) {
 static const struct tap_case cases[] = {
   TEST_CASE(bytes_between_processes), TEST_CASE(events_alone_end_a_request), TEST_CASE(a_killed_peer_is_silence),
   TEST_CASE(unreliable_writes_to_a_killed_peer), TEST_CASE(datagrams_to_a_killed_peer),
-  TEST_CASE(a_stopped_peer_is_waited_for),
-  TEST_CASE(a_fork_leaves_connections_alone), TEST_CASE(a_child_closes_what_it_inherited),
-  TEST_CASE(nonsense_from_a_peer_hurts_nobody), TEST_CASE(a_full_file_system_is_no_crash),
-  TEST_CASE(many_come_and_go)};
+  TEST_CASE(a_stopped_peer_is_waited_for), TEST_CASE(a_fork_leaves_connections_alone),
+  TEST_CASE(a_child_closes_what_it_inherited),
+  TEST_CASE(nonsense_from_a_peer_hurts_nobody), TEST_CASE(many_come_and_go)};
 
-int main(int argc, char **argv) {
-  if (!mkdtemp(folder)) return 2;
-  setenv("RAIL_EMU_DIR", folder, 1);
-  signal(SIGPIPE, SIG_IGN);
-  int status = tap_main(argc, argv, cases, sizeof cases / sizeof cases[0]);
-  DIR *dir = opendir(folder);
-  for (struct dirent *d; dir && (d = readdir(dir)) != NULL;) (void)unlinkat(dirfd(dir), d->d_name, 0);
-  if (dir) closedir(dir);
-  rmdir(folder);
-  return status;
-}
+int main(int argc, char **argv) { return processes_main(argc, argv, cases, sizeof cases / sizeof cases[0]); }
