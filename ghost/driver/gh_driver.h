@@ -102,8 +102,6 @@ bool gh_remove_imported(const void *base);
  * replaces its mask. False: out of memory. */
 bool gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rdma);
 void gh_remove_mapped(const void *base);
-/* What cuMemAlloc has given out at this address; 0: nothing. */
-size_t gh_allocated(const void *base);
 
 /* gh_wait.c. For calls that may synchronize with the context: waits until all its earlier work is over. */
 void gh_wait_for(const char *call, const struct gh_context *context);
@@ -124,8 +122,10 @@ bool gh_in_callback(void);
 /* gh_peer.c: may a kernel of the one context touch memory of the other? */
 bool gh_has_peer_access(const struct gh_context *from, const struct gh_context *to);
 bool gh_can_access_peers(void); /* do devices reach each other? */
-/* The memory is going to be freed: if it was exported, that ends here. */
-void gh_unexport(void *base, size_t size);
+/* May an allocation of that size be exported? Such ones lie where other processes find them from the start. */
+bool gh_is_exportable(size_t size);
+void *gh_allocate_exportable(size_t size); /* NULL: out of memory */
+void gh_free_exportable(void *base);
 /* From now on every call returns it. */
 void gh_set_sticky_error(int result);
 bool gh_has_sticky_error(void);

@@ -50,14 +50,6 @@ bool gh_on_device(const void *p) {
   return device;
 }
 
-size_t gh_allocated(const void *base) {
-  pthread_mutex_lock(&lock);
-  const struct range *r = find(base, 1);
-  size_t size = r && r->base == base && r->type == DEVICE_MEMORY && !r->managed && r->owned ? r->size : 0;
-  pthread_mutex_unlock(&lock);
-  return size;
-}
-
 /* False: no memory. */
 static bool add(struct range range) {
   struct range *r = malloc(sizeof *r);
@@ -126,19 +118,30 @@ bool gh_add_mapped(void *base, size_t size, int device, unsigned access, bool rd
 
 void gh_remove_mapped(const void *base) { remove_range(base, DEVICE_MEMORY, true); }
 
-/* From `LARGE` on an allocation shares no page with another; whole pages never do: they could be exported. */
+/* From `LARGE` on an allocation shares no page with another; whole pages never do. */
 #define LARGE ((size_t)2 << 20)
 
-static int allocate(uint64_t *address, size_t size, bool managed) {
+static void *take_memory(size_t size, bool managed) {
   void *memory = NULL;
+  if (!managed && gh_is_exportable(size)) return gh_allocate_exportable(size);
+  return posix_memalign(&memory, size < LARGE && size % 4096 ? 512 : 4096, size) ? NULL : memory;
+}
+
+static void give_memory_back(const struct range *of) {
+  if (!of->managed && gh_is_exportable(of->size)) gh_free_exportable(of->base);
+  else free(of->base);
+}
+
+static int allocate(uint64_t *address, size_t size, bool managed) {
   if (!size) return INVALID_VALUE;
-  if (posix_memalign(&memory, size < LARGE && size % 4096 ? 512 : 4096, size)) return OUT_OF_MEMORY;
+  void *memory = take_memory(size, managed);
+  if (!memory) return OUT_OF_MEMORY;
   memset(memory, 0xA5, size);
   struct range range = range_here(memory, size, DEVICE_MEMORY);
   range.managed = managed;
   range.owned = true;
   if (!add(range)) {
-    free(memory);
+    give_memory_back(&range);
     return OUT_OF_MEMORY;
   }
   gh_count_live("allocated", 1);
@@ -166,9 +169,8 @@ GH_API int cuMemFree_v2(uint64_t address) {
   struct range of;
   gh_wait_for_all("cuMemFree"); /* peers of the context have it mapped, too */
   if (!take_owned(base, DEVICE_MEMORY, &of)) return INVALID_VALUE;
-  gh_unexport(base, of.size);
   gh_nic_forget(base, of.size);
-  free(base);
+  give_memory_back(&of);
   gh_count_live("allocated", -1);
   return OK;
 }

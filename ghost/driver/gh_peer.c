@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The emulated driver's devices as peers of each other, and memory of other processes. What is exported comes to lie
- * in a file without a name, which others find by its owner's descriptor; its last page counts who has it open. */
+ * The emulated driver's devices as peers of each other, and memory of other processes. What can be exported lies in
+ * a file without a name, one a process, which others find by its owner's descriptor. Behind each allocation is a page
+ * that says which it is and counts who has it open. What was freed is a hole in the file, whose place is not used
+ * again. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ghost/driver/gh_cuda.h"
@@ -90,21 +94,28 @@ GH_API int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
 
 #define MARK 0x66616b65697063ull
 struct handle {
-  uint64_t mark, size;
+  uint64_t mark, number, offset, size;
   int64_t pid;
   int fd, device;
 };
 _Static_assert(sizeof(struct handle) <= sizeof(struct gh_ipc), "it fits");
 
-/* Of this process: what it has exported, and what it has opened. */
+/* The page behind an allocation. */
+struct trailer {
+  uint64_t number; /* random, never 0 */
+  int open_elsewhere;
+};
+
+/* Of this process: what it may export, and what it has opened. */
 struct shared {
   struct shared *next;
   char *base;
-  size_t size;
-  int fd; /* of what is opened: -1 */
-  int *open_elsewhere;
+  size_t size, offset; /* offset: in the file */
+  struct trailer *trailer;
+  pid_t pid; /* of what may be exported: whose file it is in; a forked child has one of its own */
 };
-static struct shared *exported, *opened;
+static struct shared *exportable, *opened;
+static struct { int fd; size_t end; pid_t pid; } file;
 
 static struct shared **find(struct shared **list, const void *base) {
   while (*list && (*list)->base != base) list = &(*list)->next;
@@ -135,62 +146,86 @@ static void *map(void *at, size_t size, int fd, size_t from) {
   return p == MAP_FAILED ? NULL : p;
 }
 
-static void unmap(void *at, size_t size) {
-  if (at) munmap(at, size);
-}
+/* Memory, a page that nobody may touch, the trailer. */
+static size_t room_of(size_t size) { return size + 2 * PAGE; }
 
-/* One call writes 2 GiB at most. */
-static bool write_all(int fd, const char *from, size_t size) {
-  for (size_t at = 0; at < size;) {
-    ssize_t n = pwrite(fd, from + at, size - at, (off_t)at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    at += (size_t)n;
-  }
-  return true;
-}
-
-/* The allocation stays where it is, and what is in it. NULL: no memory, and nothing has changed. */
-static struct shared *export_now(char *base, size_t size) {
-  int fd = memfd_create("ghost", MFD_CLOEXEC);
-  bool good = fd >= 0 && !ftruncate(fd, (off_t)(size + PAGE)) && write_all(fd, base, size);
-  int *count = good ? map(NULL, PAGE, fd, size) : NULL;
-  struct shared *s = NULL;
-  if (count) s = put_in(&exported, (struct shared){.base = base, .size = size, .fd = fd, .open_elsewhere = count});
-  if (s && map(base, size, fd, 0)) return s;
-  if (s) free(take_out(&exported, base));
-  unmap(count, PAGE);
-  if (fd >= 0) close(fd);
+static char *map_allocation(size_t size, int fd, size_t offset) {
+  char *base = mmap(NULL, room_of(size), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) return NULL;
+  if (map(base, size, fd, offset) && map(base + size + PAGE, PAGE, fd, offset + size)) return base;
+  munmap(base, room_of(size));
   return NULL;
+}
+
+static struct trailer *trailer_of(char *base, size_t size) {
+  return (struct trailer *)(void *)(base + size + PAGE);
+}
+
+/* A place in the file, at `offset`. */
+static bool extend_file(size_t size, size_t *offset) {
+  pthread_mutex_lock(&lock);
+  if (file.pid != getpid()) {
+    file.fd = memfd_create("ghost", MFD_CLOEXEC);
+    file.end = 0;
+    file.pid = file.fd < 0 ? 0 : getpid();
+  }
+  *offset = file.end;
+  bool good = file.pid && ftruncate(file.fd, (off_t)(file.end + size + PAGE)) == 0;
+  if (good) file.end += size + PAGE;
+  pthread_mutex_unlock(&lock);
+  return good;
+}
+
+/* What is smaller lies in one block with others, and the block is what another process would get. */
+bool gh_is_exportable(size_t size) { return size % BLOCK == 0; }
+
+void *gh_allocate_exportable(size_t size) {
+  uint64_t number;
+  size_t offset;
+  if (getrandom(&number, sizeof number, 0) != sizeof number || !extend_file(size, &offset)) return NULL;
+  char *base = map_allocation(size, file.fd, offset);
+  if (!base) return NULL;
+  struct trailer *t = trailer_of(base, size);
+  *t = (struct trailer){.number = number | 1};
+  if (put_in(&exportable, (struct shared){.base = base, .size = size, .offset = offset, .trailer = t, .pid = getpid()}))
+    return base;
+  munmap(base, room_of(size));
+  return NULL;
+}
+
+void gh_free_exportable(void *base) {
+  struct shared *s = take_out(&exportable, base);
+  /* Undefined in CUDA: counted, so that tests find it. */
+  if (__atomic_load_n(&s->trailer->open_elsewhere, __ATOMIC_ACQUIRE)) gh_count_live("freed while open", 1);
+  if (s->pid == getpid())
+    (void)fallocate(file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)s->offset,
+                    (off_t)(s->size + PAGE));
+  munmap(base, room_of(s->size));
+  free(s);
 }
 
 GH_API int cuIpcGetMemHandle(struct gh_ipc *out, uint64_t address) {
   int r = gh_enter_context("cuIpcGetMemHandle");
-  char *base = (char *)(uintptr_t)address;
-  size_t size = r ? 0 : gh_allocated(base);
-  /* What is smaller lies in one block with others, and the block is what the other process gets. */
-  if (r == OK && (size == 0 || size % BLOCK)) r = INVALID_VALUE;
+  struct handle h = {.mark = MARK, .pid = getpid()};
   if (r) return r;
   pthread_mutex_lock(&lock);
-  struct shared *s = *find(&exported, base);
+  const struct shared *s = *find(&exportable, (void *)(uintptr_t)address);
+  if (s && s->pid != getpid()) s = NULL;
+  if (s) h.number = s->trailer->number, h.offset = s->offset, h.size = s->size, h.fd = file.fd;
   pthread_mutex_unlock(&lock);
-  if (!s) s = export_now(base, size);
-  if (!s) return OUT_OF_MEMORY;
-  struct handle h = {.mark = MARK, .size = size, .pid = getpid(), .fd = s->fd, .device = gh_context()->device};
+  if (!s) return INVALID_VALUE;
+  h.device = gh_context()->device;
   memset(out, 0, sizeof *out);
   memcpy(out, &h, sizeof h);
   return OK;
 }
 
-void gh_unexport(void *base, size_t size) {
-  struct shared *s = take_out(&exported, base);
-  if (!s) return;
-  /* Undefined in CUDA: counted, so that tests find it. */
-  if (__atomic_load_n(s->open_elsewhere, __ATOMIC_ACQUIRE)) gh_count_live("freed while open", 1);
-  (void)mmap(base, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  munmap(s->open_elsewhere, PAGE);
-  close(s->fd);
-  free(s);
+/* Whether the file has that place; a page behind its end is SIGBUS. */
+static bool holds(int fd, const struct handle *h) {
+  struct stat st;
+  return fstat(fd, &st) == 0 && h->size && h->offset % PAGE == 0 && h->size % PAGE == 0 &&
+         h->offset <= (uint64_t)st.st_size && h->size <= (uint64_t)st.st_size - h->offset &&
+         (uint64_t)st.st_size - h->offset - h->size >= PAGE;
 }
 
 GH_API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsigned flags) {
@@ -205,18 +240,19 @@ GH_API int cuIpcOpenMemHandle_v2(uint64_t *address, struct gh_ipc handle, unsign
   gh_wait_for("cuIpcOpenMemHandle", gh_context());
   snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)h.pid, h.fd);
   int fd = open(path, O_RDWR | O_CLOEXEC);
-  char *base = fd < 0 ? NULL : map(NULL, h.size, fd, 0);
-  int *count = base ? map(NULL, PAGE, fd, h.size) : NULL;
+  char *base = fd >= 0 && holds(fd, &h) ? map_allocation(h.size, fd, h.offset) : NULL;
   if (fd >= 0) close(fd);
+  if (!base) return INVALID_VALUE;
+  struct trailer *t = trailer_of(base, h.size);
   struct shared *s = NULL;
-  if (count) s = put_in(&opened, (struct shared){.base = base, .size = h.size, .fd = -1, .open_elsewhere = count});
+  const bool same = t->number == h.number; /* else it was freed */
+  if (same) s = put_in(&opened, (struct shared){.base = base, .size = h.size, .trailer = t});
   if (!s || !gh_add_imported(base, h.size)) {
     if (s) free(take_out(&opened, base));
-    unmap(count, PAGE);
-    unmap(base, h.size);
-    return count ? OUT_OF_MEMORY : INVALID_VALUE;
+    munmap(base, room_of(h.size));
+    return same ? OUT_OF_MEMORY : INVALID_VALUE;
   }
-  __atomic_add_fetch(count, 1, __ATOMIC_ACQ_REL);
+  __atomic_add_fetch(&t->open_elsewhere, 1, __ATOMIC_ACQ_REL);
   gh_count_live("opened", 1);
   *address = (uint64_t)(uintptr_t)base;
   return OK;
@@ -228,9 +264,8 @@ GH_API int cuIpcCloseMemHandle(uint64_t address) {
   struct shared *s = r ? NULL : take_out(&opened, (void *)(uintptr_t)address);
   if (!s) return r ? r : INVALID_VALUE;
   gh_remove_imported(s->base);
-  __atomic_sub_fetch(s->open_elsewhere, 1, __ATOMIC_ACQ_REL);
-  munmap(s->base, s->size);
-  munmap(s->open_elsewhere, PAGE);
+  __atomic_sub_fetch(&s->trailer->open_elsewhere, 1, __ATOMIC_ACQ_REL);
+  munmap(s->base, room_of(s->size));
   free(s);
   gh_count_live("opened", -1);
   return OK;

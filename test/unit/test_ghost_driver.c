@@ -105,16 +105,19 @@ enum { EXPORTED_SIZE = 2 << 20 };
 /* The ends of the two pipes that one process has. */
 struct pipe_ends { int in, out; };
 
-/* Frees the memory when the other process is done with it, or has ended. */
+/* Frees the memory when the other process is done with it, or has ended. One that it had before is freed already. */
 static void export_memory(void *arg) {
   const struct pipe_ends *ends = arg;
-  struct gh_ipc handle;
+  struct gh_ipc handles[2];
   char *memory, c;
   open_libraries();
   int (*get)(struct gh_ipc *, void *) = symbol("cudaIpcGetMemHandle");
   CUDA(cuda_malloc((void **)&memory, EXPORTED_SIZE));
-  CUDA(get(&handle, memory));
-  ENSURE(write(ends->out, &handle, sizeof handle) == sizeof handle, "the handle was not written");
+  CUDA(get(&handles[0], memory));
+  CUDA(cuda_free(memory));
+  CUDA(cuda_malloc((void **)&memory, EXPORTED_SIZE));
+  CUDA(get(&handles[1], memory));
+  ENSURE(write(ends->out, handles, sizeof handles) == sizeof handles, "the handles were not written");
   ENSURE(read(ends->in, &c, 1) == 1, "the process that opened the memory has ended");
   CUDA(cuda_free(memory));
 }
@@ -130,7 +133,7 @@ _Noreturn static void run_exporter(struct pipe_ends ends) {
 /* Memory that another process has exported is closed, and neither freed nor exported again. */
 static void foreign_memory(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
-  struct gh_ipc handle;
+  struct gh_ipc handles[2], handle;
   int to_child[2], to_parent[2], status;
   char c = 'x', *memory;
   ENSURE(pipe(to_child) == 0 && pipe(to_parent) == 0, "no pipes");
@@ -147,8 +150,9 @@ static void foreign_memory(const struct rank *rank, void *arg) {
   int (*get)(struct gh_ipc *, void *) = symbol("cudaIpcGetMemHandle");
   int (*shut)(void *) = symbol("cudaIpcCloseMemHandle");
   int (*open_handle)(void **, struct gh_ipc, unsigned) = symbol("cudaIpcOpenMemHandle");
-  ENSURE(read(to_parent[0], &handle, sizeof handle) == sizeof handle, "no handle");
-  CUDA(open_handle((void **)&memory, handle, 1));
+  ENSURE(read(to_parent[0], handles, sizeof handles) == sizeof handles, "no handles");
+  ENSURE_INT(open_handle((void **)&memory, handles[0], 1), 1);
+  CUDA(open_handle((void **)&memory, handles[1], 1));
   memory[EXPORTED_SIZE - 1] = 7;
   ENSURE_INT(cuda_free(memory), 1);
   ENSURE_INT(get(&handle, memory), 1);
@@ -160,6 +164,27 @@ static void foreign_memory(const struct rank *rank, void *arg) {
 }
 
 TEST(memory_of_another_process) { job_run("", 1, kit_patience_ms(30000), foreign_memory, NULL); }
+
+/* What a stream writes while its memory is exported is not lost. */
+TEST(memory_is_exported_while_it_is_written) {
+  enum { BLOCKS = 16, SIZE = 16 << 20 };
+  char *memory[BLOCKS];
+  struct gh_ipc handle;
+  void *stream;
+  open_libraries();
+  int (*get)(struct gh_ipc *, void *) = symbol("cudaIpcGetMemHandle");
+  CUDA(make_stream(&stream, 1));
+  for (int i = 0; i < BLOCKS; i++) CUDA(cuda_malloc((void **)&memory[i], SIZE));
+  for (int i = 0; i < BLOCKS; i++) {
+    CUDA(async_set(memory[i], 2, SIZE, stream));
+    CUDA(get(&handle, memory[i]));
+  }
+  CUDA(sync_stream(stream));
+  for (int i = 0; i < BLOCKS; i++)
+    CHECK_MSG(memory[i][0] == 2 && memcmp(memory[i], memory[i] + 1, SIZE - 1) == 0, "block %d has old bytes", i);
+  for (int i = 0; i < BLOCKS; i++) CUDA(cuda_free(memory[i]));
+  CUDA(end_stream(stream));
+}
 
 TEST(the_runtime_says_what_the_driver_does) {
   open_libraries();
@@ -452,6 +477,6 @@ TEST_MAIN(TEST_CASE(nodes_of_no_stream), TEST_CASE(what_nics_wrote_is_counted),
           TEST_CASE(a_dma_buf_leads_to_its_memory),
           TEST_CASE(copies_run_in_the_streams_order), TEST_CASE(pageable_memory_is_free_after_the_call),
           TEST_CASE(memory_has_ends_and_owners), TEST_CASE(memory_of_another_process),
-          TEST_CASE(the_runtime_says_what_the_driver_does),
+          TEST_CASE(memory_is_exported_while_it_is_written), TEST_CASE(the_runtime_says_what_the_driver_does),
           TEST_CASE(a_launch_waits_for_events_outside_of_its_graph), TEST_CASE(the_legacy_stream_keeps_its_order),
           TEST_CASE(work_that_goes_on_is_waited_for))
