@@ -210,9 +210,11 @@ static const struct transition {
    0, IBV_QP_CUR_STATE | IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE,
    0, IBV_QP_CUR_STATE | IBV_QP_QKEY},
   {IBV_QPS_SQD, IBV_QPS_SQD, 0,
-   IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_MAX_DEST_RD_ATOMIC |
-     IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_MIN_RNR_TIMER,
-   0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
+   IBV_QP_PORT | IBV_QP_AV | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC |
+     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_MIN_RNR_TIMER |
+     IBV_QP_PATH_MIG_STATE,
+   0, IBV_QP_AV | IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PATH_MIG_STATE,
+   0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
   {IBV_QPS_SQE, IBV_QPS_RTS, 0, 0, 0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS, 0, IBV_QP_CUR_STATE | IBV_QP_QKEY},
 };
 
@@ -231,9 +233,9 @@ static bool is_allowed(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_q
   return false;
 }
 
-static int check_path(const struct emu_qp *qp, const struct ibv_ah_attr *ah) {
-  const struct emu_port *port = emu_port_of(qp);
-  if (ah->port_num != qp->attr.port_num) return EINVAL;
+static int check_path(const struct emu_qp *qp, uint8_t number, const struct ibv_ah_attr *ah) {
+  if (number == 0 || ah->port_num != number) return EINVAL;
+  const struct emu_port *port = &qp->device->ports[number - 1];
   if (!ah->is_global) return port->ib && !port->grh ? 0 : EINVAL;
   return ah->grh.sgid_index < EMU_GIDS && port->gids[ah->grh.sgid_index].valid ? 0 : EINVAL;
 }
@@ -253,7 +255,7 @@ static int check_attr(const struct emu_qp *qp, const struct ibv_qp_attr *a, int 
   if ((mask & IBV_QP_RNR_RETRY) && a->rnr_retry > 7) return EINVAL;
   if ((mask & IBV_QP_MIN_RNR_TIMER) && a->min_rnr_timer > 31) return EINVAL;
   if ((mask & IBV_QP_DEST_QPN) && a->dest_qp_num > 0xffffff) return EINVAL;
-  return mask & IBV_QP_AV ? check_path(qp, &a->ah_attr) : 0;
+  return mask & IBV_QP_AV ? check_path(qp, mask & IBV_QP_PORT ? a->port_num : qp->attr.port_num, &a->ah_attr) : 0;
 }
 
 static void keep_attr(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, int mask) {
@@ -277,12 +279,16 @@ static void keep_attr(struct ibv_qp_attr *to, const struct ibv_qp_attr *from, in
 }
 
 /* Where its packets go and what they say they come from. */
-static void connect_qp(struct emu_qp *qp) {
+static void take_path(struct emu_qp *qp) {
   const struct emu_port *port = emu_port_of(qp);
   const struct ibv_ah_attr *ah = &qp->attr.ah_attr;
-  qp->mtu = 128u << qp->attr.path_mtu;
   qp->to = emu_hash_address(port, ah->is_global ? &ah->grh.dgid : NULL, ah->dlid);
   qp->from = ah->is_global ? port->gid_hash[ah->grh.sgid_index] : emu_hash_address(port, NULL, port->lid);
+}
+
+static void connect_qp(struct emu_qp *qp) {
+  take_path(qp);
+  qp->mtu = 128u << qp->attr.path_mtu;
   qp->exp_psn = emu_psn(qp->attr.rq_psn);
   emu_link_put(qp->link);
   qp->link = emu_link_get(qp->attr.dest_qp_num >> EMU_QP_BITS);
@@ -308,6 +314,7 @@ static void enter(struct emu_qp *qp, enum ibv_qp_state to) {
   qp->ex.qp_base.state = to;
   if (to == IBV_QPS_RESET) to_reset(qp);
   if (to == IBV_QPS_RTR && qp->ex.qp_base.qp_type != IBV_QPT_UD) connect_qp(qp);
+  if (from == IBV_QPS_SQD && to == IBV_QPS_SQD && qp->ex.qp_base.qp_type != IBV_QPT_UD) take_path(qp);
   if (to == IBV_QPS_RTS && from == IBV_QPS_RTR) {
     qp->post_psn = qp->una_psn = qp->high_psn = qp->asked_psn = emu_psn(qp->attr.sq_psn);
     qp->retries_left = qp->attr.retry_cnt;

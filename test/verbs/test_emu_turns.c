@@ -64,6 +64,35 @@ TEST(a_send_queue_that_drains) {
   close_pair();
 }
 
+/* To the ports' other addresses, while nothing is sent. The former ones go: the connection does not need them. */
+TEST(a_path_that_is_changed_in_sqd) {
+  enum { NEXT = 1, FORMER = 3 };
+  struct shape s = USUAL_SHAPE;
+  struct end *ends[2] = {&a, &b};
+  open_pair();
+  CHECK(a.gid_index == FORMER && b.gid_index == FORMER);
+  for (int i = 0; i < 2; i++) {
+    to_state(ends[i], IBV_QPS_SQD);
+    CHECK_OK(ibv_query_gid(ends[i]->context, 1, NEXT, &ends[i]->gid));
+    ends[i]->gid_index = NEXT;
+  }
+  for (int i = 0; i < 2; i++) {
+    struct ibv_qp_attr attr = rtr_attr(ends[i], ends[!i], &s);
+    attr.qp_state = IBV_QPS_SQD;
+    CHECK_INT(ibv_modify_qp(ends[i]->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN), EINVAL);
+    CHECK_OK(ibv_modify_qp(ends[i]->qp, &attr, IBV_QP_STATE | IBV_QP_AV));
+    to_state(ends[i], IBV_QPS_RTS);
+  }
+  CHECK(emu_command("gid emu0 1 2 none; gid emu0 1 3 none; gid emu1 1 2 none; gid emu1 1 3 none"));
+  for (unsigned int i = 0; i < 2; i++) {
+    send_work(ends[i], ends[!i], IBV_WR_RDMA_WRITE, i, 0, 5000);
+    CHECK_COMPLETION(ends[i], i, IBV_WC_SUCCESS);
+  }
+  CHECK(emu_command("gid emu0 1 2 10.77.0.1 type=v1; gid emu0 1 3 10.77.0.1 type=v2"));
+  CHECK(emu_command("gid emu1 1 2 10.77.1.1 type=v1; gid emu1 1 3 10.77.1.1 type=v2"));
+  close_pair();
+}
+
 /* And what is slow stays slow: its timer does not end the pause. */
 TEST(a_slow_queue_pair_that_is_sent_back) {
   open_pair();
@@ -190,7 +219,7 @@ TEST(a_query_fails_on_command) {
   close_pair();
 }
 
-TEST_MAIN(TEST_CASE(within_the_post), TEST_CASE(a_send_queue_that_drains),
+TEST_MAIN(TEST_CASE(within_the_post), TEST_CASE(a_send_queue_that_drains), TEST_CASE(a_path_that_is_changed_in_sqd),
           TEST_CASE(a_slow_queue_pair_that_is_sent_back), TEST_CASE(by_polls_of_the_senders_queue),
           TEST_CASE(some_are_passed_over),
           TEST_CASE(by_the_thread_again), TEST_CASE(a_receive_fails), TEST_CASE(an_immediate_changes),
