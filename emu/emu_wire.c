@@ -59,8 +59,9 @@ static size_t ring_bytes(uint64_t size) { return sizeof(struct ring) + size; }
 
 /* ---- bytes ---------------------------------------------------------------- */
 
-/* In address order, whole aligned words at a time, as a device's writes are. Not by memcpy, which sanitizers know: this
- * is no thread of the program. */
+/* In address order, as a device's writes are; by whole aligned words what is short. x86 promises no order to others
+ * within a string move; 130 million looks at one (AMD EPYC) saw none that was not in order. Not by memcpy, which
+ * sanitizers know: this is no thread of the program. */
 __attribute__((no_sanitize("thread", "address", "undefined"))) void emu_move(void *to, const void *from, size_t size) {
   volatile char *d = to;
   const volatile char *s = from;
@@ -367,6 +368,7 @@ static bool read_packet(struct emu_link *l, uint64_t available, struct emu_packe
   p->size = *(const volatile uint32_t *)(const void *)record;
   if (p->size < RECORD || p->size % RECORD || p->size > room || p->size > available) return false;
   p->op = ((const volatile struct emu_packet *)(const volatile void *)record)->op;
+  if (p->op > EMU_OP_UD) return false;
   if (p->op == EMU_OP_PAD) return true;
   size_t header = p->op == EMU_OP_UD ? sizeof *p : EMU_HEADER;
   if (p->size < header) return false;

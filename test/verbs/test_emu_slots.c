@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The files of processes over the emulated device: slots that are taken anew, a file system that is full. */
+ * The files of processes over the emulated device: slots that are taken anew, a file system that is full, a packet of
+ * a peer that means no good. */
 #include <limits.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 
 #include "test/verbs/processes.h"
 
@@ -116,7 +118,53 @@ TEST(a_full_file_system_is_no_crash) {
   CHECK_INT(status_on_a_small_disk("size=32k"), 2 << CHAR_BIT); /* not even for the process: ENOSPC */
 }
 
+/* Its packet, a write of no byte, becomes one with an operation that there is not. 8 and 64: where the header has the
+ * receiver's number and what an atomic would write. */
+static void forge_an_operation(int fd, struct end *e, struct end *peer) {
+  char path[600];
+  struct stat st;
+  snprintf(path, sizeof path, "%s/rail-emu.%u.%u", folder, (unsigned int)geteuid(), e->qp->qp_num >> 13);
+  int own = open(path, O_RDWR | O_CLOEXEC);
+  send_work(e, peer, IBV_WR_RDMA_WRITE, 1, 0, 0);
+  CHECK(own >= 0 && fstat(own, &st) == 0);
+  char *all = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+  CHECK(all != MAP_FAILED);
+  const uint64_t value = 77;
+  bool found = false;
+  for (char *p = all + 65536; p < all + st.st_size - 128 && !found; p += 16) {
+    found = memcmp(p + 8, &peer->qp->qp_num, 4) == 0;
+    if (!found) continue;
+    p[4] = 99;
+    memcpy(p + 64, &value, sizeof value);
+  }
+  CHECK(found);
+  swap_ready(fd);
+  until_told(fd, e, peer);
+}
+
+TEST(an_operation_that_there_is_not) {
+  struct shape s = USUAL_SHAPE;
+  struct other o = start(forge_an_operation, &s);
+  struct end e, peer;
+  end_open(&e, 0);
+  CHECK(emu_command("progress poll"));
+  end_make_qp(&e, &s);
+  swap_hellos(o.fd, &e, &peer);
+  to_init(&e, &s);
+  to_rtr(&e, &peer, &s);
+  to_rts(&e, &s);
+  swap_ready(o.fd);
+  swap_ready(o.fd); /* the packet is forged */
+  struct ibv_wc wc;
+  CHECK_INT(ibv_poll_cq(e.cq, 1, &wc), 0);
+  CHECK_INT(*(uint64_t *)(void *)e.data, 0);
+  kill_other(&o);
+  CHECK(emu_command("progress thread"));
+  end_close(&e);
+}
+
 static const struct tap_case cases[] = {TEST_CASE(datagrams_of_processes_in_one_slot),
-                                        TEST_CASE(a_full_file_system_is_no_crash)};
+                                        TEST_CASE(a_full_file_system_is_no_crash),
+                                        TEST_CASE(an_operation_that_there_is_not)};
 
 int main(int argc, char **argv) { return processes_main(argc, argv, cases, sizeof cases / sizeof cases[0]); }
