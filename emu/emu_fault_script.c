@@ -36,9 +36,9 @@ static const struct emu_word ops[] = {
   {"recv", 0}, {NULL, 0}};
 static const struct emu_word calls[] = {
   {"open_device", 0}, {"alloc_pd", 0}, {"reg_mr", 0}, {"reg_dmabuf_mr", 0}, {"create_cq", 0}, {"create_qp", 0},
-  {"create_srq", 0}, {"modify_qp", 0}, {"post_send", 0}, {"post_recv", 0}, {"poll_cq", 0}, {"query_qp", 0},
-  {"query_ece", 0}, {"set_ece", 0}, {"query_device", 0}, {"query_port", 0}, {"query_gid", 0}, {"get_device_list", 0},
-  {"fork_init", 0}, {NULL, 0}};
+  {"create_srq", 0}, {"modify_qp", 0}, {"post_send", 0}, {"post_recv", 0}, {"post_srq_recv", 0}, {"poll_cq", 0},
+  {"query_qp", 0}, {"query_ece", 0}, {"set_ece", 0}, {"query_device", 0}, {"query_port", 0}, {"query_gid", 0},
+  {"get_device_list", 0}, {"fork_init", 0}, {NULL, 0}};
 
 /* Of qp=NUMBER or qp=last; UINT32_MAX: there is no last one. */
 static bool qp_of(const struct emu_statement *s, uint32_t *qpn) {

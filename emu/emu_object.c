@@ -398,7 +398,8 @@ int emu_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_re
   int err = 0;
   pthread_mutex_lock(&emu.lock);
   for (; wr && !err; wr = err ? wr : wr->next) {
-    err = emu_rq_post(&srq->rq, wr);
+    err = emu_fault_call("post_srq_recv", -1);
+    if (!err) err = emu_rq_post(&srq->rq, wr);
     if (err) *bad = wr;
   }
   pthread_mutex_unlock(&emu.lock);

@@ -5,6 +5,7 @@
 #include "emu/emu.h"
 #include "emu/emu_fault.h"
 
+enum { MOST_PSNS = (1 << 23) - 1 }; /* that may be outstanding: else an answer to an old one is one to a new one */
 enum { PACKETS_AT_ONCE = 64, VENDOR_RETRY = 0x81, VENDOR_RNR = 0x87, VENDOR_LOCAL = 0x53, VENDOR_REMOTE = 0x88 };
 
 static struct emu_sqe *sqe_at(struct emu_qp *qp, uint64_t place) { return &qp->sq[place % qp->sq_cap]; }
@@ -82,7 +83,8 @@ static enum ibv_wc_status check_local(struct emu_qp *qp, uint64_t place) {
   const struct emu_sqe *e = sqe_at(qp, place);
   const struct ibv_sge *sge = sges_of(qp, place);
   uint32_t most = qp->ex.qp_base.qp_type == IBV_QPT_UD ? 128u << emu_port_of(qp)->mtu : emu_port_of(qp)->max_msg;
-  if (e->length > most || (emu_is_atomic(e->opcode) && e->length != 8)) return IBV_WC_LOC_LEN_ERR;
+  if (e->length > most || e->npackets > MOST_PSNS) return IBV_WC_LOC_LEN_ERR;
+  if (emu_is_atomic(e->opcode) && e->length != 8) return IBV_WC_LOC_LEN_ERR;
   if (has_response(e) && qp->attr.max_rd_atomic == 0) return IBV_WC_LOC_QP_OP_ERR;
   for (int i = 0; i < e->nsge && !e->is_inline; i++)
     if (sge[i].length && !emu_mr_allows(emu_mr_find(sge[i].lkey), qp->pd, sge[i].addr, sge[i].length,
@@ -241,6 +243,8 @@ static enum begun begin(struct emu_qp *qp) {
     return FAILED;
   }
   if ((e->flags & IBV_SEND_FENCE) && qp->reads_outstanding) return WAITS;
+  if (qp->ex.qp_base.qp_type == IBV_QPT_RC && emu_psn(e->first_psn + e->npackets - qp->una_psn) > MOST_PSNS)
+    return WAITS;
   return has_response(e) && qp->reads_outstanding >= qp->attr.max_rd_atomic ? WAITS : BEGUN;
 }
 

@@ -104,7 +104,58 @@ TEST(an_address_handle_that_is_destroyed) {
   emu_pair_close(&a, &b);
 }
 
+/* More packets than half of all PSNs: what does not fit is asked for later, and the first bytes come at once. */
+TEST(more_reads_than_psns) {
+  enum { READS = 12, SIZE = 1 << 30, LOOK = 1 << 20 };
+  struct shape s = USUAL_SHAPE;
+  s.max_rd_atomic = READS;
+  emu_pair_open(&a, &b, &s);
+  char *from = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  char *to = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(from != MAP_FAILED && to != MAP_FAILED);
+  struct ibv_mr *source = ibv_reg_mr(b.pd, from, SIZE, ALL_ACCESS), *sink = ibv_reg_mr(a.pd, to, SIZE, ALL_ACCESS);
+  CHECK(source && sink);
+  fill(from, LOOK, 3);
+  CHECK(emu_command("progress poll burst=1000")); /* the last poll's requests have begun when it returns */
+  for (unsigned int i = 0; i < READS; i++) {
+    struct work w;
+    work(&w, &a, &b, IBV_WR_RDMA_READ, i, 0, SIZE);
+    w.sge.addr = (uintptr_t)to;
+    w.sge.lkey = sink->lkey;
+    w.wr.wr.rdma.remote_addr = (uintptr_t)from;
+    w.wr.wr.rdma.rkey = source->rkey;
+    CHECK_OK(post(&a, &w.wr));
+  }
+  CHECK(emu_command("progress thread"));
+  for (const long end = now_ms() + WAIT_MS; memcmp(from, to, LOOK) != 0;) {
+    CHECK_MSG(now_ms() < end, "not a byte of the first read has come");
+    poll(NULL, 0, 1);
+  }
+  end_drop_qp(&a);
+  CHECK_OK(ibv_dereg_mr(source));
+  CHECK_OK(ibv_dereg_mr(sink));
+  munmap(from, SIZE);
+  munmap(to, SIZE);
+  emu_pair_close(&a, &b);
+}
+
+/* A shared receive queue's posts have a name of their own. */
+TEST(a_post_that_fails) {
+  struct shape s = USUAL_SHAPE;
+  s.srq = true;
+  emu_pair_open(&a, &b, &s);
+  CHECK(emu_command("fail post_srq_recv from=2 errno=ENOMEM"));
+  CHECK_INT(try_receive(&b, 1, 0, 64), 0);
+  CHECK_INT(try_receive(&b, 2, 0, 64), ENOMEM);
+  CHECK_INT(try_receive(&b, 3, 0, 64), 0);
+  for (unsigned int i = 0; i < 2; i++) send_work(&a, &b, IBV_WR_SEND, 10 + i, 0, 64);
+  CHECK_COMPLETION(&b, 1, IBV_WC_SUCCESS);
+  CHECK_COMPLETION(&b, 3, IBV_WC_SUCCESS);
+  emu_pair_close(&a, &b);
+}
+
 TEST_MAIN(TEST_CASE(a_lost_response_of_a_long_read), TEST_CASE(a_lost_response_of_many_reads),
           TEST_CASE(a_lost_response_of_many_atomics), TEST_CASE(lost_responses_of_long_reads),
           TEST_CASE(withdrawn_events), TEST_CASE(a_device_that_is_closed_too_early),
-          TEST_CASE(an_address_handle_that_is_destroyed))
+          TEST_CASE(an_address_handle_that_is_destroyed), TEST_CASE(more_reads_than_psns),
+          TEST_CASE(a_post_that_fails))
