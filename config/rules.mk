@@ -287,12 +287,9 @@ $(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(CORE_A) $(KIT_
 	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $(filter %.o,$^) $(FUZZ_A) \
 	  $(filter $(plugin_archives),$^) $(CORE_A) $(KIT_A) $(BASE_A) $(test_libs) -ldl -lm -lrt -o $@
 
-# test_objs_NAME: objects outside the libraries that the unit or fault test NAME needs. What reads a page of counters
-# says so.
-$(foreach t,$(shell grep -l '"tools/rail-stat/stats_read.h"' test/unit/*.c test/fault/*.c),$(eval \
-  test_objs_$(basename $(notdir $(t))) := tools/rail-stat/stats_read.o))
+# test_objs_NAME: objects outside the libraries that the unit or fault test NAME needs.
 test_objs_test_abi := $(patsubst %.c,%.o,$(abi_src))
-test_objs_test_tools := tools/common/fork.o $(addprefix tools/rail-stat/,snapshot.o stats_read.o)
+test_objs_test_tools := tools/common/fork.o tools/rail-stat/snapshot.o
 test_objs_test_coll_check := tools/rail-coll/verify.o tools/rail-coll/types.o tools/common/options.o
 test_objs_test_device_reduce := $(addprefix test/device/,bulk.o cases.o pairs.o emu_reduce.o)
 test_objs_test_device_fifo := test/device/emu_fifo.o

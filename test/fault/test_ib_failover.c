@@ -15,12 +15,12 @@
 
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
+#include "common/obs/stats_read.h"
 #include "test/harness/emu.h"
 #include "test/harness/ib_counters.h"
 #include "test/harness/ib_rails.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
-#include "tools/rail-stat/stats_read.h"
 
 #define MESSAGES 40
 #define WINDOW 9  /* receives that are posted, sends that are begun */

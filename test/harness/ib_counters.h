@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the ib plugin's sender in this process counts of each rail. The program links tools/rail-stat/stats_read. */
+ * What the ib plugin's sender in this process counts of each rail. */
 #ifndef RAIL_TEST_IB_COUNTERS_H
 #define RAIL_TEST_IB_COUNTERS_H
 
@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/obs/stats_read.h"
 #include "kit/kit_ensure.h"
-#include "tools/rail-stat/stats_read.h"
 
 /* The values of a counter, of `most` rails at most. Returns how many. */
 static int rails_look(const char *counter, uint64_t *values, int most) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ib plugin's counters: labels, gauges of ports, who keeps the page. */
+#include "common/obs/stats_read.h"
 #include "plugin/ib/ib_comm.h"
-#include "tools/rail-stat/stats_read.h"
 #include "test/unit/ib_rig.h"
 
 static char why[256];

@@ -2,7 +2,7 @@
  * The socket plugin's counters: labels, who keeps the page, one record per device. */
 #include <unistd.h>
 
-#include "tools/rail-stat/stats_read.h"
+#include "common/obs/stats_read.h"
 #include "plugin/socket/sk_stats.h"
 #include "test/harness/tap.h"
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "tools/rail-stat/stats_read.h"
+#include "common/obs/stats_read.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tools/rail-stat/stats_read.h"
+#include "common/obs/stats_read.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 

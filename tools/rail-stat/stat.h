@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "tools/rail-stat/stats_read.h"
+#include "common/obs/stats_read.h"
 #include "tools/common/exit.h"
 
 #define RS_NAME "rail-stat"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The reader of a page: everything is checked, everything is copied. */
-#include "tools/rail-stat/stats_read.h"
+#include "common/obs/stats_read.h"
 
 #include <errno.h>
 #include <fcntl.h>
