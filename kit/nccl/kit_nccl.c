@@ -15,6 +15,7 @@
 #include "common/base/clock.h"
 #include "kit/kit_filter.h"
 #include "kit/nccl/nccl_case.h"
+#include "kit/nccl/nccl_counters.h"
 #include "loader/install_dirs.h"
 
 #define WHAT                                                                                                       \
@@ -199,6 +200,24 @@ static void add_figure(struct kit_result *r, const char *name, int value) {
   kit_result_message(r, &m);
 }
 
+static const struct kit_figure *find_figure(const struct kit_result *r, const char *name) {
+  for (int i = 0; i < r->nfigures; i++)
+    if (strcmp(r->figures[i].name, name) == 0) return &r->figures[i];
+  return NULL;
+}
+
+/* Whatever NCCL's log says: what the plugin did not receive has come by another way. Of collectives that went well. */
+static void check_counters(struct kit_nccl_run *run, struct kit_result *r) {
+  const struct kit_figure *received = find_figure(r, KIT_NCCL_RECEIVED);
+  const struct kit_figure *needed = find_figure(r, KIT_NCCL_BETWEEN_HOSTS);
+  char text[192];
+  run->counters[received && needed]++;
+  if (!received || !needed) return;
+  snprintf(text, sizeof text, "%.0f bytes, of at least %.0f that the hosts had to send each other", received->value,
+           needed->value);
+  if (received->value < needed->value) fail(r, "the plugin's own counters say that it received only ", text);
+}
+
 static void check_log(struct kit_nccl_run *run, struct kit_result *r, const int *logs) {
   struct proof all = {.by_plugin = 0};
   for (int host = 0; host < run->how->ranks / run->how->ranks_per_host; host++) {
@@ -297,6 +316,7 @@ static void run_processes(struct kit_nccl_run *run, const struct kit_nccl_case *
   kit_group_run(NULL, &c->group, &outcome);
   kit_result_outcome(&c->result, &outcome, c->group.nprocesses);
   check_log(run, &c->result, c->logs);
+  if (!t->scenario && c->result.end == KIT_END_FINE) check_counters(run, &c->result);
 }
 
 static void run_case(struct kit_nccl_run *run, const struct kit_nccl_case *t) {
@@ -364,7 +384,11 @@ static int run_all(struct kit_nccl_run *run, const struct kit_filter *filter) {
             "root", "time (us)", "#wrong", "in place", "#wrong");
   for (int i = 0; i < NCASES; i++)
     if (wanted(filter, &cases[i])) run_case(run, &cases[i]);
-  if (f && run->version[0]) fprintf(f, "NCCL %s, %d ranks, %s\n", run->version, run->how->ranks, run->probe.name);
+  if (f && run->version[0])
+    fprintf(f, "NCCL %s, %d ranks, %s%s\n", run->version, run->how->ranks, run->probe.name,
+            run->counters[1]   ? ", whose own counters were compared"
+            : run->counters[0] ? ", which has no counters: only NCCL's log says what it carried"
+                               : "");
   if (run->topology >= 0) close(run->topology);
   kit_fault_net_close(&run->net);
   return kit_report_finish(&run->report);

@@ -88,6 +88,8 @@ size_t kit_nccl_recv_count(const struct kit_nccl_call *c);
 /* Elements that `from` sends to `to` in an all-to-all; they lie at to * count of the one's buffer and at from * count
  * of the other's. -1: neither calls ncclSend or ncclRecv. */
 long long kit_nccl_part(const struct kit_nccl_call *c, int from, int to);
+/* Bytes that hosts must send each other for it, whatever the algorithm. */
+uint64_t kit_nccl_between_hosts(const struct kit_nccl_call *c, int ranks_per_host);
 /* Elements at which the smaller buffer lies in the larger one of a call in place; -1: there is none. */
 long long kit_nccl_in_place(const struct kit_nccl_call *c);
 void kit_nccl_fill(const struct kit_nccl_call *c, void *send);

@@ -26,6 +26,7 @@ struct kit_nccl_run {
   struct kit_report report;
   struct kit_probe probe;
   char ghost[PATH_MAX], version[32];
+  int counters[2]; /* collectives for which the plugin had none, and some */
   int topology; /* a file, where several ranks are a host */
   struct kit_fault_net net; /* for faults of the link between two hosts */
 };

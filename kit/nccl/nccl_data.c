@@ -49,6 +49,32 @@ long long kit_nccl_part(const struct kit_nccl_call *c, int from, int to) {
   return eighths[which] < 0 ? -1 : (long long)c->count * eighths[which] / 8;
 }
 
+/* What one rank says to another in the exchanges; -1 as above. */
+static long long exchanged(const struct kit_nccl_call *c, int from, int to) {
+  if (c->coll == KIT_NCCL_SENDRECV && to != (from + 1) % c->ranks) return -1;
+  return kit_nccl_part(c, from, to);
+}
+
+/* The least by any algorithm. An all-reduce is a reduce and a broadcast; in the others each host needs what another one
+ * has of each rank, or each rank's result needs a part from each other host. */
+uint64_t kit_nccl_between_hosts(const struct kit_nccl_call *c, int ranks_per_host) {
+  uint64_t others = (uint64_t)(c->ranks / ranks_per_host - 1), elements = 0;
+  switch (c->coll) {
+    case KIT_NCCL_ALL_REDUCE: elements = 2 * others * c->count; break;
+    case KIT_NCCL_ALL_GATHER:
+    case KIT_NCCL_REDUCE_SCATTER: elements = (uint64_t)c->ranks * others * c->count; break;
+    case KIT_NCCL_BROADCAST:
+    case KIT_NCCL_REDUCE: elements = others * c->count; break;
+    default:
+      for (int from = 0; from < c->ranks; from++)
+        for (int to = 0; to < c->ranks; to++) {
+          long long part = from / ranks_per_host == to / ranks_per_host ? 0 : exchanged(c, from, to);
+          elements += part > 0 ? (uint64_t)part : 0;
+        }
+  }
+  return elements * kit_nccl_type_size(c->type);
+}
+
 long long kit_nccl_in_place(const struct kit_nccl_call *c) {
   switch (c->coll) {
     case KIT_NCCL_SENDRECV:

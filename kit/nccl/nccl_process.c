@@ -6,6 +6,7 @@
 
 #include "common/base/clock.h"
 #include "kit/kit_filter.h"
+#include "kit/nccl/nccl_counters.h"
 #include "kit/nccl/nccl_rank.h"
 
 #define FULL_MATRIX (64u << 10) /* bytes up to which all types and operations are tried; beyond: the first of them */
@@ -14,7 +15,8 @@
 struct ranks {
   struct kit_process *self;
   struct kit_nccl_rank of[KIT_NCCL_MAX_GPUS];
-  int n;
+  int n, per_host;
+  uint64_t between_hosts; /* bytes that hosts had to send each other so far */
 };
 
 /* Microseconds; the number of wrong elements is added. */
@@ -59,6 +61,7 @@ static void one_row(struct ranks *all, struct kit_nccl_call c) {
     c.round++;
     us[i] = one_call(all, &c, i == 1, &wrong[i]);
     wrong[i] = sum_wrong(all->self, wrong[i]);
+    all->between_hosts += kit_nccl_between_hosts(&c, all->per_host);
   }
   char inside[64] = "          -        -";
   if (places) snprintf(inside, sizeof inside, "%11.1f %8zu", us[1], wrong[1]);
@@ -178,7 +181,9 @@ static uint64_t largest(const char *sizes) {
 static void open_ranks(struct ranks *all, const char *algo, const char *proto) {
   const struct kit_job *job = kit_process_job(all->self);
   all->n = (int)kit_job_number(job, "gpus_per_process", 1);
+  all->per_host = (int)kit_job_number(job, "ranks_per_host", all->n);
   ENSURE(all->n >= 1 && all->n <= KIT_NCCL_MAX_GPUS, "%d GPUs a process", all->n);
+  ENSURE(all->per_host >= all->n, "%d ranks a host", all->per_host);
   size_t ranks = (size_t)(kit_process_count(all->self) * all->n);
   for (int i = 0; i < all->n; i++) {
     kit_nccl_rank_open(&all->of[i], all->self, i, (size_t)largest(kit_job_arg(job, "sizes")) * ranks);
@@ -212,6 +217,7 @@ void kit_nccl_process(struct kit_process *self) {
   open_ranks(&all, algo, proto);
   c.ranks = all.of[0].n;
   unsigned left_out[REASONS] = {0}, tried = each_kind(&all, c, job, left_out);
+  kit_nccl_report_counters(self, all.between_hosts);
   close_ranks(&all);
   for (int i = 0; i < all.n; i++) ENSURE(!all.of[i].wrong[0], "%s", all.of[i].wrong);
   if (!tried) skip(&all.of[0], left_out);

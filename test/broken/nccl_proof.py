@@ -85,6 +85,8 @@ DEFECTS = {
                          "Failed to initialize any NET plugin|network DefectNet not found"),
     "socket_instead": Defect("the same, and the plugin's name is that of NCCL's own network, which takes its place",
                              SIMPLE, "fail", "NCCL's own network has the plugin's name"),
+    "carried_beside": Defect("data goes by files, and only their names by the network", SIMPLE, "fail",
+                             r"own counters say that it received only \d+ bytes"),
     # communicators
     "finalize_ends_all": Defect("the first finalize ends the connections of all contexts",
                                 ("--only", "comm.two_at_once"), "fail", "NCCL result 2", lost_in=NO_FINALIZE),

@@ -154,6 +154,19 @@ def our_plugin_carries_every_collective():
     for r in report["results"]:
         if r["status"] == "pass":
             assert figure(r, "connections_by_the_plugin") >= 4, r
+            assert figure(r, "received_by_the_plugin") >= figure(r, "sent_between_hosts") > 0, r
+
+
+def a_plugin_without_counters_is_named():
+    """NCCL's log alone shows then who carried what, and the report says so."""
+    need_nccl()
+    options = ["--only", "all_reduce.ring.Simple", "--types", "float", "--redops", "sum"]
+    for stats, counted, words in (("1", True, "whose own counters were compared"), ("0", False, "has no counters")):
+        with tempfile.NamedTemporaryFile(suffix=".json") as out:
+            done = run([KIT, "nccl", SOCKET, "--nccl", NCCL, "--json", out.name, *options], limit=300, RAIL_STATS=stats)
+            figures = {f["name"] for f in json.load(out)["results"][0]["figures"]}
+        assert done.returncode == 0 and words in done.stdout, done
+        assert ("received_by_the_plugin" in figures) == ("sent_between_hosts" in figures) == counted, figures
 
 
 def communicators_are_made_and_lost():
@@ -273,7 +286,8 @@ def writes_to_gpu_memory_need_a_flush():
     need_nccl()
     plugin, emulated = emulated_verbs()
     options = ["--gdr", "on", "--types", "float", "--redops", "sum"]
-    kit(str(plugin), *options, "--only", "all_reduce.*,sendrecv,alltoall", **emulated)
+    report = kit(str(plugin), *options, "--only", "all_reduce.*,sendrecv,alltoall", **emulated)
+    assert all(figure(r, "received_by_the_plugin") > 0 for r in report["results"]), report["results"]
     report = kit(str(plugin), *options, "--only", "all_reduce.ring.*", status=1, NCCL_GDR_FLUSH_DISABLE="1", **emulated)
     seen = {r["name"].split(".")[2]: r for r in report["results"]}
     assert seen["LL"]["status"] == seen["LL128"]["status"] == "pass", report["results"]
@@ -294,6 +308,7 @@ if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
         shared_memory_that_is_left_is_removed, arguments_are_checked, our_plugin_carries_every_collective,
+        a_plugin_without_counters_is_named,
         communicators_are_made_and_lost, four_ranks_and_the_bootstrap, ranks_gather_and_scatter_by_pat,
         what_is_left_out_has_the_reason, several_ranks_are_a_host, several_gpus_are_a_process,
         ranks_of_a_host_receive_in_groups, groups_shrink, writes_to_gpu_memory_need_a_flush,

@@ -3,12 +3,14 @@
 #include <math.h>
 #include <unistd.h>
 
+#include "common/obs/stats.h"
 #include "kit/bench/bench_process.h"
 #include "kit/kit_filter.h"
 #include "kit/kit_job.h"
 #include "kit/kit_json.h"
 #include "kit/kit_report.h"
 #include "kit/nccl/kit_nccl.h"
+#include "kit/nccl/nccl_counters.h"
 #include "kit/trace/kit_trace.h"
 #include "test/harness/tap.h"
 
@@ -255,6 +257,68 @@ TEST(sums_of_fp8) {
   }
 }
 
+/* By scalar code: the parts of all pairs of hosts, and for the rest what an algorithm without waste sends. */
+TEST(bytes_between_hosts) {
+  static const struct { enum kit_nccl_coll coll; uint64_t of_2, of_4, of_4_by_2; } least[] = {
+      {KIT_NCCL_ALL_REDUCE, 2, 6, 2},     {KIT_NCCL_ALL_GATHER, 2, 12, 4}, {KIT_NCCL_REDUCE_SCATTER, 2, 12, 4},
+      {KIT_NCCL_BROADCAST, 1, 3, 1},      {KIT_NCCL_REDUCE, 1, 3, 1},      {KIT_NCCL_SENDRECV, 2, 4, 2},
+      {KIT_NCCL_ALLTOALL, 2, 12, 8}};
+  struct kit_nccl_call c = {.count = 7};
+  while (strcmp(kit_nccl_types[c.type], "float") != 0) c.type++;
+  for (unsigned i = 0; i < sizeof least / sizeof *least; i++) {
+    c.coll = least[i].coll;
+    c.ranks = 2;
+    CHECK_INT(kit_nccl_between_hosts(&c, 1), 28 * least[i].of_2);
+    c.ranks = 4;
+    CHECK_INT(kit_nccl_between_hosts(&c, 1), 28 * least[i].of_4);
+    CHECK_INT(kit_nccl_between_hosts(&c, 2), 28 * least[i].of_4_by_2);
+  }
+  c = (struct kit_nccl_call){.coll = KIT_NCCL_ALLTOALLV, .type = c.type, .count = 800, .ranks = 2};
+  for (c.round = 0; c.round < 7; c.round++) {
+    long long there = kit_nccl_part(&c, 0, 1), back = kit_nccl_part(&c, 1, 0); /* -1: no call */
+    CHECK_INT(kit_nccl_between_hosts(&c, 1), 4 * ((there > 0 ? there : 0) + (back > 0 ? back : 0)));
+  }
+}
+
+static const struct rail_stats_counter of_both[] = {{"sent_bytes", RAIL_STATS_COUNTER, ""},
+                                                    {"received_bytes", RAIL_STATS_COUNTER, ""}};
+static const struct rail_stats_counter of_one[] = {{"bytes", RAIL_STATS_COUNTER, ""}};
+static const struct rail_stats_counter of_none[] = {{"messages", RAIL_STATS_COUNTER, ""}};
+
+/* Connections of plugins, whichever way each counts, and nothing else. */
+TEST(bytes_that_plugins_count) {
+  struct rail_stats *page[4];
+  uint64_t *record[7], bytes = 1;
+  CHECK(!kit_nccl_received(&bytes));
+  page[0] = rail_stats_open("None", &(struct rail_stats_group){"comm", of_none, 1, 2}, 1);
+  record[0] = rail_stats_take(page[0], 0, "side=receive,peer=a");
+  rail_stats_set(record[0], 1 << 20);
+  CHECK(!kit_nccl_received(&bytes));
+  page[1] = rail_stats_open("Both", &(struct rail_stats_group){"comm", of_both, 2, 2}, 1);
+  record[1] = rail_stats_take(page[1], 0, "side=receive,peer=a");
+  record[2] = rail_stats_take(page[1], 0, "side=send,peer=a");
+  rail_stats_set(&record[2][0], 1 << 21);
+  rail_stats_set(&record[1][1], 300);
+  CHECK(kit_nccl_received(&bytes));
+  CHECK_INT(bytes, 300);
+  static const struct rail_stats_group groups[] = {{"comm", of_one, 1, 2}, {"rail", of_one, 1, 1}};
+  page[2] = rail_stats_open("One", groups, 2);
+  record[3] = rail_stats_take(page[2], 0, "side=receive,peer=a");
+  record[4] = rail_stats_take(page[2], 0, "side=send,peer=a");
+  record[5] = rail_stats_take(page[2], 1, "side=receive,peer=a");
+  for (int i = 3; i < 6; i++) rail_stats_set(record[i], 40);
+  CHECK(kit_nccl_received(&bytes));
+  CHECK_INT(bytes, 340);
+  page[3] = rail_stats_open("Full", &(struct rail_stats_group){"comm", of_one, 1, 0}, 1);
+  record[6] = rail_stats_take(page[3], 0, "side=receive,peer=a"); /* unseen: the sum would be too small */
+  CHECK(!kit_nccl_received(&bytes));
+  static const int in[] = {0, 1, 1, 2, 2, 2, 3};
+  for (int i = 0; i < 7; i++) rail_stats_drop(page[in[i]], in[i] == 2 && i == 5, record[i]);
+  for (int i = 0; i < 4; i++) rail_stats_close(page[i]);
+  CHECK(!kit_nccl_received(&bytes));
+}
+
 TEST_MAIN(TEST_CASE(job_args), TEST_CASE(job_check), TEST_CASE(choices), TEST_CASE(reasons), TEST_CASE(json),
           TEST_CASE(json_of_a_trace), TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words),
-          TEST_CASE(bench_of_a_slow_or_unknown_machine), TEST_CASE(sums_of_fp8))
+          TEST_CASE(bench_of_a_slow_or_unknown_machine), TEST_CASE(sums_of_fp8),
+          TEST_CASE(bytes_between_hosts), TEST_CASE(bytes_that_plugins_count))

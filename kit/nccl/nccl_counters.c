@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the plugin itself counts of the case's data: the pages that rail-stat shows, of this process. */
+#include "kit/nccl/nccl_counters.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/obs/stats_read.h"
+#include "kit/kit_process.h"
+
+#define GROUP "comm" /* a record for each connection; either with a counter of what was received, or with its side */
+#define RECEIVED "received_bytes"
+#define BYTES "bytes"
+#define RECEIVER "side=receive,"
+
+/* Which counter says what a record's connection has received; NULL: none of this group. */
+static const struct rail_stats_view_counter *find_counter(const struct rail_stats_view_group *group) {
+  for (uint32_t c = 0; c < group->ncounters; c++)
+    if (strcmp(group->counters[c].name, RECEIVED) == 0 || strcmp(group->counters[c].name, BYTES) == 0)
+      return &group->counters[c];
+  return NULL;
+}
+
+struct sum {
+  uint64_t bytes;
+  bool says;       /* at least one page */
+  bool incomplete; /* a page had no room for a connection */
+};
+
+static void add_page(const struct rail_stats_view *page, struct sum *sum) {
+  for (const struct rail_stats_view_group *group = page->groups; group < page->groups + page->ngroups; group++) {
+    const struct rail_stats_view_counter *counter = strcmp(group->name, GROUP) == 0 ? find_counter(group) : NULL;
+    if (!counter) continue;
+    sum->says = true;
+    sum->incomplete |= group->left_out > 0;
+    bool both_ways = strcmp(counter->name, BYTES) == 0;
+    for (const struct rail_stats_view_record *r = group->records; r < group->records + group->nrecords; r++)
+      if (!both_ways || strncmp(r->label, RECEIVER, strlen(RECEIVER)) == 0)
+        sum->bytes += r->values[counter - group->counters];
+  }
+}
+
+bool kit_nccl_received(uint64_t *bytes) {
+  DIR *folder = opendir(RAIL_STATS_DIR);
+  struct sum sum = {0};
+  for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+    char why[256];
+    const char *name;
+    int64_t pid;
+    if (!rail_stats_file_name(entry->d_name, &pid, &name) || pid != getpid()) continue;
+    struct rail_stats_view *page = rail_stats_read(RAIL_STATS_DIR, entry->d_name, why, sizeof why);
+    if (page && page->alive != RAIL_STATS_DEAD) add_page(page, &sum);
+    rail_stats_view_free(page);
+  }
+  if (folder) closedir(folder);
+  *bytes = sum.bytes;
+  return sum.says && !sum.incomplete;
+}
+
+void kit_nccl_report_counters(struct kit_process *self, uint64_t between_hosts) {
+  struct { uint64_t bytes, says; } sum, other;
+  sum.says = kit_nccl_received(&sum.bytes);
+  if (kit_process_rank(self) > 0) {
+    kit_send_bytes(self, 0, &sum, sizeof sum);
+    return;
+  }
+  for (int from = 1; from < kit_process_count(self); from++) {
+    kit_recv_bytes(self, from, &other, sizeof other);
+    sum.says &= other.says;
+    sum.bytes += other.bytes;
+  }
+  if (!sum.says) return;
+  kit_metric(self, KIT_NCCL_RECEIVED, (double)sum.bytes, "B");
+  kit_metric(self, KIT_NCCL_BETWEEN_HOSTS, (double)between_hosts, "B");
+}
