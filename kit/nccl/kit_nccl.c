@@ -262,6 +262,7 @@ static void make_job(struct kit_job *job, const struct kit_nccl *how, const stru
   kit_job_add(job, "gpus", "%d", kit_nccl_gpus(how));
   kit_job_add(job, "ranks_per_host", "%d", how->ranks_per_host);
   kit_job_add(job, "gpus_per_process", "%d", how->gpus_per_process);
+  kit_job_add(job, "gdr", "%d", how->gdr);
   kit_job_add(job, "repeat", "%d", how->repeat);
   kit_job_add(job, "coll", "%d", (int)t->coll);
   kit_job_add(job, "algo", "%s", t->algo ? t->algo : algos[RING]);

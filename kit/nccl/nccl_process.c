@@ -178,7 +178,19 @@ static uint64_t largest(const char *sizes) {
   return most;
 }
 
-static void open_ranks(struct ranks *all, const char *algo, const char *proto) {
+/* Before 2.27 each of several ranks that send through one proxy (PXN) opens the connection that they are to share, at
+ * the same time, and each side keeps the one that it has first: it may be the one that the peer closes. */
+static void skip_if_connected_twice(struct kit_nccl_rank *r, enum kit_nccl_coll coll) {
+  const struct kit_job *job = kit_process_job(r->self);
+  const char *disabled = getenv("NCCL_PXN_DISABLE");
+  bool through_another = kit_job_number(job, "ranks_per_host", 1) > 1 && kit_job_number(job, "gdr", 0) &&
+                         !(disabled && strcmp(disabled, "1") == 0);
+  if (through_another && (coll == KIT_NCCL_ALLTOALL || coll == KIT_NCCL_ALLTOALLV) && kit_nccl_version(r) < 22700)
+    kit_skip("NCCL before 2.27 makes two connections at once where ranks of a host share one (PXN), and may keep the "
+             "one that its peer has closed; set NCCL_PXN_DISABLE=1");
+}
+
+static void open_ranks(struct ranks *all, enum kit_nccl_coll coll, const char *algo, const char *proto) {
   const struct kit_job *job = kit_process_job(all->self);
   all->n = (int)kit_job_number(job, "gpus_per_process", 1);
   all->per_host = (int)kit_job_number(job, "ranks_per_host", all->n);
@@ -190,6 +202,7 @@ static void open_ranks(struct ranks *all, const char *algo, const char *proto) {
     all->of[i].algo = algo;
     all->of[i].proto = proto;
   }
+  skip_if_connected_twice(&all->of[0], coll);
   kit_nccl_make_comms(all->of, all->n);
 }
 
@@ -214,7 +227,7 @@ void kit_nccl_process(struct kit_process *self) {
   snprintf(proto, sizeof proto, "%s", kit_job_arg(job, "proto"));
   if (strcmp(algo, "PAT") == 0 && kit_job_number(job, "ranks_per_host", 1) > 1)
     kit_skip("NCCL has PAT only where each rank is a host; leave out --ranks-per-host and --gpus-per-process");
-  open_ranks(&all, algo, proto);
+  open_ranks(&all, c.coll, algo, proto);
   c.ranks = all.of[0].n;
   unsigned left_out[REASONS] = {0}, tried = each_kind(&all, c, job, left_out);
   kit_nccl_report_counters(self, all.between_hosts);

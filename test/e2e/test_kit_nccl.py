@@ -255,6 +255,9 @@ def groups_of_receives(case, *options):
         report = kit(TRACE, "--gdr", "on", "--ranks", "4", "--ranks-per-host", "2", "--only", case,
                      "--types", "float", *options, RAIL_TRACE_PLUGIN=plugin, RAIL_TRACE_SLOW="60s",
                      RAIL_TRACE_FILE=f"{folder}/%p.railtrace", **emulated)
+        if report["results"][0]["status"] == "skip":
+            assert "NCCL before 2.27" in report["results"][0]["seen"], report
+            raise Skip("this NCCL makes two connections at once where ranks of a host share one")
         assert figure(report["results"][0], "connections_through_another_rank") >= 2, report
         groups = {}
         for file in pathlib.Path(folder).glob("*.railtrace"):
