@@ -15,7 +15,7 @@
 uint64_t kit_nccl_limit(const struct kit_nccl *how, const struct kit_nccl_case *t) {
   if (!t->scenario) return how->limit_ms;
   if (t->scenario->link) return how->limit_ms * 2; /* plugins wait for a network to come back */
-  return how->limit_ms * (t->scenario->repeats ? 1 + (uint64_t)how->repeat / 10 : 1);
+  return how->limit_ms * (t->scenario->repeats ? 1 + (uint64_t)(how->repeat * how->ranks) / 20 : 1);
 }
 
 /* ---- the environment of a process ---- */
@@ -89,6 +89,10 @@ void kit_nccl_make_env(struct kit_nccl_env *e, const struct kit_nccl_run *run, c
   if (kit_nccl_namespace(run, t, process)) add_env(e, "NCCL_SOCKET_IFNAME==" KIT_LINK_NAME);
   else add_default(e, "NCCL_SOCKET_IFNAME", "lo");
   for (size_t i = 0; i < sizeof off / sizeof *off; i++) add_default(e, off[i], "0");
+  if (!t->scenario || !t->scenario->repeats) return;
+  /* Most of the time that a communicator takes is clearing buffers: 10 MB a connection. */
+  add_default(e, "NCCL_BUFFSIZE", "65536");
+  add_default(e, "NCCL_LL128_BUFFSIZE", "307200");
 }
 
 /* ---- files for NCCL ---- */

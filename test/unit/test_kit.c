@@ -10,6 +10,7 @@
 #include "kit/kit_json.h"
 #include "kit/kit_report.h"
 #include "kit/nccl/kit_nccl.h"
+#include "kit/nccl/nccl_case.h"
 #include "kit/nccl/nccl_counters.h"
 #include "kit/trace/kit_trace.h"
 #include "test/harness/tap.h"
@@ -257,6 +258,17 @@ TEST(sums_of_fp8) {
   }
 }
 
+/* A case that makes communicators has more time, the more it makes, and the more ranks share the machine. */
+TEST(limits_of_nccl) {
+  struct kit_nccl how = {.limit_ms = 60000, .ranks = 2, .repeat = 20};
+  struct kit_nccl_scenario repeats = {.repeats = true}, link = {.link = true};
+  CHECK_INT(kit_nccl_limit(&how, &(struct kit_nccl_case){.scenario = NULL}), 60000);
+  CHECK_INT(kit_nccl_limit(&how, &(struct kit_nccl_case){.scenario = &link}), 120000);
+  CHECK_INT(kit_nccl_limit(&how, &(struct kit_nccl_case){.scenario = &repeats}), 180000);
+  how.ranks = 8;
+  CHECK_INT(kit_nccl_limit(&how, &(struct kit_nccl_case){.scenario = &repeats}), 540000);
+}
+
 /* By scalar code: the parts of all pairs of hosts, and for the rest what an algorithm without waste sends. */
 TEST(bytes_between_hosts) {
   static const struct { enum kit_nccl_coll coll; uint64_t of_2, of_4, of_4_by_2; } least[] = {
@@ -321,4 +333,4 @@ TEST(bytes_that_plugins_count) {
 TEST_MAIN(TEST_CASE(job_args), TEST_CASE(job_check), TEST_CASE(choices), TEST_CASE(reasons), TEST_CASE(json),
           TEST_CASE(json_of_a_trace), TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words),
           TEST_CASE(bench_of_a_slow_or_unknown_machine), TEST_CASE(sums_of_fp8),
-          TEST_CASE(bytes_between_hosts), TEST_CASE(bytes_that_plugins_count))
+          TEST_CASE(limits_of_nccl), TEST_CASE(bytes_between_hosts), TEST_CASE(bytes_that_plugins_count))
