@@ -93,7 +93,7 @@ helper_bins = $(patsubst test/%.c,$(BUILD)/test/%,$(shell grep -l 'TEST-HELPER' 
 core_tests := $(if $(core_src)$(simd_obj),$(if $(test_src),$(shell grep -lE '"(core/|rail/railyard)' $(test_src))))
 fault_lib := $(BUILD)/lib/railyard/librail-fault.so
 ghost_driver_src := $(wildcard ghost/driver/*.c)
-ghost_libs := $(addprefix $(BUILD)/lib/ghost/,libcuda.so.1 libcudart.so.12 libcudart.so.13 libnvidia-ml.so.1)
+ghost_libs := $(addprefix $(BUILD)/lib/ghost/,libcuda.so libcuda.so.1 libcudart.so.12 libcudart.so.13 libnvidia-ml.so.1)
 emu_src := $(wildcard emu/*.c)
 emu_lib := $(if $(HAVE_VERBS),$(BUILD)/lib/emu/libibverbs.so.1)
 emu_cm_src := $(wildcard emu/cm/*.c)
@@ -374,6 +374,9 @@ $(BUILD)/bench/emu_rate $(BUILD)/bench/emu_peers: $(BUILD)/bench/%: $(O)/bench/%
 ghost_ld = @mkdir -p $(@D); $(if $(V),,echo "  LD      $@";) $(CC) $(ALL_LDFLAGS) $(SO_LDFLAGS) -Wl,-soname,$(@F)
 $(BUILD)/lib/ghost/libcuda.so.1: $(call obj,$(ghost_driver_src) $(wildcard ghost/nccl/*.c))
 	$(ghost_ld) $^ -ldl -lm -o $@
+# The name that aws-ofi-nccl opens.
+$(BUILD)/lib/ghost/libcuda.so: | $(BUILD)/lib/ghost/libcuda.so.1
+	$(Q)ln -sfn libcuda.so.1 $@
 $(BUILD)/lib/ghost/libnvidia-ml.so.1: $(call obj,$(wildcard ghost/nvml/*.c)) $(BUILD)/lib/ghost/libcuda.so.1
 	$(ghost_ld) $^ -Wl,-rpath,'$$ORIGIN' -o $@
 # Two releases of one source: what the calls write differs. Programs name the symbols with the library's name.

@@ -396,10 +396,10 @@ static int run_all(struct kit_nccl_run *run, const struct kit_filter *filter) {
 }
 
 int kit_nccl_run(const struct kit_nccl *how) {
-  static const struct kit_placement here;
   static struct kit_nccl_run run;
   struct kit_filter filter;
-  char why[1024], plugin[PATH_MAX], library[PATH_MAX];
+  char why[1024], plugin[PATH_MAX], library[PATH_MAX], path[2 * PATH_MAX];
+  struct kit_placement with_ghost = {.at = {{.env = {path}, .nenv = 1}}}; /* which a plugin's init may look for */
   int result = 3;
   /* NCCL and the plugin are opened by processes that look for libraries elsewhere. */
   struct kit_nccl resolved = *how;
@@ -416,7 +416,8 @@ int kit_nccl_run(const struct kit_nccl *how) {
   } else if (!kit_nccl_file(resolved.library, why, sizeof why)) {
     fprintf(stderr, "rail-kit nccl: %s\n", why);
   } else if (find_ghost(run.ghost)) {
-    bool loads = kit_probe(resolved.plugin, &here, &run.probe, why, sizeof why);
+    kit_nccl_library_path(path, sizeof path, run.ghost);
+    bool loads = kit_probe(resolved.plugin, &with_ghost, &run.probe, why, sizeof why);
     result = loads ? run_all(&run, &filter)
                    : kit_report_unusable(&run.report, kit_probe_newest(&run.probe), why);
   }

@@ -52,6 +52,8 @@ const char *kit_nccl_namespace(const struct kit_nccl_run *run, const struct kit_
 int kit_nccl_make_file(const char *what);
 /* That of NCCL_TOPO_FILE. */
 int kit_nccl_make_topology(const struct kit_nccl *how, const struct kit_probe *probe);
+/* NAME=value: where a process finds CUDA's libraries, in ghost's folder first. */
+void kit_nccl_library_path(char *text, size_t size, const char *ghost);
 /* What needs kernels that ghost has not, or a GPU's features, is off. `log` is a file for NCCL's log. */
 void kit_nccl_make_env(struct kit_nccl_env *e, const struct kit_nccl_run *run, const struct kit_nccl_case *t,
                        int process, int log);

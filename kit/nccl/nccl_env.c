@@ -63,15 +63,22 @@ static void add_host(struct kit_nccl_env *e, const struct kit_nccl *how, int pro
   if (!getenv("NCCL_TOPO_FILE")) add_env(e, "NCCL_TOPO_FILE=/proc/self/fd/%d", topology);
 }
 
+void kit_nccl_library_path(char *text, size_t size, const char *ghost) {
+  const char *path = getenv("LD_LIBRARY_PATH");
+  snprintf(text, size, "LD_LIBRARY_PATH=%s%s%s", ghost, path ? ":" : "", path ? path : "");
+}
+
 void kit_nccl_make_env(struct kit_nccl_env *e, const struct kit_nccl_run *run, const struct kit_nccl_case *t,
                        int process, int log) {
   static const char *const off[] = {"NCCL_LOCAL_REGISTER", "NCCL_GRAPH_REGISTER", "NCCL_NVLS_ENABLE",
                                     "NCCL_MNNVL_ENABLE",   "NCCL_RAS_ENABLE",     "NCCL_WIN_ENABLE",
                                     "NCCL_GIN_ENABLE"};
   const struct kit_nccl *how = run->how;
-  const char *path = getenv("LD_LIBRARY_PATH"), *level = getenv("NCCL_DEBUG");
+  const char *level = getenv("NCCL_DEBUG");
+  char path[2 * PATH_MAX];
   bool trace = level && strcasecmp(level, "TRACE") == 0;
-  add_env(e, "LD_LIBRARY_PATH=%s%s%s", run->ghost, path ? ":" : "", path ? path : "");
+  kit_nccl_library_path(path, sizeof path, run->ghost);
+  add_env(e, "%s", path);
   add_host(e, how, process, run->topology);
   add_env(e, "NCCL_NET_PLUGIN=%s", how->plugin);
   add_env(e, "NCCL_NET=%s", run->probe.name);

@@ -20,6 +20,7 @@ from coll import BUILD, SOCKET, Skip, main, run
 KIT = str(BUILD / "bin" / "rail-kit")
 TRACE = str(BUILD / "lib" / "libnccl-net-railtrace.so")
 NCCL = os.environ.get("RAIL_TEST_NCCL")
+INCLUDE = pathlib.Path(__file__).resolve().parents[2] / "include"
 
 
 NOTHING = "int ncclGetVersion(int *v);\nint ncclGetVersion(int *v) { *v = 1; return 0; }\n"
@@ -37,6 +38,18 @@ __attribute__((constructor)) static void make(void) {
   fprintf(names, "%s\n", path);
   fclose(log);
   fclose(names);
+}
+"""
+
+# A plugin around another one whose table is there when CUDA's driver is, by the name that aws-ofi-nccl opens.
+NEEDS_CUDA = r"""
+#include <dlfcn.h>
+#include <stdlib.h>
+#include "rail/net.h"
+struct rail_net_v12 ncclNetPlugin_v12;
+__attribute__((constructor)) static void make(void) {
+  const struct rail_net_v12 *inner = dlsym(dlopen(getenv("INNER"), RTLD_NOW), "ncclNetPlugin_v12");
+  if (dlopen("libcuda.so", RTLD_NOW)) ncclNetPlugin_v12 = *inner;
 }
 """
 
@@ -112,6 +125,18 @@ def shared_memory_that_is_left_is_removed():
         for name in left:
             os.unlink(name)
         assert len(names) == 2 and not left and os.path.exists(other.name), (names, left, done)
+
+
+def a_plugin_that_needs_cuda_finds_it():
+    """In the process that asks it for its name, too, where there is no NCCL."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+        nccl = library(folder, "libnccl.so.2", "-Wl,--no-as-needed", str(BUILD / "lib/ghost/libcudart.so.13"))
+        plugin = library(other, "libnccl-net.so", f"-I{INCLUDE}", code=NEEDS_CUDA)
+        done = run([KIT, "nccl", plugin, "--nccl", nccl, "--only", "all_reduce.ring.LL", "--json", "-"], INNER=SOCKET)
+        if "without libelf" in done.stderr:
+            raise Skip("this rail-kit was built without libelf")
+        results = json.loads(done.stdout)["results"]
+        assert [r["name"] for r in results] == ["all_reduce.ring.LL"], results
 
 
 def arguments_are_checked():
@@ -310,9 +335,9 @@ def another_network_is_noticed():
 if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
-        shared_memory_that_is_left_is_removed, arguments_are_checked, our_plugin_carries_every_collective,
-        a_plugin_without_counters_is_named,
-        communicators_are_made_and_lost, four_ranks_and_the_bootstrap, ranks_gather_and_scatter_by_pat,
+        shared_memory_that_is_left_is_removed, a_plugin_that_needs_cuda_finds_it, arguments_are_checked,
+        our_plugin_carries_every_collective, a_plugin_without_counters_is_named, communicators_are_made_and_lost,
+        four_ranks_and_the_bootstrap, ranks_gather_and_scatter_by_pat,
         what_is_left_out_has_the_reason, several_ranks_are_a_host, several_gpus_are_a_process,
         ranks_of_a_host_receive_in_groups, groups_shrink, writes_to_gpu_memory_need_a_flush,
         another_network_is_noticed)])
