@@ -115,6 +115,16 @@ static rail_result_t fuse(struct rail_net *plugin, const struct rt_net_device *t
   return RAIL_BAD_USAGE;
 }
 
+/* Can what it is fused of be used by itself? */
+static bool members_are_listed(const struct rt_net_device *table, int n, int dev) {
+  const struct rt_net_device *d = &table[dev];
+  for (int i = 0; i < d->nmembers; i++) {
+    const int member = d->members[i];
+    if (member < 0 || member >= n || table[member].nmembers != 1) return false;
+  }
+  return true;
+}
+
 /* A fused device replaces its first member; the others are left out. */
 static rail_result_t replace_members(const struct rt_net_device *table, const struct rail_net_vprops_v12 *group,
                                      int dev, int *used) {
@@ -141,8 +151,9 @@ rail_result_t rt_net_devices_open(struct rail_net *plugin, const char *merge, st
   struct rt_net_device table[RT_NET_DEVICES_MAX];
   int n, dev, used[RT_NET_DEVICES_MAX];
   RAIL_TRY(read_table(plugin, table, &n));
-  /* Devices that were fused earlier are used only where a group names them. */
-  for (int i = 0; i < n; i++) used[i] = table[i].nmembers == 1 ? i : -1;
+  /* Devices that were fused earlier are used only where a group names them; those of a plugin that lists no members of
+   * theirs, always. */
+  for (int i = 0; i < n; i++) used[i] = table[i].nmembers > 1 && members_are_listed(table, n, i) ? -1 : i;
   struct rail_net_vprops_v12 group;
   for (const char *text = merge ? merge : "";;) {
     RAIL_TRY(rt_merge_next(&text, table, n, &group));
@@ -153,5 +164,10 @@ rail_result_t rt_net_devices_open(struct rail_net *plugin, const char *merge, st
   out->n = 0;
   for (int i = 0; i < n; i++)
     if (used[i] >= 0) out->dev[out->n++] = used[i];
+  if (out->n == 0) {
+    RAIL_WARN("the plugin %s lists %d devices, none of which can be used; rail-kit inspect shows them",
+              rail_net_name(plugin), n);
+    return RAIL_BAD_USAGE;
+  }
   return read_pci_paths(plugin, out);
 }

@@ -30,7 +30,7 @@ rail_result_t rt_merge_next(const char **text, const struct rt_net_device *table
                             struct rail_net_vprops_v12 *group);
 
 /* The devices that are no other's members, after the plugin has fused what `merge` (NULL: nothing) asks for. A fused
- * device that is there already is taken as it is. */
+ * device that is there already is taken as it is. One at least; RAIL_BAD_USAGE after one line: there is none. */
 rail_result_t rt_net_devices_open(struct rail_net *plugin, const char *merge, struct rt_net_devices *out);
 
 #endif

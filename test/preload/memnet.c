@@ -4,7 +4,8 @@
  * that what the sender writes too early into its buffer shows; it takes only memory inside of a registration with the
  * same comm; it keeps its state in the handle between calls of connect; and it counts what is open. A message
  * that is larger than its receive fills that and is an error on both sides. MEMNET_NAME is its name, MEMNET_FUSED=1
- * gives it a fused device from the start.
+ * gives it a fused device from the start, MEMNET_FUSED=only two of these and no others, MEMNET_FUSED=none no device
+ * after the first look.
  */
 #include "test/preload/memnet.h"
 
@@ -73,6 +74,7 @@ __attribute__((format(printf, 1, 2))) static void misuse(const char *fmt, ...) {
 
 static struct rail_net_vprops_v12 devices_[MAX_DEVICES] = {{1, {0}}, {1, {1}}, {1, {2}}, {1, {3}}};
 static int ndevices = 4;
+static bool vanishing; /* no device after the first look */
 static char names[MAX_DEVICES][16] = {"mem0", "mem1", "mem2", "mem10"};
 
 static int add_device(const struct rail_net_vprops_v12 *members, int *dev) {
@@ -97,7 +99,8 @@ static int finalize(void *ctx) {
 }
 
 static int devices(int *ndev) {
-  *ndev = ndevices;
+  static atomic_bool looked;
+  *ndev = vanishing && atomic_exchange(&looked, true) ? 0 : ndevices;
   return RAIL_OK;
 }
 
@@ -309,5 +312,11 @@ __attribute__((constructor)) static void start_up(void) {
   int dev;
   const char *name = getenv("MEMNET_NAME"), *fused = getenv("MEMNET_FUSED");
   if (name) ncclNetPlugin_v12.name = name;
-  if (fused && *fused == '1') add_device(&(struct rail_net_vprops_v12){2, {0, 2}}, &dev);
+  if (!fused) return;
+  if (*fused == '1') add_device(&(struct rail_net_vprops_v12){2, {0, 2}}, &dev);
+  vanishing = strcmp(fused, "none") == 0;
+  if (strcmp(fused, "only") != 0) return;
+  devices_[0] = (struct rail_net_vprops_v12){2, {0, 1}};
+  devices_[1] = (struct rail_net_vprops_v12){2, {2, 3}};
+  ndevices = 2;
 }

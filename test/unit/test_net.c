@@ -13,6 +13,7 @@
 #include "loader/netload.h"
 #include "core/transport/rt_net_devices.h"
 #include "test/harness/comms.h"
+#include "test/harness/log_lines.h"
 #include "test/harness/program.h"
 #include "test/preload/memnet.h"
 
@@ -306,8 +307,31 @@ static void devices_with_a_fused_one(const struct rank *rank, void *arg) {
   used_devices("mem10,mem1;mem2,mem0", 2, (const int[]){4, 5});
 }
 
+/* As of a plugin that merges ports by itself. */
+static void only_fused_devices(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  used_devices(NULL, 2, (const int[]){0, 1});
+}
+
+static void no_devices(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  char why[256];
+  struct rail_net *net;
+  struct rt_net_devices d;
+  int ndev;
+  ENSURE(rail_net_load(plugin, 0, &net, why, sizeof why) == RAIL_OK, "%s", why);
+  ENSURE(rail_net_devices(net, &ndev) == RAIL_OK && ndev > 0, "it should have devices at first");
+  rail_log_set_sink(log_capture);
+  ENSURE_INT(rt_net_devices_open(net, NULL, &d), RAIL_BAD_USAGE);
+  ENSURE(log_said("the plugin Mem lists 0 devices"), "it said: %s", log_lines);
+  rail_net_unload(net);
+}
+
+TEST(devices_that_are_all_fused_are_used) { with_plugin("MEMNET_FUSED=only", 1, only_fused_devices, NULL); }
+TEST(a_plugin_without_devices_is_refused) { with_plugin("MEMNET_FUSED=none", 1, no_devices, NULL); }
 TEST(devices_are_fused_only_when_asked_for) { with_plugin("MEMNET_FUSED=1", 1, devices_with_a_fused_one, NULL); }
 
 TEST_MAIN(TEST_CASE(results_are_right_with_and_without_registrations),
           TEST_CASE(nothing_is_written_behind_a_registered_buffer), TEST_CASE(an_abort_gives_all_back),
-          TEST_CASE(ranks_with_different_plugins_are_told), TEST_CASE(devices_are_fused_only_when_asked_for))
+          TEST_CASE(ranks_with_different_plugins_are_told), TEST_CASE(devices_are_fused_only_when_asked_for),
+          TEST_CASE(devices_that_are_all_fused_are_used), TEST_CASE(a_plugin_without_devices_is_refused))
