@@ -107,11 +107,19 @@ static rail_result_t share_blocks(struct ncclComm *comm, struct rt_plan *plan, i
   return good ? RAIL_OK : RAIL_SYSTEM_ERROR;
 }
 
+/* Without sends and receives: block j runs the jobs j, j + n, j + 2n and so on. A job waits only for jobs before it and
+ * for the same job of other ranks, so the first one that is not over can always run. */
+static void chain_collectives(struct rt_plan *plan, int nblocks) {
+  for (int j = 0; j + nblocks < plan->njobs; j++) plan->jobs[j].next = j + nblocks;
+  plan->nblocks = nblocks;
+}
+
 static rail_result_t find_blocks(struct ncclComm *comm, struct rt_plan *plan) {
   int np2p = 0;
   for (int j = 0; j < plan->njobs; j++) np2p += is_p2p(&plan->jobs[j]);
   plan->nblocks = plan->njobs;
   if (np2p > 2 && plan->njobs > comm->gpu.wide_blocks) RAIL_TRY(share_blocks(comm, plan, np2p));
+  if (np2p == 0 && plan->njobs > comm->gpu.most_blocks) chain_collectives(plan, comm->gpu.wide_blocks);
   if (plan->nblocks <= comm->gpu.most_blocks) return RAIL_OK;
   RAIL_WARN("rank %d: %d operations of one group are more than the %d that run side by side on CUDA device %d; make "
             "smaller groups, or lower RAIL_NCHANNELS if it is set",

@@ -4,7 +4,8 @@
  *
  * Proves: sends and receives of a group that are more than a small device runs at once share its blocks: an all-to-all,
  * and different numbers of messages; over processes and over ranks of one process; in a graph; with ranks that make
- * their calls one by one. Ranks that share a device launch no more than its wide blocks.
+ * their calls one by one. So do any number of collectives. Ranks that share a device launch no more than its wide
+ * blocks.
  */
 #include "test/device/gpu/calls.h"
 #include "test/harness/program.h"
@@ -206,6 +207,57 @@ TEST(threads) {
   job_run("GHOST_ATTRIBUTES=16:8", 1, kit_patience_ms(TIMEOUT_MS), in_threads, NULL);
 }
 
+/* ---- groups of more collectives than blocks ---- */
+
+#define MANY 150
+static ncclRedOp_t op_of(int i) { return i % 3 == 0 ? ncclSum : ncclMax; }
+
+/* Each has a buffer of its own; sizes differ. */
+static void call_many(struct rig *g) {
+  OK(ncclGroupStart());
+  for (int i = 0; i < MANY; i++)
+    OK(ncclAllReduce(g->send + i, g->recv + i, (size_t)1 + (size_t)(i == MANY - 1) * N, ncclInt32, op_of(i), g->comm,
+                     g->stream));
+  OK(ncclGroupEnd());
+}
+
+static void check_many(struct rig *g, int round) {
+  gpu_get(g->host, g->recv, sizeof g->host);
+  for (int i = 0; i < MANY + N; i++) {
+    int32_t want = 0;
+    for (int from = 0; from < g->nranks; from++) {
+      const int32_t x = number(round, from, 0, i);
+      want = op_of(RAIL_MIN(i, MANY - 1)) == ncclSum ? want + x : RAIL_MAX(want, x);
+    }
+    ENSURE(g->host[i] == want, "round %d: number %d is %d instead of %d", round, i, g->host[i], want);
+  }
+}
+
+/* One launch, however many: a block runs several collectives. */
+static void many(const struct rank *rank, void *arg) {
+  (void)arg;
+  struct rig g;
+  gpu_open();
+  rig_open(&g, open_comm(rank));
+  for (int round = 0; round < 3; round++) {
+    fill(&g, round);
+    long before = gpu.calls("cuLaunchKernel");
+    call_many(&g);
+    ENSURE(gpu.calls("cuLaunchKernel") == before + 1, "%ld launches, not 1", gpu.calls("cuLaunchKernel") - before);
+    GPU(gpu.cuStreamSynchronize(g.stream));
+    check_many(&g, round);
+  }
+  rig_close(&g);
+  gpu_nothing_left();
+}
+
+static void many_on(const char *env, int nranks) {
+  if (getenv("TEST_REAL_GPU")) tap_skip_case("needs the fake driver's small device");
+  job_run(env, nranks, kit_patience_ms(TIMEOUT_MS), many, NULL);
+}
+TEST(many_collectives) { many_on("GHOST_ATTRIBUTES=16:3", 3); }
+TEST(many_collectives_over_a_network) { many_on("GHOST_ATTRIBUTES=16:3 NCCL_SHM_DISABLE=1", 2); }
+
 /* Two of them: four wide blocks for each. */
 static void be_refused(void *arg) {
   const struct thread_rank *t = arg;
@@ -214,7 +266,9 @@ static void be_refused(void *arg) {
   OK(ncclCommInitRank(&comm, t->nranks, t->id, t->rank));
   char *x = gpu_alloc(64);
   OK(ncclGroupStart());
-  for (int i = 0; i < 5; i++) OK(ncclAllReduce(x, x, 1, ncclInt8, ncclSum, comm, NULL));
+  for (int i = 0; i < 3; i++) OK(ncclAllReduce(x, x, 1, ncclInt8, ncclSum, comm, NULL));
+  OK(ncclSend(x, 1, ncclInt8, 1 - t->rank, comm, NULL));
+  OK(ncclRecv(x + 1, 1, ncclInt8, 1 - t->rank, comm, NULL));
   ENSURE(ncclGroupEnd() == ncclInvalidUsage, "a group of 5 was taken where each rank has room for 4");
   OK(ncclCommAbort(comm));
   gpu_free(x);
@@ -229,5 +283,6 @@ TEST(narrow_blocks_are_not_for_a_shared_device) {
   job_run("NCCL_DEBUG=NONE GHOST_ATTRIBUTES=16:4", 1, kit_patience_ms(TIMEOUT_MS), in_refused_threads, NULL);
 }
 
-TEST_MAIN(TEST_CASE(processes), TEST_CASE(a_network), TEST_CASE(threads),
+TEST_MAIN(TEST_CASE(processes), TEST_CASE(a_network), TEST_CASE(threads), TEST_CASE(many_collectives),
+          TEST_CASE(many_collectives_over_a_network),
           TEST_CASE(narrow_blocks_are_not_for_a_shared_device))
