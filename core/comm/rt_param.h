@@ -69,7 +69,9 @@ struct rt_params {
 
 /* Bytes of one of the 8 slots of a buffer; whole cache lines. */
 static inline uint64_t rt_slot_size(int64_t buffsize) { return (uint64_t)buffsize / 8 & ~63ull; }
-/* The same in lines of LL128. */
+/* All eight. What follows them begins on a cache line: lines of LL must not be misaligned. */
+static inline uint64_t rt_slots_size(int64_t buffsize) { return 8 * rt_slot_size(buffsize); }
+/* A slot in lines of LL128. */
 static inline uint64_t rt_ll128_slot_size(int64_t buffsize) { return (uint64_t)buffsize / 8 & ~127ull; }
 
 /* Reads the environment at the first call; all calls return the same struct. Any thread. */

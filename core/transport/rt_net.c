@@ -104,7 +104,7 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
   if (posix_memalign((void **)&res, RT_PAGE, RES_SIZE) != 0) return RAIL_SYSTEM_ERROR;
   memset(res, 0, sizeof *res);
   c->res = res;
-  res->size = (size_t)p->buffsize + (size_t)p->ll_buffsize;
+  res->size = rt_slots_size(p->buffsize) + rt_slots_size(p->ll_buffsize);
   const struct rt_net_devices *devices = &comm->net.devices;
   const struct rt_topo_gpu *gpu = &comm->peers[comm->rank].gpu;
   res->dev = devices->dev[rt_topo_nic(gpu, devices->pci, devices->n, comm->local_rank + c->channel)];
@@ -119,7 +119,7 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
   struct rt_conn *conn = &c->conn;
   conn->buff[RT_SIMPLE] = res->memory;
   conn->slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
-  conn->buff[RT_LL] = res->memory + p->buffsize;
+  conn->buff[RT_LL] = res->memory + rt_slots_size(p->buffsize);
   conn->slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
   conn->slot = res->slot;
   conn->tail = &res->tail;
@@ -135,7 +135,7 @@ static rail_result_t make_res(struct ncclComm *comm, struct rt_connector *c) {
 static rail_result_t register_buffers(struct ncclComm *comm, struct rt_connector *c) {
   const struct rt_params *p = rt_params();
   struct net_res *res = c->res;
-  const size_t size[RT_NPROTO] = {(size_t)p->buffsize, (size_t)p->ll_buffsize};
+  const size_t size[RT_NPROTO] = {rt_slots_size(p->buffsize), rt_slots_size(p->ll_buffsize)};
   for (int proto = 0; proto < RT_NPROTO; proto++)
     RAIL_TRY(rail_net_reg_mr(comm->net.plugin, res->comm, c->conn.buff[proto], size[proto], RAIL_PTR_HOST,
                              &res->mhandle[proto]));

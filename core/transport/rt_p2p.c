@@ -44,8 +44,8 @@ static bool p2p_can_connect(const struct rt_peer *a, const struct rt_peer *b) {
 /* Bytes of a protocol's slots; LL128's only where it was asked for. */
 static size_t slots_size(int proto) {
   const struct rt_params *p = rt_params();
-  if (proto == RT_SIMPLE) return RT_STEPS * rt_slot_size(p->buffsize);
-  if (proto == RT_LL) return RT_STEPS * rt_slot_size(p->ll_buffsize);
+  if (proto == RT_SIMPLE) return rt_slots_size(p->buffsize);
+  if (proto == RT_LL) return rt_slots_size(p->ll_buffsize);
   return rt_func_mask_any(rt_proto_masks(p->proto), RD_LL128) ? RT_STEPS * rt_ll128_slot_size(p->buffsize) : 0;
 }
 

@@ -26,7 +26,7 @@ static size_t header_size(void) { return RAIL_ROUND_UP(sizeof(struct rt_shm_segm
 
 static size_t segment_size(void) {
   const struct rt_params *p = rt_params();
-  return header_size() + (size_t)p->buffsize + (size_t)p->ll_buffsize;
+  return header_size() + rt_slots_size(p->buffsize) + rt_slots_size(p->ll_buffsize);
 }
 
 bool rt_shm_can_connect(const struct rt_peer *a, const struct rt_peer *b) {
@@ -38,7 +38,7 @@ static void bind_conn(struct rt_connector *c, struct rt_shm_segment *seg) {
   struct rt_conn *conn = &c->conn;
   conn->buff[RT_SIMPLE] = (char *)seg + header_size();
   conn->slot_size[RT_SIMPLE] = rt_slot_size(p->buffsize);
-  conn->buff[RT_LL] = conn->buff[RT_SIMPLE] + p->buffsize;
+  conn->buff[RT_LL] = conn->buff[RT_SIMPLE] + rt_slots_size(p->buffsize);
   conn->slot_size[RT_LL] = rt_slot_size(p->ll_buffsize);
   /* A step of the one is gone when one of the other comes: the slot is free then. */
   conn->buff[RD_LL128] = conn->buff[RT_SIMPLE];

@@ -4,13 +4,15 @@
  * Proves: the NET transport as a plugin sees it. All bytes of a communicator go through test/preload/memnet.c, which
  * refuses memory outside of its registration and copies late: results are right with and without registered buffers,
  * no receive reaches behind its buffer, every comm and registration is given back, also after an abort; ranks
- * whose plugins differ get an error that says so; which of the plugin's devices are used.
+ * whose plugins differ get an error that says so; lines of LL are aligned whatever the buffers' size; which of the
+ * plugin's devices are used.
  */
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
 #include "loader/netload.h"
+#include "core/comm/rt_comm.h"
 #include "core/transport/rt_net_devices.h"
 #include "test/harness/comms.h"
 #include "test/harness/log_lines.h"
@@ -286,6 +288,31 @@ TEST(ranks_with_different_plugins_are_told) {
   with_plugin("MEMNET_NAME=Mem%h", 5, different, NULL);
 }
 
+/* ---- buffers ---- */
+
+/* Of a size that is no multiple of anything, also over shared memory. */
+static void aligned(const struct rank *rank, void *arg) {
+  (void)arg;
+  ncclComm_t comm = open_comm(rank);
+  int32_t v = 1;
+  OK(ncclAllReduce(&v, &v, 1, ncclInt32, ncclSum, comm, NULL));
+  OK(railCommWait(comm));
+  const struct rt_connector *ends[] = {comm->channels[0].send[1 - rank->rank], comm->channels[0].recv[1 - rank->rank]};
+  for (int e = 0; e < 2; e++) {
+    const uintptr_t lines = (uintptr_t)ends[e]->conn.buff[RT_LL];
+    ENSURE(lines % RAIL_CACHELINE == 0, "%s: lines of LL begin at %#lx", ends[e]->transport->name, (long)lines);
+  }
+  close_comm(comm);
+}
+
+TEST(lines_are_aligned) {
+  static const char odd[] = "NCCL_DEBUG=NONE NCCL_BUFFSIZE=100001 NCCL_LL_BUFFSIZE=20001 RAIL_SMALL_MAX=0 ";
+  char net[2 * sizeof odd];
+  snprintf(net, sizeof net, "%sNCCL_SHM_DISABLE=1", odd);
+  job_run(odd, 2, kit_patience_ms(TIMEOUT_MS), aligned, NULL);
+  job_run(net, 2, kit_patience_ms(TIMEOUT_MS), aligned, NULL);
+}
+
 /* ---- devices ---- */
 
 static void used_devices(const char *merge, int n, const int *want) {
@@ -333,5 +360,6 @@ TEST(devices_are_fused_only_when_asked_for) { with_plugin("MEMNET_FUSED=1", 1, d
 
 TEST_MAIN(TEST_CASE(results_are_right_with_and_without_registrations),
           TEST_CASE(nothing_is_written_behind_a_registered_buffer), TEST_CASE(an_abort_gives_all_back),
-          TEST_CASE(ranks_with_different_plugins_are_told), TEST_CASE(devices_are_fused_only_when_asked_for),
+          TEST_CASE(ranks_with_different_plugins_are_told), TEST_CASE(lines_are_aligned),
+          TEST_CASE(devices_are_fused_only_when_asked_for),
           TEST_CASE(devices_that_are_all_fused_are_used), TEST_CASE(a_plugin_without_devices_is_refused))
