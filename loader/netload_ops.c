@@ -169,6 +169,12 @@ static inline rail_result_t result_of(const struct rail_net *net, int result, co
   return (rail_result_t)result;
 }
 
+/* The same for a call that makes something: whatever a failed one left in *out is not ours to close. */
+static rail_result_t made(const struct rail_net *net, int result, const char *call, void **out) {
+  if (rail_unlikely(result != RAIL_OK)) *out = NULL;
+  return result_of(net, result, call);
+}
+
 /* ---- contexts --------------------------------------------------------- */
 
 /* Below v11: calls init unless the plugin was initialised before in this process. */
@@ -295,7 +301,7 @@ rail_result_t rail_net_make_vdevice(struct rail_net *net, int *dev, const struct
 
 rail_result_t rail_net_listen(struct rail_net *net, void *ctx, int dev, void *handle, void **listen_comm) {
   *listen_comm = NULL;
-  return result_of(net, rail_net_raw_listen(net, ctx, dev, handle, listen_comm), "listen");
+  return made(net, rail_net_raw_listen(net, ctx, dev, handle, listen_comm), "listen", listen_comm);
 }
 
 rail_result_t rail_net_connect(struct rail_net *net, void *ctx, int dev, void *handle, int traffic_class,
@@ -303,14 +309,13 @@ rail_result_t rail_net_connect(struct rail_net *net, void *ctx, int dev, void *h
   struct rail_net_device_handle *unused = NULL;
   *send_comm = NULL;
   int result = rail_net_raw_connect(net, ctx, dev, handle, traffic_class, send_comm, &unused);
-  if (result != RAIL_OK) *send_comm = NULL; /* whatever a failed call left there is not ours to close */
-  return result_of(net, result, "connect");
+  return made(net, result, "connect", send_comm);
 }
 
 rail_result_t rail_net_accept(struct rail_net *net, void *listen_comm, void **recv_comm) {
   struct rail_net_device_handle *unused = NULL;
   *recv_comm = NULL;
-  return result_of(net, rail_net_raw_accept(net, listen_comm, recv_comm, &unused), "accept");
+  return made(net, rail_net_raw_accept(net, listen_comm, recv_comm, &unused), "accept", recv_comm);
 }
 
 rail_result_t rail_net_close_send(struct rail_net *net, void *send_comm) {
@@ -329,13 +334,14 @@ rail_result_t rail_net_close_listen(struct rail_net *net, void *listen_comm) {
 
 rail_result_t rail_net_reg_mr(struct rail_net *net, void *comm, void *data, size_t size, int type, void **mhandle) {
   *mhandle = NULL;
-  return result_of(net, rail_net_raw_reg_mr(net, comm, data, size, type, mhandle), "regMr");
+  return made(net, rail_net_raw_reg_mr(net, comm, data, size, type, mhandle), "regMr", mhandle);
 }
 
 rail_result_t rail_net_reg_mr_dmabuf(struct rail_net *net, void *comm, void *data, size_t size, int type,
                                      uint64_t offset, int fd, void **mhandle) {
   *mhandle = NULL;
-  return result_of(net, rail_net_raw_reg_mr_dmabuf(net, comm, data, size, type, offset, fd, mhandle), "regMrDmaBuf");
+  int result = rail_net_raw_reg_mr_dmabuf(net, comm, data, size, type, offset, fd, mhandle);
+  return made(net, result, "regMrDmaBuf", mhandle);
 }
 
 /* NCCL passes NULL on when regMr gave NULL; ours spares foreign plugins that. */

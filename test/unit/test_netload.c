@@ -279,6 +279,24 @@ TEST(strange_results_become_internal_errors) {
   rail_net_unload(net);
 }
 
+TEST(what_a_failed_call_leaves_is_not_taken) {
+  static char handle[RAIL_NET_HANDLE_SIZE];
+  const struct rail_net_init args = {.log = capture};
+  struct rail_net *net = load(fixture("v12"), 0);
+  void *ctx, *out;
+  start_capture();
+  CHECK_OK(rail_net_init(net, &args, &ctx));
+  seen_by(net)->answer = RAIL_SYSTEM_ERROR; /* the plugin writes its outputs nevertheless */
+  CHECK(rail_net_listen(net, ctx, 0, handle, &out) == RAIL_SYSTEM_ERROR && !out);
+  CHECK(rail_net_connect(net, ctx, 0, handle, -1, &out) == RAIL_SYSTEM_ERROR && !out);
+  CHECK(rail_net_accept(net, handle, &out) == RAIL_SYSTEM_ERROR && !out);
+  CHECK(rail_net_reg_mr(net, handle, handle, 1, RAIL_PTR_HOST, &out) == RAIL_SYSTEM_ERROR && !out);
+  CHECK(rail_net_reg_mr_dmabuf(net, handle, handle, 1, RAIL_PTR_CUDA, 0, 0, &out) == RAIL_SYSTEM_ERROR && !out);
+  seen_by(net)->answer = RAIL_OK;
+  CHECK_OK(rail_net_finalize(net, ctx));
+  rail_net_unload(net);
+}
+
 /* ---- files and failures ------------------------------------------------ */
 
 static void check_fails(const char *name, int max_version, const char *want) {
@@ -433,7 +451,8 @@ TEST(list_has_limits) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {
     TEST_CASE(each_version), TEST_CASE(old_plugins_are_initialised_once), TEST_CASE(optional_slots_may_be_null),
-    TEST_CASE(strange_results_become_internal_errors), TEST_CASE(load_says_what_is_wrong),
+    TEST_CASE(strange_results_become_internal_errors),
+          TEST_CASE(what_a_failed_call_leaves_is_not_taken), TEST_CASE(load_says_what_is_wrong),
     TEST_CASE(names_become_files_as_in_nccl), TEST_CASE(beside_the_program), TEST_CASE(first_that_works),
     TEST_CASE(passed_over_plugins_are_finalized),
     TEST_CASE(none_is_none), TEST_CASE(nccl_net_names_the_vtable), TEST_CASE(fallback_is_last),
