@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "common/base/compiler.h"
 #include "common/base/param.h"
@@ -139,9 +140,22 @@ static struct rt_params params;
 static const char *names[RAIL_COUNT_OF(rows)];
 static pthread_once_t params_once = PTHREAD_ONCE_INIT;
 
+/* NCCL takes an empty variable for one that is not set, as numbers do here. Not so the plugins': an empty
+ * RAIL_..._AUTH_FILE is an error, not a connection without authentication. */
+static void drop_empty_texts(void) {
+  for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
+    const char *text = NULL;
+    char *field = (char *)&params + rows[i].offset;
+    if (rows[i].type != RAIL_PARAM_STRING) continue;
+    memcpy(&text, field, sizeof text);
+    if (text && !*text) memcpy(field, &rows[i].def, sizeof text);
+  }
+}
+
 static void load(void) {
   const struct rail_param_table *const tables[] = {&table};
   rail_param_load(&table, &params);
+  drop_empty_texts();
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) names[i] = rows[i].name;
   rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
 }

@@ -13,6 +13,7 @@
 #include "common/base/clock.h"
 #include "common/base/sock.h"
 #include "core/bootstrap/rt_boot_wire.h"
+#include "core/comm/rt_param.h"
 #include "core/launcher/rt_launcher.h"
 #include "test/harness/tap.h"
 
@@ -394,12 +395,31 @@ TEST(id_of_nccl_comm_id) {
   CHECK_INT(status, 0);
 }
 
+TEST(empty_variables_are_not_set) {
+  pid_t pid = fork();
+  CHECK(pid >= 0);
+  if (pid == 0) {
+    set_env(NULL);
+    setenv("NCCL_COMM_ID", "", 1);
+    setenv("RAIL_STORE", "", 1);
+    setenv("RAIL_CUDA_LIB", "", 1);
+    const struct rt_params *p = rt_params();
+    char id[RT_UNIQUE_ID_BYTES];
+    bool good = !p->comm_id && !p->store && strcmp(p->cuda_lib, "libcuda.so.1") == 0;
+    _exit(good && rt_unique_id_create(id) == RAIL_OK ? 0 : 1);
+  }
+  int status;
+  waitpid(pid, &status, 0);
+  CHECK_INT(status, 0);
+}
+
 #ifdef __SANITIZE_THREAD__
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "die_after_fork=0"; }
 #endif
 
 /* Those that fork come first: the parameters are read once per process, here after them. */
-TEST_MAIN(TEST_CASE(id_of_nccl_comm_id), TEST_CASE(id_through_a_store), TEST_CASE(id_through_the_temporary_directory),
-          TEST_CASE(launchers), TEST_CASE(wrong_values), TEST_CASE(host_lists), TEST_CASE(exchange),
-          TEST_CASE(stale_files), TEST_CASE(missing_ranks), TEST_CASE(id_of_an_address), TEST_CASE(no_way_to_an_id))
+TEST_MAIN(TEST_CASE(id_of_nccl_comm_id), TEST_CASE(empty_variables_are_not_set), TEST_CASE(id_through_a_store),
+          TEST_CASE(id_through_the_temporary_directory), TEST_CASE(launchers), TEST_CASE(wrong_values),
+          TEST_CASE(host_lists), TEST_CASE(exchange), TEST_CASE(stale_files), TEST_CASE(missing_ranks),
+          TEST_CASE(id_of_an_address), TEST_CASE(no_way_to_an_id))
