@@ -142,12 +142,20 @@ static int only_fd(struct msghdr *m) {
   return -1;
 }
 
-static int receive(int from, uint8_t key[RT_FD_KEY]) {
+/* Is there a message, or its end? A signal of the program's does not end the wait. */
+static bool wait_for_message(int from) {
   struct pollfd p = {.fd = from, .events = POLLIN};
+  const uint64_t until = rail_deadline_in_ms(SILENT_MS);
+  int n = poll(&p, 1, SILENT_MS);
+  while (n < 0 && errno == EINTR) n = poll(&p, 1, rail_deadline_left_ms(until));
+  return n == 1;
+}
+
+static int receive(int from, uint8_t key[RT_FD_KEY]) {
   union control control;
   struct iovec data = {.iov_base = key, .iov_len = RT_FD_KEY};
   struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-  if (poll(&p, 1, SILENT_MS) != 1) return -1;
+  if (!wait_for_message(from)) return -1;
   ssize_t n = recvmsg(from, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   int fd = n < 0 ? -1 : only_fd(&m);
   if (fd >= 0 && n != RT_FD_KEY) {

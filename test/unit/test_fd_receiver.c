@@ -6,12 +6,14 @@
  */
 #include "core/gpu/rt_fd_receiver.h"
 
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -180,6 +182,36 @@ TEST(one_that_says_nothing_is_not_waited_for_long) {
   end();
 }
 
+static int late, late_file;
+static void send_late(int number) {
+  (void)number;
+  union {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(sizeof(int))];
+  } control = {.bytes = {0}};
+  struct iovec iov = {(void *)(uintptr_t)key, sizeof key};
+  struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+  struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+  *c = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof(int))};
+  memcpy(CMSG_DATA(c), &late_file, sizeof late_file);
+  if (sendmsg(late, &m, MSG_DONTWAIT) != (ssize_t)sizeof key) _exit(99);
+}
+
+/* It comes while the receiver waits for what a connection will say, which the handler says. */
+TEST(a_signal_loses_nothing) {
+  begin();
+  late = connect_to(receiver.name);
+  late_file = file("late");
+  struct sigaction act = {.sa_handler = send_late}, before;
+  const struct itimerval soon = {.it_value = {.tv_usec = 100000}};
+  CHECK(late >= 0 && sigaction(SIGALRM, &act, &before) == 0 && setitimer(ITIMER_REAL, &soon, NULL) == 0);
+  is_file(rt_fd_receive(&receiver, getpid(), key), "late");
+  sigaction(SIGALRM, &before, NULL);
+  close(late);
+  close(late_file);
+  end();
+}
+
 static int send_as_nobody(void *arg) {
   (void)arg;
   int fd = file("evil");
@@ -246,6 +278,7 @@ TEST(no_more_descriptors) {
 TEST_MAIN(TEST_CASE(each_key_has_its_own), TEST_CASE(many_wait_without_anybody_looking),
           TEST_CASE(unclaimed_descriptors_end_with_the_receiver), TEST_CASE(its_sender_may_be_dead_when_it_is_taken),
           TEST_CASE(the_key_from_another_process_is_none), TEST_CASE(garbage_is_dropped),
-          TEST_CASE(one_that_says_nothing_is_not_waited_for_long), TEST_CASE(another_user_is_refused),
+          TEST_CASE(one_that_says_nothing_is_not_waited_for_long),
+          TEST_CASE(a_signal_loses_nothing), TEST_CASE(another_user_is_refused),
           TEST_CASE(it_is_sent_to_the_expected_process_only), TEST_CASE(a_receiver_that_is_closed),
           TEST_CASE(no_more_descriptors))
