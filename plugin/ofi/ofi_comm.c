@@ -108,15 +108,15 @@ int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const 
   comm->eager = comm->max_inline ? RAIL_MIN(mine->eager, peer->eager) : 0;
   comm->remote_index = peer->comm;
   comm->remote_token = peer->token;
-  comm->remote_nics = peer->npaths;
+  comm->remote_nics = peer->nnics;
   comm->peer_process = peer->process;
   release_peers(comm); /* of an earlier dial */
-  comm->npaths = RAIL_MAX(endpoint->nnics, peer->npaths);
+  comm->npaths = RAIL_MAX(endpoint->nnics, peer->nnics);
   for (unsigned int i = 0; i < comm->npaths; i++) {
     struct ofi_path *path = &comm->paths[i];
     path->local_nic = (uint8_t)(i % endpoint->nnics);
     path->nic = &endpoint->nics[path->local_nic];
-    path->remote_nic = (uint8_t)(i % peer->npaths);
+    path->remote_nic = (uint8_t)(i % peer->nnics);
     int err = ofi_endpoint_resolve(endpoint, path->local_nic, &peer->addrs[path->remote_nic], &path->peer);
     if (err) {
       path->peer = NULL;

@@ -227,7 +227,7 @@ struct ofi_recv_comm {
   uint32_t ngrants;   /* number of the next GRANT */
   bool grants_due;    /* the next poll grants all receives that are not; report_link is in the list */
   uint64_t last_grant_poll; /* endpoint->polls when an irecv granted at once */
-  struct ofi_recv *granted[OFI_MAX_RECVS]; /* by number of the GRANT */
+  struct ofi_recv *by_grant[OFI_MAX_RECVS]; /* by its number */
   bool grant_wanted;       /* the sender asks for the GRANT of the next receive, whatever it is */
   bool sender_unreachable; /* a control message to it failed while no receive was outstanding */
 

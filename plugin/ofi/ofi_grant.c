@@ -49,7 +49,7 @@ static bool is_waiting(const struct ofi_recv *recv) {
 static void add_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv, struct ofi_frame *frame) {
   for (unsigned int i = 0; i < recv->n; i++) {
     struct ofi_recv_buffer *b = &recv->buffers[i];
-    enum ofi_buffer_kind kind = ofi_recv_is_unfilled(b) ? b->kind : OFI_BUFFER_FILLED;
+    enum ofi_buffer_kind kind = ofi_recv_is_unfilled(b) ? b->kind : OFI_BUFFER_EAGER;
     struct ofi_buffer *out = &frame->buffers[frame->nbuffers++];
     *out = (struct ofi_buffer){.addr = kind == OFI_BUFFER_RMA ? remote_addr(&rc->base, b) : 0,
                                .size = b->capacity, .tag = b->tag, .kind = kind,
@@ -57,7 +57,7 @@ static void add_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv, struct of
                                .takes_data = b->takes_data, .last = i + 1 == recv->n};
     if (kind == OFI_BUFFER_RMA && b->mr) memcpy(out->keys, b->mr->keys, sizeof b->mr->keys);
   }
-  rc->granted[recv->grant_seq % OFI_MAX_RECVS] = recv;
+  rc->by_grant[recv->grant_seq % OFI_MAX_RECVS] = recv;
   rc->ngrants++;
   recv->granted = true;
 }

@@ -330,7 +330,7 @@ static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, cons
 
 /* DATA, FIN, TOO_LARGE: for a buffer that was granted, and that no EAGER has filled. */
 static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  struct ofi_recv *recv = rc->granted[frame->seq % OFI_MAX_RECVS];
+  struct ofi_recv *recv = rc->by_grant[frame->seq % OFI_MAX_RECVS];
   struct ofi_recv_buffer *b = recv ? &recv->buffers[frame->index] : NULL;
   bool posted = recv && recv->granted && recv->grant_seq == frame->seq && frame->index < recv->n &&
                 ofi_recv_is_unfilled(b);

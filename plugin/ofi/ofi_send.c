@@ -70,7 +70,7 @@ static bool can_write(const struct ofi_comm *comm) {
 
 static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer *b) {
   switch (b->kind) {
-    case OFI_BUFFER_FILLED: return comm->eager != 0;
+    case OFI_BUFFER_EAGER: return comm->eager != 0;
     case OFI_BUFFER_INLINE: return b->takes_data && b->size <= comm->max_inline;
     case OFI_BUFFER_RMA: return can_write(comm);
     case OFI_BUFFER_TAGGED: break;
@@ -94,7 +94,7 @@ static bool apply_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
   if (!apply_report(sc, &slot->report)) return false;
   for (unsigned int i = 0; i < slot->n; i++) {
     struct ofi_buffer *b = &slot->buffers[i];
-    if (b->kind == OFI_BUFFER_FILLED || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
+    if (b->kind == OFI_BUFFER_EAGER || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
   }
   if (slot->taken == (1u << slot->n) - 1) slot->granted = false;
   sc->grants_applied++;

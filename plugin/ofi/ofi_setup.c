@@ -63,10 +63,10 @@ static rail_result_t send_offer(struct rail_setup *base) {
   struct ofi_offer_wire wire;
   s->mine = (struct ofi_offer){.process = rail_setup_process_id(), .token = s->comm->token, .comm = s->comm->index,
                                .max_inline = max_inline(s->device), .eager = max_eager(s->device),
-                               .npaths = s->endpoint->nnics};
+                               .nnics = s->endpoint->nnics};
   snprintf(s->mine.provider, sizeof s->mine.provider, "%s", s->device->rails[0]->provider);
   snprintf(s->mine.domain, sizeof s->mine.domain, "%.63s", s->device->rails[0]->name);
-  for (unsigned int i = 0; i < s->mine.npaths; i++) s->mine.addrs[i] = s->endpoint->nics[i].name;
+  for (unsigned int i = 0; i < s->mine.nnics; i++) s->mine.addrs[i] = s->endpoint->nics[i].name;
   size_t size = ofi_offer_encode(&s->mine, &wire);
   return rail_handshake_send(&base->handshake, OFI_MESSAGE_OFFER, &wire, size);
 }
@@ -87,11 +87,11 @@ static rail_result_t recv_offer(struct rail_setup *base) {
 
 /* Providers of one name may have addresses of several kinds: each is compared with that of the NIC that sends to it. */
 static bool are_addresses_good(const struct ofi_setup *s) {
-  unsigned int npaths = RAIL_MAX(s->endpoint->nnics, s->theirs.npaths);
+  unsigned int npaths = RAIL_MAX(s->endpoint->nnics, s->theirs.nnics);
   for (unsigned int i = 0; i < npaths; i++) {
     const struct ofi_endpoint_nic *nic = &s->endpoint->nics[i % s->endpoint->nnics];
     bool is_string = nic->nic->info->addr_format == FI_ADDR_STR;
-    if (!ofi_address_fits(&s->theirs.addrs[i % s->theirs.npaths], &nic->name, is_string)) return false;
+    if (!ofi_address_fits(&s->theirs.addrs[i % s->theirs.nnics], &nic->name, is_string)) return false;
   }
   return true;
 }

@@ -40,15 +40,15 @@ size_t ofi_offer_encode(const struct ofi_offer *offer, struct ofi_offer_wire *wi
   wire->token = htole64(offer->token);
   wire->comm = htole32(offer->comm);
   wire->max_inline = htole32(offer->max_inline);
-  wire->npaths = (uint8_t)offer->npaths;
+  wire->nnics = (uint8_t)offer->nnics;
   wire->eager = htole16((uint16_t)offer->eager);
   memcpy(wire->provider, offer->provider, strnlen(offer->provider, sizeof wire->provider - 1));
   memcpy(wire->domain, offer->domain, strnlen(offer->domain, sizeof wire->domain - 1));
-  for (unsigned int i = 0; i < offer->npaths; i++) {
+  for (unsigned int i = 0; i < offer->nnics; i++) {
     wire->addrs[i].size = htole16(offer->addrs[i].size);
     memcpy(wire->addrs[i].bytes, offer->addrs[i].bytes, offer->addrs[i].size);
   }
-  return offsetof(struct ofi_offer_wire, addrs) + offer->npaths * sizeof wire->addrs[0];
+  return offsetof(struct ofi_offer_wire, addrs) + offer->nnics * sizeof wire->addrs[0];
 }
 
 static bool is_name(const char name[OFI_NAME_SIZE]) {
@@ -64,20 +64,20 @@ const char *ofi_offer_decode(const void *body, size_t size, struct ofi_offer *of
   memset(offer, 0, sizeof *offer);
   if (size < fixed || size > sizeof wire) return "an offer of a wrong size";
   memcpy(&wire, body, size);
-  if (wire.npaths < 1 || wire.npaths > OFI_MAX_PATHS || size != fixed + wire.npaths * sizeof wire.addrs[0])
+  if (wire.nnics < 1 || wire.nnics > OFI_MAX_PATHS || size != fixed + wire.nnics * sizeof wire.addrs[0])
     return "an offer with a wrong number of NICs";
   if (!is_name(wire.provider) || !is_name(wire.domain)) return "an offer with a name that is none";
   offer->process = le64toh(wire.process);
   offer->token = le64toh(wire.token);
   offer->comm = le32toh(wire.comm);
   offer->max_inline = le32toh(wire.max_inline);
-  offer->npaths = wire.npaths;
+  offer->nnics = wire.nnics;
   offer->eager = le16toh(wire.eager);
   if (offer->max_inline > OFI_MAX_INLINE || offer->comm >= OFI_MAX_COMMS || offer->eager > OFI_MAX_EAGER)
     return "an offer with a value out of range";
   memcpy(offer->provider, wire.provider, sizeof offer->provider);
   memcpy(offer->domain, wire.domain, sizeof offer->domain);
-  for (unsigned int i = 0; i < offer->npaths; i++) {
+  for (unsigned int i = 0; i < offer->nnics; i++) {
     offer->addrs[i].size = le16toh(wire.addrs[i].size);
     if (offer->addrs[i].size < 1 || offer->addrs[i].size > OFI_ADDR_SIZE)
       return "an offer with an address that is none";
@@ -132,7 +132,7 @@ static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buff
     memcpy(&key_wire, at + sizeof wire + 8 * k, sizeof key_wire);
     b->keys[k] = le64toh(key_wire);
   }
-  return b->kind >= OFI_BUFFER_TAGGED && b->kind <= OFI_BUFFER_FILLED && b->path < OFI_MAX_PATHS &&
+  return b->kind >= OFI_BUFFER_TAGGED && b->kind <= OFI_BUFFER_EAGER && b->path < OFI_MAX_PATHS &&
          b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && wire.last <= 1;
 }
 

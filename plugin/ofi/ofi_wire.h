@@ -76,7 +76,7 @@ struct ofi_offer {
   uint64_t token;
   uint32_t comm;
   uint32_t max_inline; /* of the payload of a frame that this side takes, and sends */
-  unsigned int npaths; /* NICs of this side: 1..OFI_MAX_PATHS */
+  unsigned int nnics; /* NICs of this side: 1..OFI_MAX_PATHS */
   uint32_t eager;      /* EAGERs that this side has places for, or sends on credit; 0: none */
   char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE]; /* domain: of the first NIC, for log lines */
   struct ofi_address {
@@ -88,7 +88,7 @@ struct ofi_offer {
 struct ofi_offer_wire {
   uint64_t process, token;
   uint32_t comm, max_inline;
-  uint8_t npaths, zero;
+  uint8_t nnics, zero;
   uint16_t eager;
   uint8_t zeros[4];
   char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE];
@@ -96,7 +96,7 @@ struct ofi_offer_wire {
     uint16_t size;
     uint8_t bytes[OFI_ADDR_SIZE];
     uint8_t zeros[6];
-  } addrs[OFI_MAX_PATHS]; /* npaths of them are sent */
+  } addrs[OFI_MAX_PATHS]; /* nnics of them are sent */
 };
 _Static_assert(offsetof(struct ofi_offer_wire, addrs) == 160, "offer layout");
 _Static_assert(sizeof(struct ofi_address_wire) == 264, "address layout");
@@ -144,7 +144,7 @@ enum ofi_buffer_kind {
   OFI_BUFFER_TAGGED = 1, /* a tagged receive is posted: fi_tsend */
   OFI_BUFFER_RMA = 2,    /* fi_write, then FIN */
   OFI_BUFFER_INLINE = 3, /* DATA alone: the buffer is no larger than max_inline */
-  OFI_BUFFER_FILLED = 4, /* an EAGER has filled it */
+  OFI_BUFFER_EAGER = 4, /* an EAGER has filled it */
 };
 
 struct ofi_buffer {

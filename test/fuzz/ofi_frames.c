@@ -81,7 +81,7 @@ static void bed_open(struct bed *b, unsigned int flags) {
   b->sends = flags & SENDS;
   b->dev = flags & TAGGED ? 1 : 0;
   b->endpoint = get_endpoint(b->dev);
-  struct ofi_offer peer = {.comm = OFI_MAX_COMMS - 1, .token = 7, .npaths = 1, .max_inline = 2048,
+  struct ofi_offer peer = {.comm = OFI_MAX_COMMS - 1, .token = 7, .nnics = 1, .max_inline = 2048,
                            .eager = flags & NO_CREDIT ? 0 : EAGER, .addrs = {b->endpoint->nics[0].name}};
   ofi_endpoint_lock(b->endpoint);
   b->comm = ofi_comm_new(b->sends, b->endpoint);
@@ -204,7 +204,7 @@ void fuzz_make_seeds(void) {
                               .report = {seq + 2, seq + 1, 0}};
     for (unsigned int i = 0; i < 3; i++)
       grant.buffers[i] = (struct ofi_buffer){.size = i ? sizes[i] : 0, .tag = i,
-                                             .kind = i < 2 ? OFI_BUFFER_FILLED : OFI_BUFFER_INLINE,
+                                             .kind = i < 2 ? OFI_BUFFER_EAGER : OFI_BUFFER_INLINE,
                                              .takes_data = true, .last = i == 2};
     put(&out, &grant);
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .seq = seq + 3, .report = {seq + 3, seq + 3, 0}});

@@ -24,16 +24,16 @@ void fuzz_one(const uint8_t *data, size_t size) {
     FUZZ_CHECK(why[0]);
     return;
   }
-  FUZZ_CHECK(o.npaths >= 1 && o.npaths <= OFI_MAX_PATHS && o.max_inline <= OFI_MAX_INLINE && o.comm < OFI_MAX_COMMS);
+  FUZZ_CHECK(o.nnics >= 1 && o.nnics <= OFI_MAX_PATHS && o.max_inline <= OFI_MAX_INLINE && o.comm < OFI_MAX_COMMS);
   FUZZ_CHECK(o.eager <= OFI_MAX_EAGER);
   check_name(o.provider);
   check_name(o.domain);
-  for (unsigned int i = 0; i < o.npaths; i++) FUZZ_CHECK(o.addrs[i].size >= 1 && o.addrs[i].size <= OFI_ADDR_SIZE);
+  for (unsigned int i = 0; i < o.nnics; i++) FUZZ_CHECK(o.addrs[i].size >= 1 && o.addrs[i].size <= OFI_ADDR_SIZE);
   FUZZ_CHECK(ofi_offer_encode(&o, &wire) == size);
   FUZZ_CHECK(!ofi_offer_decode(&wire, size, &again));
   FUZZ_CHECK(o.process == again.process && o.token == again.token && o.comm == again.comm && o.eager == again.eager);
   FUZZ_CHECK(strcmp(o.provider, again.provider) == 0 && strcmp(o.domain, again.domain) == 0);
-  for (unsigned int i = 0; i < o.npaths; i++)
+  for (unsigned int i = 0; i < o.nnics; i++)
     FUZZ_CHECK(o.addrs[i].size == again.addrs[i].size &&
                memcmp(o.addrs[i].bytes, again.addrs[i].bytes, o.addrs[i].size) == 0);
 }
@@ -41,7 +41,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
 void fuzz_make_seeds(void) {
   static const char *const names[] = {"one-nic", "two-nics", "three-nics", "four-nics"};
   for (unsigned int n = 1; n <= OFI_MAX_PATHS; n++) {
-    struct ofi_offer o = {.process = 1, .token = 2, .comm = 3, .max_inline = 2048, .npaths = n,
+    struct ofi_offer o = {.process = 1, .token = 2, .comm = 3, .max_inline = 2048, .nnics = n,
                           .eager = n == 1 ? 0 : OFI_MAX_EAGER, .provider = "tcp;ofi_rxm", .domain = "eth0"};
     struct ofi_offer_wire wire;
     for (unsigned int i = 0; i < n; i++) {

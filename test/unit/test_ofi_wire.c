@@ -5,11 +5,11 @@
 
 /* ---- OFFER ------------------------------------------------------------------------ */
 
-static struct ofi_offer model_offer(unsigned int npaths) {
+static struct ofi_offer model_offer(unsigned int nnics) {
   struct ofi_offer o = {.process = 0x1122334455667788u, .token = UINT64_MAX - 1, .comm = OFI_MAX_COMMS - 1,
-                        .max_inline = OFI_MAX_INLINE, .eager = OFI_MAX_EAGER, .npaths = npaths,
+                        .max_inline = OFI_MAX_INLINE, .eager = OFI_MAX_EAGER, .nnics = nnics,
                         .provider = "tcp;ofi_rxm", .domain = "eth0"};
-  for (unsigned int i = 0; i < npaths; i++) {
+  for (unsigned int i = 0; i < nnics; i++) {
     o.addrs[i].size = (uint16_t)(i % 2 ? OFI_ADDR_SIZE : 16);
     memset(o.addrs[i].bytes, (int)(i + 1), o.addrs[i].size);
   }
@@ -25,7 +25,7 @@ TEST(offer_round_trip) {
     CHECK(memcmp(&wire, "\x88\x77\x66\x55\x44\x33\x22\x11\xfe", 9) == 0); /* little-endian */
     const char *why = ofi_offer_decode(&wire, size, &out);
     CHECK_MSG(!why, "%s", why);
-    CHECK(out.process == in.process && out.token == in.token && out.comm == in.comm && out.npaths == n);
+    CHECK(out.process == in.process && out.token == in.token && out.comm == in.comm && out.nnics == n);
     CHECK_INT(out.max_inline, in.max_inline);
     CHECK_INT(out.eager, in.eager);
     CHECK_STR(out.provider, in.provider);
@@ -63,10 +63,10 @@ TEST(offer_refuses) {
     CHECK_MSG(why_ && why_[0], "%s was taken", #change); \
   } while (0)
   CHECK(!ofi_offer_decode(&good, size, &out));
-  REFUSED(w.npaths = 0);
-  REFUSED(w.npaths = 1);
-  REFUSED(w.npaths = 3);
-  REFUSED(w.npaths = 255);
+  REFUSED(w.nnics = 0);
+  REFUSED(w.nnics = 1);
+  REFUSED(w.nnics = 3);
+  REFUSED(w.nnics = 255);
   REFUSED(w.comm = OFI_MAX_COMMS);
   REFUSED(w.comm = UINT32_MAX);
   REFUSED(w.max_inline = OFI_MAX_INLINE + 1);
@@ -129,7 +129,7 @@ static struct ofi_frame model(enum ofi_frame_type type) {
     for (f.nbuffers = 0; f.nbuffers < OFI_MAX_GROUP; f.nbuffers++) {
       f.buffers[f.nbuffers] = (struct ofi_buffer){
         .addr = UINT64_MAX - f.nbuffers, .size = RAIL_NET_MAX_BYTES - f.nbuffers, .tag = UINT32_MAX - f.nbuffers,
-        .kind = (enum ofi_buffer_kind)(1 + f.nbuffers % OFI_BUFFER_FILLED), .path = f.nbuffers % OFI_MAX_PATHS,
+        .kind = (enum ofi_buffer_kind)(1 + f.nbuffers % OFI_BUFFER_EAGER), .path = f.nbuffers % OFI_MAX_PATHS,
         .takes_data = f.nbuffers % 2, .last = f.nbuffers + 1 == OFI_MAX_GROUP};
       for (unsigned int k = 0; k < OFI_MAX_PATHS; k++) f.buffers[f.nbuffers].keys[k] = (uint64_t)f.nbuffers << 60 | k;
     }
