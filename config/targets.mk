@@ -10,7 +10,7 @@ runner := python3 test/run.py
 
 .PHONY: all tests syntax products check-needs help clean setup demo check test test-asan test-tsan lab lab-shell \
   test-rdma bench bench-pytorch bench-socket bench-ib bench-ofi bench-emu bench-nccl bench-tls bench-tuning \
-  kit-proof kit-nccl-proof gpu-test docs docs-check lint fuzz fuzz-corpus
+  ib-failures kit-proof kit-nccl-proof gpu-test docs docs-check lint fuzz fuzz-corpus
 
 san_products := $(plugin_libs) $(core_lib) $(filter-out %/rail-train,$(tool_bins)) $(fault_lib) $(emu_lib) \
   $(emu_cm_lib) $(ghost_libs)
@@ -178,8 +178,17 @@ bench-emu:  ## the emulated verbs device: messages and bytes per second between 
 	$(setup) build
 	$(build_with) BUILD='$(BUILD)' $(bench_emu_needs)
 	@$(BUILD)/bench/emu_rate
+	@echo 'ring 1024:' && RAIL_EMU='device emu0; device emu1; ring 1024' $(BUILD)/bench/emu_rate
 	@$(if $(emu_cm_lib),$(BUILD)/bench/emu_peers,:)
 	@$(if $(emu_lib),$(BUILD)/bench/ib_peers,:)
+
+ib_failures_needs := $(BUILD)/test/fault/test_ib_every_index $(BUILD)/test/fault/test_ib_hours
+
+ib-failures:  ## the ib plugin loses a port, a QP, a device at each of 10,000 messages, in an hour; CASE=a_port_goes_down
+	$(setup) build
+	$(build_with) BUILD='$(BUILD)' $(BUILD)/lib/libnccl-net-ib.so $(emu_lib) $(ib_failures_needs)
+	@RAIL_TEST_INDICES=0-9999 $(BUILD)/test/fault/test_ib_every_index $(CASE)
+	@$(if $(CASE),:,$(BUILD)/test/fault/test_ib_hours)
 
 kit-proof:  ## docs/results/kit-proof.md: planted defects and what rail-kit says of each
 	$(setup) build

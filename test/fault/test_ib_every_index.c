@@ -11,9 +11,8 @@
  * a run over 8 rails has 7. A run over one rail ends with its failure. Time is virtual.
  *
  * make test tries some runs, which the seed chooses; RAIL_TEST_SEED repeats them. RAIL_TEST_INDICES=17 tries those in
- * which something fails at message 17, 100-199 those at messages 100 to 199. All, half an hour of processor time:
- *
- *     RAIL_TEST_INDICES=0-9999 build/test/fault/test_ib_every_index [CASE...]
+ * which something fails at message 17, 100-199 those at messages 100 to 199. `make ib-failures` tries all, 0-9999: half
+ * an hour of processor time.
  */
 #include <stdarg.h>
 
