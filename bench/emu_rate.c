@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the emulated device gives between two processes: messages per second, bytes per second, what connections cost.
- * Each is measured in rounds, and so is memcpy of one thread beside it: the best one is what the code can do, the median
- * what the machine left of it. A round is shorter than what a scheduler gives at once. make bench-emu; figures of one machine, to be compared with each other only. */
+ * What the emulated device gives between two processes: messages per second, bytes per second, what connections
+ * cost. Each is measured in rounds that are shorter than what a scheduler gives at once, and so is memcpy of one thread
+ * beside it: the best one is what the code can do, the median what the machine left of it. make bench-emu; figures of
+ * one machine, to be compared with each other only. */
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>

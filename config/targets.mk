@@ -184,7 +184,7 @@ bench-emu:  ## the emulated verbs device: messages and bytes per second between 
 
 ib_failures_needs := $(BUILD)/test/fault/test_ib_every_index $(BUILD)/test/fault/test_ib_hours
 
-ib-failures:  ## the ib plugin loses a port, a QP, a device at each of 10,000 messages, in an hour; CASE=a_port_goes_down
+ib-failures:  ## the ib plugin loses a port, a QP, a device at each of 10,000 messages, an hour; CASE=a_port_goes_down
 	$(setup) build
 	$(build_with) BUILD='$(BUILD)' $(BUILD)/lib/libnccl-net-ib.so $(emu_lib) $(ib_failures_needs)
 	@RAIL_TEST_INDICES=0-9999 $(BUILD)/test/fault/test_ib_every_index $(CASE)
