@@ -166,6 +166,9 @@ void sk_comm_send_error(struct sk_comm *comm);
 RAIL_COLD rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 /* Logs what is wrong with a caller's pointer. */
 RAIL_COLD void sk_error_comm(const void *comm, uint32_t magic, const char *call);
+/* Says why these bytes cannot be used. RAIL_BAD_ARGUMENT. */
+RAIL_COLD rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr,
+                                         const void *data, size_t size);
 
 static inline rail_result_t sk_comm_error(const struct sk_comm *comm) {
   return rail_first_error(&comm->error);
@@ -243,15 +246,12 @@ static inline bool sk_request_is_done(const struct sk_request *r) {
   return atomic_load_explicit(&r->completion, memory_order_acquire) == 0;
 }
 
-/* May a request use these bytes? */
+/* May a request use these bytes? If not, sk_refuse_buffer says why (sk_error.c). */
 static inline bool sk_buffer_is_good(const struct sk_comm *comm, const struct sk_mr *mr, const void *data,
                                      size_t size) {
   if (size > RAIL_NET_MAX_BYTES || (!data && size)) return false;
   return !mr || rail_net_memory_covers(&mr->memory, comm, data, size);
 }
-/* Says why not. RAIL_BAD_ARGUMENT. */
-rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr, const void *data,
-                               size_t size);
 static inline void sk_mr_hold(struct sk_mr *mr) {
   if (mr) rail_net_memory_hold(&mr->memory);
 }

@@ -79,3 +79,8 @@ void sk_error_comm(const void *comm, uint32_t magic, const char *call) {
             : magic == SK_RECV_MAGIC ? "receive connection"
                                      : "connection");
 }
+
+rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr,
+                               const void *data, size_t size) {
+  return rail_net_refuse_buffer("RailSocket", call, mr ? &mr->memory : NULL, comm, data, size);
+}

@@ -5,7 +5,6 @@
  */
 #include <stdlib.h>
 
-#include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "plugin/socket/sk_comm.h"
 
@@ -61,9 +60,4 @@ rail_result_t sk_dereg_mr(void *comm_arg, void *mhandle) {
   pthread_mutex_unlock(&comm->mrs_lock);
   free(mr);
   return RAIL_OK;
-}
-
-RAIL_COLD rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr,
-                                         const void *data, size_t size) {
-  return rail_net_refuse_buffer("RailSocket", call, mr ? &mr->memory : NULL, comm, data, size);
 }
