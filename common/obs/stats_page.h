@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a page of counters looks like in its file (common/obs/stats.h writes it,
- * common/obs/stats_read.h reads it), and who is still alive to write it.
+ * kit/kit_stats.h reads it), and who is still alive to write it.
  *
  * Fixed widths, no pointers: everything is found by offsets from the start of
  * the file. Byte order is the machine's; a reader of the other one does not

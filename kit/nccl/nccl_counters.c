@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/obs/stats_read.h"
+#include "kit/kit_stats.h"
 #include "kit/kit_process.h"
 
 #define GROUP "comm" /* a record for each connection; either with a counter of what was received, or with its side */
@@ -16,7 +16,7 @@
 #define RECEIVER "side=receive,"
 
 /* Which counter says what a record's connection has received; NULL: none of this group. */
-static const struct rail_stats_view_counter *find_counter(const struct rail_stats_view_group *group) {
+static const struct kit_stats_view_counter *find_counter(const struct kit_stats_view_group *group) {
   for (uint32_t c = 0; c < group->ncounters; c++)
     if (strcmp(group->counters[c].name, RECEIVED) == 0 || strcmp(group->counters[c].name, BYTES) == 0)
       return &group->counters[c];
@@ -29,14 +29,14 @@ struct sum {
   bool incomplete; /* a page had no room for a connection */
 };
 
-static void add_page(const struct rail_stats_view *page, struct sum *sum) {
-  for (const struct rail_stats_view_group *group = page->groups; group < page->groups + page->ngroups; group++) {
-    const struct rail_stats_view_counter *counter = strcmp(group->name, GROUP) == 0 ? find_counter(group) : NULL;
+static void add_page(const struct kit_stats_view *page, struct sum *sum) {
+  for (const struct kit_stats_view_group *group = page->groups; group < page->groups + page->ngroups; group++) {
+    const struct kit_stats_view_counter *counter = strcmp(group->name, GROUP) == 0 ? find_counter(group) : NULL;
     if (!counter) continue;
     sum->says = true;
     sum->incomplete |= group->left_out > 0;
     bool both_ways = strcmp(counter->name, BYTES) == 0;
-    for (const struct rail_stats_view_record *r = group->records; r < group->records + group->nrecords; r++)
+    for (const struct kit_stats_view_record *r = group->records; r < group->records + group->nrecords; r++)
       if (!both_ways || strncmp(r->label, RECEIVER, strlen(RECEIVER)) == 0)
         sum->bytes += r->values[counter - group->counters];
   }
@@ -50,9 +50,9 @@ bool kit_nccl_received(uint64_t *bytes) {
     const char *name;
     int64_t pid;
     if (!rail_stats_file_name(entry->d_name, &pid, &name) || pid != getpid()) continue;
-    struct rail_stats_view *page = rail_stats_read(RAIL_STATS_DIR, entry->d_name, why, sizeof why);
+    struct kit_stats_view *page = kit_stats_read(RAIL_STATS_DIR, entry->d_name, why, sizeof why);
     if (page && page->alive != RAIL_STATS_DEAD) add_page(page, &sum);
-    rail_stats_view_free(page);
+    kit_stats_view_free(page);
   }
   if (folder) closedir(folder);
   *bytes = sum.bytes;

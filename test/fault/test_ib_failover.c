@@ -15,7 +15,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
-#include "common/obs/stats_read.h"
+#include "kit/kit_stats.h"
 #include "test/harness/emu.h"
 #include "test/harness/ib_counters.h"
 #include "test/harness/ib_rails.h"

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ib plugin's counters: labels, gauges of ports, who keeps the page. */
-#include "common/obs/stats_read.h"
+#include "kit/kit_stats.h"
 #include "plugin/ib/ib_comm.h"
 #include "test/unit/ib_rig.h"
 
 static char why[256];
 
-static struct rail_stats_view *look(void) {
+static struct kit_stats_view *look(void) {
   char file[64];
   snprintf(file, sizeof file, RAIL_STATS_PREFIX "%d.RailIB", (int)getpid());
-  return rail_stats_read(RAIL_STATS_DIR, file, why, sizeof why);
+  return kit_stats_read(RAIL_STATS_DIR, file, why, sizeof why);
 }
 
-static uint64_t value(const struct rail_stats_view *v, unsigned int group, unsigned int record, const char *name) {
-  const struct rail_stats_view_group *g = &v->groups[group];
+static uint64_t value(const struct kit_stats_view *v, unsigned int group, unsigned int record, const char *name) {
+  const struct kit_stats_view_group *g = &v->groups[group];
   for (uint32_t i = 0; i < g->ncounters; i++)
     if (strcmp(g->counters[i].name, name) == 0) return g->records[record].values[i];
   CHECK_MSG(false, "no counter %s", name);
@@ -28,7 +28,7 @@ TEST(records_and_labels) {
   rail_stats_add(&sender->stats[IB_COMM_BYTES], 4096);
   rail_stats_set(&sender->stats[IB_COMM_LAST_PROGRESS], 9);
   rail_stats_add_shared(&ib_port_at(1)->stats[IB_DEVICE_PORT_DOWNS], 2);
-  struct rail_stats_view *v = look();
+  struct kit_stats_view *v = look();
   CHECK_MSG(v, "%s", why);
   CHECK_INT(v->ngroups, 3);
   CHECK_INT(v->groups[0].nrecords, 2);
@@ -44,7 +44,7 @@ TEST(records_and_labels) {
   CHECK_INT(value(v, 1, 0, "qps"), 4);
   CHECK_INT(value(v, 1, 1, "port_downs"), 2);
   CHECK_INT(value(v, 1, 1, "comms"), 0);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
 
   ib_comm_destroy(sender);
   ib_stats_close();
@@ -53,7 +53,7 @@ TEST(records_and_labels) {
   CHECK_MSG(v, "%s", why);
   CHECK_INT(value(v, 1, 0, "comms"), 1);
   CHECK_INT(value(v, 1, 0, "qps"), 1);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   ib_comm_destroy(receiver);
   CHECK(!look());
 }

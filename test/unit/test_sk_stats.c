@@ -2,16 +2,16 @@
  * The socket plugin's counters: labels, who keeps the page, one record per device. */
 #include <unistd.h>
 
-#include "common/obs/stats_read.h"
+#include "kit/kit_stats.h"
 #include "plugin/socket/sk_stats.h"
 #include "test/harness/tap.h"
 
 static char why[256];
 
-static struct rail_stats_view *look(void) {
+static struct kit_stats_view *look(void) {
   char file[64];
   snprintf(file, sizeof file, RAIL_STATS_PREFIX "%d.RailSocket", (int)getpid());
-  return rail_stats_read(RAIL_STATS_DIR, file, why, sizeof why);
+  return kit_stats_read(RAIL_STATS_DIR, file, why, sizeof why);
 }
 
 static union rail_addr peer;
@@ -31,10 +31,10 @@ TEST(records_and_labels) {
   sk_stats_gauge(&device[SK_DEVICE_COMMS], 2);
   sk_stats_gauge(&device[SK_DEVICE_COMMS], -1);
 
-  struct rail_stats_view *v = look();
+  struct kit_stats_view *v = look();
   CHECK_MSG(v, "%s", why);
   CHECK_INT(v->ngroups, SK_STATS_GROUPS);
-  const struct rail_stats_view_group *g = &v->groups[SK_STATS_COMM];
+  const struct kit_stats_view_group *g = &v->groups[SK_STATS_COMM];
   CHECK_STR(g->counters[SK_COMM_PROGRESS_TIME].name, "progress_time");
   CHECK_INT(g->counters[SK_COMM_PROGRESS_TIME].kind, RAIL_STATS_TIME);
   CHECK_STR(g->records[0].label, "side=send,device=eth0_eth1,peer=[fe80::1]:4711,comm=1a2b3c4d");
@@ -46,7 +46,7 @@ TEST(records_and_labels) {
   CHECK_INT(g->nrecords, 2);
   CHECK_STR(g->records[0].label, "device=eth1");
   CHECK_INT(g->records[0].values[SK_DEVICE_COMMS], 1);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   sk_stats_drop(SK_STATS_COMM, comm);
   sk_stats_drop(SK_STATS_STREAM, stream);
   sk_stats_drop(SK_STATS_STREAM, NULL);
@@ -65,14 +65,14 @@ TEST(page_stays_for_the_last_user) {
   rail_stats_add_shared(&device[SK_DEVICE_CONNECTS], 1);
   CHECK_OK(sk_stats_open()); /* and a new context: the same page */
   CHECK(sk_stats_device("lo") == device);
-  struct rail_stats_view *v = look();
+  struct kit_stats_view *v = look();
   CHECK_MSG(v, "%s", why);
   CHECK_INT(v->groups[SK_STATS_COMM].nrecords, 1);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   sk_stats_close();
   v = look();
   CHECK_MSG(v, "%s", why);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   sk_stats_drop(SK_STATS_COMM, comm);
   CHECK(!look());
 }
@@ -85,14 +85,14 @@ TEST(nothing_without_open) {
 /* The names are what Prometheus takes, and the reader too. */
 TEST(table_is_readable) {
   CHECK_OK(sk_stats_open());
-  struct rail_stats_view *v = look();
+  struct kit_stats_view *v = look();
   CHECK_MSG(v, "%s", why);
   for (uint32_t i = 0; i < v->ngroups; i++)
     for (uint32_t k = 0; k < v->groups[i].ncounters; k++) {
-      const struct rail_stats_view_counter *c = &v->groups[i].counters[k];
+      const struct kit_stats_view_counter *c = &v->groups[i].counters[k];
       CHECK_MSG(c->doc[0] && c->doc[strlen(c->doc) - 1] == '.', "%s: %s", c->name, c->doc); /* not cut */
     }
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   sk_stats_close();
 }
 

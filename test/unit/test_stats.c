@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "common/obs/stats_read.h"
+#include "kit/kit_stats.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 
@@ -51,9 +51,9 @@ static bool exists(const char *file) {
   return access(path, F_OK) == 0;
 }
 
-static struct rail_stats_view *look(const char *name) {
+static struct kit_stats_view *look(const char *name) {
   char why[256] = "";
-  struct rail_stats_view *v = rail_stats_read(RAIL_STATS_DIR, file_of(getpid(), name), why, sizeof why);
+  struct kit_stats_view *v = kit_stats_read(RAIL_STATS_DIR, file_of(getpid(), name), why, sizeof why);
   CHECK_MSG(v != NULL, "%s: %s", name, why);
   return v;
 }
@@ -78,14 +78,14 @@ TEST(page_life) {
   rail_stats_set(&r[OUTSTANDING], 7);
   rail_stats_set(&r[PROGRESS], before);
 
-  struct rail_stats_view *v = look("life");
+  struct kit_stats_view *v = look("life");
   CHECK_INT(v->pid, getpid());
   CHECK_INT(v->alive, RAIL_STATS_LIVE);
   CHECK_STR(v->name, "life");
   CHECK_STR(v->process, "test_stats");
   CHECK(v->opened_ns <= before && v->read_ns >= before);
   CHECK_INT(v->ngroups, 2);
-  const struct rail_stats_view_group *g = &v->groups[COMM];
+  const struct kit_stats_view_group *g = &v->groups[COMM];
   CHECK_STR(g->name, "comm");
   CHECK_INT(g->ncounters, COMM_COUNTERS);
   CHECK_STR(g->counters[PROGRESS].name, "progress_time");
@@ -99,21 +99,21 @@ TEST(page_life) {
   CHECK_INT(g->records[0].values[PROGRESS], before);
   CHECK_INT(g->records[1].values[SENT], 0);
   uint64_t life = g->records[0].life;
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
 
   rail_stats_drop(s, COMM, r);
   rail_stats_drop(s, COMM, NULL);
   v = look("life");
   CHECK_INT(v->groups[COMM].nrecords, 1);
   CHECK_INT(v->groups[COMM].records[0].index, 1);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   r = rail_stats_take(s, COMM, "again=1");
   CHECK_INT(r[SENT], 0); /* the place's values begin anew, and the life is another */
   v = look("life");
   CHECK_INT(v->groups[COMM].records[0].index, 0);
   CHECK(v->groups[COMM].records[0].life > life);
   CHECK_STR(v->groups[COMM].records[0].label, "again=1");
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   rail_stats_drop(s, COMM, r);
   rail_stats_drop(s, COMM, other);
   rail_stats_close(s);
@@ -133,16 +133,16 @@ TEST(full_group_counts_on_in_private) {
     rail_stats_add(&r[i][SENT], (uint64_t)i + 1);
   }
   for (int i = 0; i < 6; i++) CHECK_INT(r[i][SENT], i + 1);
-  struct rail_stats_view *v = look("full");
+  struct kit_stats_view *v = look("full");
   CHECK_INT(v->groups[COMM].nrecords, 3);
   CHECK_INT(v->groups[COMM].left_out, 3);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   rail_stats_drop(s, COMM, r[1]); /* makes room for one */
   r[1] = rail_stats_take(s, COMM, "n=late");
   v = look("full");
   CHECK_INT(v->groups[COMM].nrecords, 3);
   CHECK_STR(v->groups[COMM].records[1].label, "n=late");
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   rail_stats_close(s); /* the records live on */
   CHECK(!exists(file_of(getpid(), "full")));
   for (int i = 0; i < 6; i++) {
@@ -169,11 +169,11 @@ TEST(long_label_is_cut_after_a_pair) {
   pad[sizeof pad - 1] = 0;
   uint64_t *r = rail_stats_take(s, COMM, "a=%s,b=2,c=%s,d=4", pad, pad);
   uint64_t *one = rail_stats_take(s, COMM, "%s%s", pad, pad);
-  struct rail_stats_view *v = look("label");
+  struct kit_stats_view *v = look("label");
   CHECK_INT(strlen(v->groups[COMM].records[0].label), 2 + 149 + 4);
   CHECK_STR(v->groups[COMM].records[0].label + 2 + 149, ",b=2");
   CHECK_INT(strlen(v->groups[COMM].records[1].label), RAIL_STATS_LABEL - 1);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   rail_stats_drop(s, COMM, r);
   rail_stats_drop(s, COMM, one);
   rail_stats_close(s);
@@ -182,9 +182,9 @@ TEST(long_label_is_cut_after_a_pair) {
 TEST(pages_of_one_name_have_a_file_each) {
   struct rail_stats *a = open_page("a name/.."), *b = open_page("a name/..");
   CHECK(exists(file_of(getpid(), "a_name___")) && exists(file_of(getpid(), "a_name___.2")));
-  struct rail_stats_view *v = look("a_name___.2");
+  struct kit_stats_view *v = look("a_name___.2");
   CHECK_STR(v->name, "a name/..");
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   rail_stats_close(a);
   CHECK(!exists(file_of(getpid(), "a_name___")) && exists(file_of(getpid(), "a_name___.2")));
   rail_stats_close(b);
@@ -242,11 +242,11 @@ TEST(fork_leaves_the_page_to_the_parent) {
   CHECK_INT(in_child(child_drops_the_parents, s, r, true), 0);
   CHECK_INT(in_child(child_only_closes, s, r, false), 0); /* no handlers ran: the pid saves the file */
   CHECK(exists(file_of(getpid(), "fork")));
-  struct rail_stats_view *v = look("fork");
+  struct kit_stats_view *v = look("fork");
   CHECK_INT(v->groups[COMM].nrecords, 1);
   CHECK_INT(v->groups[MANY].nrecords, 0);
   CHECK_INT(v->groups[COMM].records[0].values[SENT], 7);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   rail_stats_drop(s, COMM, r);
   rail_stats_close(s);
 }
@@ -316,10 +316,10 @@ static int child_on_a_small_disk(struct rail_stats *s, uint64_t *r) {
     for (int k = 0; k < 9; k++) rail_stats_add(&record[k], 1);
   }
   char why[256];
-  struct rail_stats_view *v = rail_stats_read(RAIL_STATS_DIR, file_of(getpid(), "small"), why, sizeof why);
+  struct kit_stats_view *v = kit_stats_read(RAIL_STATS_DIR, file_of(getpid(), "small"), why, sizeof why);
   if (!v) return 3;
   if (v->groups[MANY].nrecords < 10 || v->groups[MANY].nrecords + v->groups[MANY].left_out != 1000) return 4;
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   rail_stats_close(page);
   return exists(file_of(getpid(), "small")) ? 5 : 0;
 }
@@ -449,10 +449,10 @@ TEST(lives_and_halves_are_never_mixed) {
   uint64_t until = rail_deadline_in_ms(700);
   char why[256];
   while (!bad && !rail_deadline_passed(until)) {
-    struct rail_stats_view *v = rail_stats_read(RAIL_STATS_DIR, file_of(getpid(), "race"), why, sizeof why);
+    struct kit_stats_view *v = kit_stats_read(RAIL_STATS_DIR, file_of(getpid(), "race"), why, sizeof why);
     if (!v) bad = "no page";
     for (uint32_t i = 0; v && !bad && i < v->groups[MANY].nrecords; i++) {
-      const struct rail_stats_view_record *r = &v->groups[MANY].records[i];
+      const struct kit_stats_view_record *r = &v->groups[MANY].records[i];
       uint64_t n = strtoull(r->label + 2, NULL, 10);
       for (int k = 0; k < 9; k++) {
         uint64_t x = r->values[k];
@@ -461,7 +461,7 @@ TEST(lives_and_halves_are_never_mixed) {
       }
       kept += r->label[0] == 'n';
     }
-    rail_stats_view_free(v);
+    kit_stats_view_free(v);
   }
   __atomic_store_n(&w.stop, 1, __ATOMIC_RELAXED);
   pthread_join(thread, NULL);

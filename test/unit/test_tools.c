@@ -33,16 +33,16 @@ TEST(the_worst_end_of_a_rank_is_the_jobs) {
 
 /* ---- rates ---- */
 
-#define VIEW_BYTES (sizeof(struct rail_stats_view) + sizeof(struct rail_stats_view_group))
+#define VIEW_BYTES (sizeof(struct kit_stats_view) + sizeof(struct kit_stats_view_group))
 
 /* A page with one group of one counter, whose record at place 3 has this life and value. */
 struct page {
   struct rs_page page;
   struct rs_snapshot shot;
-  struct rail_stats_view_counter counter;
-  struct rail_stats_view_record record;
+  struct kit_stats_view_counter counter;
+  struct kit_stats_view_record record;
   uint64_t value;
-  union { struct rail_stats_view view; char bytes[VIEW_BYTES]; } u;
+  union { struct kit_stats_view view; char bytes[VIEW_BYTES]; } u;
 };
 
 static void make_page(struct page *p, uint64_t read_ns, uint64_t life, uint64_t value) {
@@ -50,11 +50,11 @@ static void make_page(struct page *p, uint64_t read_ns, uint64_t life, uint64_t 
   strcpy(p->page.file, "rail-stat.77.Some");
   strcpy(p->counter.name, "bytes");
   p->value = value;
-  p->record = (struct rail_stats_view_record){.index = 3, .life = life, .values = &p->value};
+  p->record = (struct kit_stats_view_record){.index = 3, .life = life, .values = &p->value};
   p->u.view.opened_ns = 5;
   p->u.view.read_ns = read_ns;
   p->u.view.ngroups = 1;
-  p->u.view.groups[0] = (struct rail_stats_view_group){
+  p->u.view.groups[0] = (struct kit_stats_view_group){
       .ncounters = 1, .nrecords = 1, .counters = &p->counter, .records = &p->record};
   p->page.view = &p->u.view;
   p->shot = (struct rs_snapshot){.pages = &p->page, .n = 1};

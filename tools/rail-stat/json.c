@@ -20,7 +20,7 @@ static void write_label(struct kit_json *j, const char *text) {
   kit_json_end(j, '}');
 }
 
-static void write_group(struct kit_json *j, const struct rail_stats_view_group *g) {
+static void write_group(struct kit_json *j, const struct kit_stats_view_group *g) {
   static const char *const kinds[] = {
     [RAIL_STATS_COUNTER] = "counter", [RAIL_STATS_GAUGE] = "gauge", [RAIL_STATS_TIME] = "time"};
   kit_json_object(j, NULL);
@@ -58,7 +58,7 @@ void rs_json(FILE *f, const struct rs_snapshot *shot) {
   for (size_t i = 0; i < shot->n; i++) {
     const struct rs_page *page = &shot->pages[i];
     if (!rs_page_shows(page)) continue;
-    const struct rail_stats_view *v = page->view;
+    const struct kit_stats_view *v = page->view;
     kit_json_object(&j, NULL);
     kit_json_text(&j, "plugin", rs_page_name(page));
     kit_json_text(&j, "process", v->process);

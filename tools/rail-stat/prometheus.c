@@ -16,10 +16,10 @@
 
 struct metric {
   char name[METRIC_NAME];
-  const struct rail_stats_view_counter *counter; /* of the first page that has it: its doc and kind */
+  const struct kit_stats_view_counter *counter; /* of the first page that has it: its doc and kind */
 };
 
-static void metric_name(char *name, const char *group, const struct rail_stats_view_counter *c) {
+static void metric_name(char *name, const char *group, const struct kit_stats_view_counter *c) {
   static const char total[] = "_total";
   size_t len = strlen(c->name);
   bool ends = len >= sizeof total - 1 && strcmp(c->name + len - (sizeof total - 1), total) == 0;
@@ -55,7 +55,7 @@ static void label_key(const char *key, char *out, size_t size) {
 }
 
 /* pid, plugin and record make a series unique whatever the record's own label says. */
-static void labels(FILE *f, const struct rs_page *page, const struct rail_stats_view_record *record) {
+static void labels(FILE *f, const struct rs_page *page, const struct kit_stats_view_record *record) {
   enum { MAX_PAIRS = RAIL_STATS_LABEL / 2, KEY = RAIL_STATS_LABEL + 8 };
   char key[RAIL_STATS_LABEL], value[RAIL_STATS_LABEL], number[32];
   char(*seen)[KEY] = calloc(MAX_PAIRS, sizeof *seen);
@@ -85,7 +85,7 @@ static void labels(FILE *f, const struct rs_page *page, const struct rail_stats_
 static void samples(FILE *f, const struct metric *m, const struct rs_page *page, double boot) {
   char name[METRIC_NAME];
   for (uint32_t g = 0; g < page->view->ngroups; g++) {
-    const struct rail_stats_view_group *group = &page->view->groups[g];
+    const struct kit_stats_view_group *group = &page->view->groups[g];
     for (uint32_t c = 0; c < group->ncounters; c++) {
       metric_name(name, group->name, &group->counters[c]);
       if (strcmp(name, m->name) != 0 || group->counters[c].kind != m->counter->kind) continue;
@@ -103,7 +103,7 @@ static void samples(FILE *f, const struct metric *m, const struct rs_page *page,
   }
 }
 
-static bool add_metric(struct metric *metrics, size_t *n, const char *group, const struct rail_stats_view_counter *c) {
+static bool add_metric(struct metric *metrics, size_t *n, const char *group, const struct kit_stats_view_counter *c) {
   struct metric *m = &metrics[*n];
   metric_name(m->name, group, c);
   for (size_t i = 0; i < *n; i++)
@@ -129,7 +129,7 @@ int rs_prometheus(FILE *f, const struct rs_snapshot *shot) {
   for (size_t i = 0; i < shot->n; i++) {
     if (!rs_page_shows(&shot->pages[i])) continue;
     for (uint32_t g = 0; g < shot->pages[i].view->ngroups; g++) {
-      const struct rail_stats_view_group *group = &shot->pages[i].view->groups[g];
+      const struct kit_stats_view_group *group = &shot->pages[i].view->groups[g];
       for (uint32_t c = 0; c < group->ncounters; c++) add_metric(metrics, &n, group->name, &group->counters[c]);
     }
   }

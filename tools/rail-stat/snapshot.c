@@ -38,7 +38,7 @@ int rs_snapshot_take(const struct rs_options *o, struct rs_snapshot *shot) {
     struct rs_page *page = &shot->pages[shot->n];
     *page = (struct rs_page){0};
     snprintf(page->file, sizeof page->file, "%s", entry->d_name);
-    page->view = rail_stats_read(o->dir, entry->d_name, page->why, sizeof page->why);
+    page->view = kit_stats_read(o->dir, entry->d_name, page->why, sizeof page->why);
     page->err = page->view ? 0 : errno;
     if (page->err == ENOENT) continue; /* its process ended just now */
     shot->n++;
@@ -54,7 +54,7 @@ fail:
 }
 
 void rs_snapshot_free(struct rs_snapshot *shot) {
-  for (size_t i = 0; i < shot->n; i++) rail_stats_view_free(shot->pages[i].view);
+  for (size_t i = 0; i < shot->n; i++) kit_stats_view_free(shot->pages[i].view);
   free(shot->pages);
   *shot = (struct rs_snapshot){0};
 }
@@ -110,13 +110,13 @@ const char *rs_page_name(const struct rs_page *page) {
   return name;
 }
 
-int rs_counter(const struct rail_stats_view_group *group, const char *name) {
+int rs_counter(const struct kit_stats_view_group *group, const char *name) {
   for (uint32_t i = 0; i < group->ncounters; i++)
     if (strcmp(group->counters[i].name, name) == 0) return (int)i;
   return -1;
 }
 
-static const struct rail_stats_view *same_page(const struct rs_snapshot *shot, const struct rs_page *page) {
+static const struct kit_stats_view *same_page(const struct rs_snapshot *shot, const struct rs_page *page) {
   const struct rs_page *found =
       shot && shot->n ? bsearch(page, shot->pages, shot->n, sizeof shot->pages[0], by_name) : NULL;
   if (!found || !found->view || found->view->start_time != page->view->start_time ||
@@ -125,8 +125,8 @@ static const struct rail_stats_view *same_page(const struct rs_snapshot *shot, c
   return found->view;
 }
 
-static const struct rail_stats_view_record *same_record(const struct rail_stats_view_group *group,
-                                                        const struct rail_stats_view_record *record) {
+static const struct kit_stats_view_record *same_record(const struct kit_stats_view_group *group,
+                                                        const struct kit_stats_view_record *record) {
   uint32_t low = 0, high = group->nrecords;
   while (low < high) {
     uint32_t middle = low + (high - low) / 2;
@@ -139,13 +139,13 @@ static const struct rail_stats_view_record *same_record(const struct rail_stats_
 }
 
 double rs_rate(const struct rs_snapshot *before, const struct rs_page *page, uint32_t group,
-               const struct rail_stats_view_record *record, int counter) {
-  const struct rail_stats_view *old = same_page(before, page);
+               const struct kit_stats_view_record *record, int counter) {
+  const struct kit_stats_view *old = same_page(before, page);
   if (!old || old->read_ns >= page->view->read_ns || group >= old->ngroups ||
       old->groups[group].ncounters != page->view->groups[group].ncounters)
     return -1;
   /* A record that was not there began at 0 in between. */
-  const struct rail_stats_view_record *was = same_record(&old->groups[group], record);
+  const struct kit_stats_view_record *was = same_record(&old->groups[group], record);
   uint64_t from = was ? was->values[counter] : 0, to = record->values[counter];
   return to < from ? 0 : (double)(to - from) / ((double)(page->view->read_ns - old->read_ns) / 1e9);
 }

@@ -15,7 +15,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "common/obs/stats_read.h"
+#include "kit/kit_stats.h"
 #include "tools/common/exit.h"
 
 #define RS_NAME "rail-stat"
@@ -42,7 +42,7 @@ int rs_options_parse(int argc, char **argv, struct rs_options *o);
 
 struct rs_page {
   char file[256];
-  struct rail_stats_view *view; /* NULL: not readable, `err` and `why` say the reason */
+  struct kit_stats_view *view; /* NULL: not readable, `err` and `why` say the reason */
   int err;
   char why[256];
 };
@@ -65,10 +65,10 @@ void rs_hidden_text(const struct rs_snapshot *shot, char *text, size_t size);
 /* The name of the page: the part of the file's name behind the pid. It tells pages of one process apart. */
 const char *rs_page_name(const struct rs_page *page);
 /* Index of a group's counter, -1 if it has none of that name. */
-int rs_counter(const struct rail_stats_view_group *group, const char *name);
+int rs_counter(const struct kit_stats_view_group *group, const char *name);
 /* By how much a value grew in a second since the previous snapshot; negative: not known, this is the first snapshot. */
 double rs_rate(const struct rs_snapshot *before, const struct rs_page *page, uint32_t group,
-               const struct rail_stats_view_record *record, int counter);
+               const struct kit_stats_view_record *record, int counter);
 /* The next pair of a label, cut out into key and value (sizes RAIL_STATS_LABEL); false at its end. */
 bool rs_label_next(const char **at, char *key, char *value);
 

@@ -108,17 +108,17 @@ struct source { /* of a page's cells */
   uint32_t group;
 };
 
-static double column_rate(const struct source *s, const struct column *c, const struct rail_stats_view_record *r) {
-  const struct rail_stats_view_group *g = &s->page->view->groups[s->group];
+static double column_rate(const struct source *s, const struct column *c, const struct kit_stats_view_record *r) {
+  const struct kit_stats_view_group *g = &s->page->view->groups[s->group];
   int a = rs_counter(g, c->counter), b = c->plus ? rs_counter(g, c->plus) : -1;
   double rate = a < 0 ? -1 : rs_rate(s->before, s->page, s->group, r, a);
   double more = b < 0 ? -1 : rs_rate(s->before, s->page, s->group, r, b);
   return rate < 0 ? more : rate + (more > 0 ? more : 0);
 }
 
-static void cell(const struct source *s, const struct column *c, const struct rail_stats_view_record *r, char *text,
+static void cell(const struct source *s, const struct column *c, const struct kit_stats_view_record *r, char *text,
                  size_t size) {
-  const struct rail_stats_view_group *g = &s->page->view->groups[s->group];
+  const struct kit_stats_view_group *g = &s->page->view->groups[s->group];
   int a = rs_counter(g, c->counter), b = c->plus ? rs_counter(g, c->plus) : -1;
   uint64_t value = (a < 0 ? 0 : r->values[a]) + (b < 0 ? 0 : r->values[b]);
   double rate;
@@ -140,7 +140,7 @@ static void cell(const struct source *s, const struct column *c, const struct ra
 
 struct row {
   double rate;
-  const struct rail_stats_view_record *record;
+  const struct kit_stats_view_record *record;
 };
 
 static int by_rate(const void *a, const void *b) {
@@ -165,7 +165,7 @@ static void print_label(FILE *f, const char *text, int width) {
   fprintf(f, "  %-*.*s%s", cut ? width - 1 : width, cut ? width - 1 : width, text, cut ? "+" : "");
 }
 
-static int label_width(const struct rs_options *o, const struct rail_stats_view_group *g) {
+static int label_width(const struct rs_options *o, const struct kit_stats_view_group *g) {
   char text[RAIL_STATS_LABEL + 1];
   size_t width = strlen(g->name);
   for (uint32_t i = 0; i < g->nrecords; i++) {
@@ -177,7 +177,7 @@ static int label_width(const struct rs_options *o, const struct rail_stats_view_
 
 static void print_group(FILE *f, const struct rs_options *o, const struct source *s, const struct column *columns,
                         size_t n) {
-  const struct rail_stats_view_group *g = &s->page->view->groups[s->group];
+  const struct kit_stats_view_group *g = &s->page->view->groups[s->group];
   char text[64], label[RAIL_STATS_LABEL + 1];
   int widths[RAIL_STATS_MAX_COUNTERS], label_chars = label_width(o, g);
   struct row *rows = calloc(g->nrecords + 1, sizeof *rows);
@@ -207,7 +207,7 @@ static void print_group(FILE *f, const struct rs_options *o, const struct source
 static void print_all_columns(FILE *f, const struct rs_options *o, const struct source *s) {
   static const enum how of_kind[] = {
     [RAIL_STATS_COUNTER] = HOW_COUNT, [RAIL_STATS_GAUGE] = HOW_COUNT, [RAIL_STATS_TIME] = HOW_AGE};
-  const struct rail_stats_view_group *g = &s->page->view->groups[s->group];
+  const struct kit_stats_view_group *g = &s->page->view->groups[s->group];
   struct column columns[RAIL_STATS_MAX_COUNTERS];
   for (uint32_t i = 0; i < g->ncounters; i++)
     columns[i] = (struct column){g->counters[i].name, g->counters[i].name, NULL, of_kind[g->counters[i].kind]};
@@ -217,14 +217,14 @@ static void print_all_columns(FILE *f, const struct rs_options *o, const struct 
 static void print_page(FILE *f, const struct rs_options *o, const struct rs_snapshot *before,
                        const struct rs_page *page) {
   char up[32];
-  const struct rail_stats_view *v = page->view;
+  const struct kit_stats_view *v = page->view;
   age(up, sizeof up, v->opened_ns, v->read_ns);
   fprintf(f, "%s in %s, pid %" PRId64 ", for %s", rs_page_name(page), v->process, v->pid, up);
   for (uint32_t i = 0; i < v->ngroups; i++)
     fprintf(f, "; %u %s%s", v->groups[i].nrecords, v->groups[i].name, v->groups[i].nrecords == 1 ? "" : "s");
   fprintf(f, "%s\n", v->alive == RAIL_STATS_ELSEWHERE ? " (in another PID namespace)" : "");
   for (uint32_t i = 0; i < v->ngroups; i++) {
-    const struct rail_stats_view_group *g = &v->groups[i];
+    const struct kit_stats_view_group *g = &v->groups[i];
     const struct source s = {before, page, i};
     if (g->nrecords + g->left_out == 0 || (strcmp(g->name, "stream") == 0 && !o->streams)) continue;
     size_t k = 0;

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/obs/stats_read.h"
+#include "kit/kit_stats.h"
 #include "kit/kit_ensure.h"
 #include "test/harness/tap.h"
 
@@ -58,13 +58,13 @@ static void remove_it(void) {
 }
 
 static char why[256];
-static struct rail_stats_view *look(void) { return rail_stats_read(dir, file, why, sizeof why); }
+static struct kit_stats_view *look(void) { return kit_stats_read(dir, file, why, sizeof why); }
 
 /* Everything in a view can be touched, and its texts end. */
-static void touch(const struct rail_stats_view *v) {
+static void touch(const struct kit_stats_view *v) {
   volatile uint64_t sum = strlen(v->name) + strlen(v->process);
   for (uint32_t i = 0; i < v->ngroups; i++) {
-    const struct rail_stats_view_group *g = &v->groups[i];
+    const struct kit_stats_view_group *g = &v->groups[i];
     sum += strlen(g->name);
     for (uint32_t k = 0; k < g->ncounters; k++) sum += strlen(g->counters[k].name) + strlen(g->counters[k].doc);
     for (uint32_t r = 0; r < g->nrecords; r++) {
@@ -108,12 +108,12 @@ TEST(a_record_that_changes_is_left_out) {
     put(good, good_size);
     reads_left = n;
     between_reads = take_again;
-    struct rail_stats_view *v = look();
+    struct kit_stats_view *v = look();
     between_reads = NULL;
     CHECK_MSG(v, "%s", why);
     CHECK_INT(v->groups[0].nrecords, n < 3 ? 1 : 2); /* after the third look it is what it was */
     CHECK_STR(v->groups[0].records[v->groups[0].nrecords - 1].label, "b=2");
-    rail_stats_view_free(v);
+    kit_stats_view_free(v);
   }
   remove_it();
 }
@@ -121,7 +121,7 @@ TEST(a_record_that_changes_is_left_out) {
 TEST(true_page) {
   get_good();
   put(good, good_size);
-  struct rail_stats_view *v = look();
+  struct kit_stats_view *v = look();
   CHECK_MSG(v, "%s", why);
   CHECK_INT(v->alive, RAIL_STATS_LIVE);
   CHECK_INT(v->groups[0].nrecords, 2);
@@ -129,7 +129,7 @@ TEST(true_page) {
   CHECK_INT(v->groups[0].records[1].values[1], 22);
   CHECK_INT(v->groups[1].records[0].values[0], 33);
   touch(v);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
   remove_it();
 }
 
@@ -190,10 +190,10 @@ TEST(lies_are_found) {
     memcpy(page, good, good_size);
     memcpy(page + lies[i].at, &lies[i].value, RAIL_MIN(lies[i].size, sizeof lies[i].value));
     put(page, good_size);
-    struct rail_stats_view *v = look();
+    struct kit_stats_view *v = look();
     if (v || errno != (lies[i].value == 0 && lies[i].at == 0 ? EAGAIN : EPROTO) || !strstr(why, lies[i].says))
       wrong = &lies[i];
-    rail_stats_view_free(v);
+    kit_stats_view_free(v);
   }
   free(page);
   remove_it();
@@ -206,12 +206,12 @@ TEST(names_that_are_there_twice) {
   memcpy(page, good, good_size);
   memcpy(page + COUNTER_AT + sizeof(struct rail_stats_counter_desc), page + COUNTER_AT, 8);
   put(page, good_size);
-  struct rail_stats_view *counter = look();
+  struct kit_stats_view *counter = look();
   bool counter_named = strstr(why, "counter one is there twice") != NULL;
   memcpy(page, good, good_size);
   memcpy(page + GROUP_AT + sizeof(struct rail_stats_group_desc), page + GROUP_AT, 8);
   put(page, good_size);
-  struct rail_stats_view *group = look();
+  struct kit_stats_view *group = look();
   free(page);
   remove_it();
   CHECK(!counter && counter_named);
@@ -234,7 +234,7 @@ TEST(texts_that_do_not_end) {
   memset(record->label, 'l', sizeof record->label);
   put(page, good_size);
   free(page);
-  struct rail_stats_view *v = look();
+  struct kit_stats_view *v = look();
   remove_it();
   CHECK_MSG(v, "%s", why);
   touch(v);
@@ -243,7 +243,7 @@ TEST(texts_that_do_not_end) {
   CHECK_INT(v->process[0], '?');
   CHECK_INT(v->groups[0].counters[0].doc[0], '?');
   CHECK_INT(strlen(v->groups[0].records[0].label), RAIL_STATS_LABEL - 1);
-  rail_stats_view_free(v);
+  kit_stats_view_free(v);
 }
 
 TEST(every_truncation) {
@@ -251,9 +251,9 @@ TEST(every_truncation) {
   size_t wrong = SIZE_MAX;
   for (size_t size = 0; size < good_size && wrong == SIZE_MAX; size += size < 1100 ? 1 : 61) {
     put(good, size);
-    struct rail_stats_view *v = look();
+    struct kit_stats_view *v = look();
     if (v) wrong = size;
-    rail_stats_view_free(v);
+    kit_stats_view_free(v);
   }
   remove_it();
   CHECK_MSG(wrong == SIZE_MAX, "a page of %zu of %zu bytes was believed", wrong, good_size);
@@ -274,10 +274,10 @@ TEST(random_damage) {
       memcpy(page + at, &value, kit_rng_below(&rng, 2) ? 4 : 8);
     }
     put(page, kit_rng_below(&rng, 8) ? good_size : kit_rng_below(&rng, (uint32_t)good_size));
-    struct rail_stats_view *v = look();
+    struct kit_stats_view *v = look();
     if (v) touch(v);
     believed += v != NULL;
-    rail_stats_view_free(v);
+    kit_stats_view_free(v);
   }
   free(page);
   remove_it();
@@ -304,7 +304,7 @@ TEST(not_a_file) {
   CHECK(truncate(path, (off_t)RAIL_STATS_MAX_SIZE + 4096) == 0);
   CHECK(!look() && errno == EPROTO);
   remove_it();
-  CHECK(!rail_stats_read(dir, "../../etc/passwd", why, sizeof why) && errno == EPROTO);
+  CHECK(!kit_stats_read(dir, "../../etc/passwd", why, sizeof why) && errno == EPROTO);
 }
 
 TEST(file_names) {

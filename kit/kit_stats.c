@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The reader of a page: everything is checked, everything is copied. */
-#include "common/obs/stats_read.h"
+#include "kit/kit_stats.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -83,7 +83,7 @@ static bool check_head(const struct reading *r, const struct rail_stats_head *he
 }
 
 /* A page in the name of a process must belong to that process' user. */
-static bool check_owner(const struct reading *r, const struct rail_stats_view *view) {
+static bool check_owner(const struct reading *r, const struct kit_stats_view *view) {
   char path[64];
   struct stat st;
   if (view->alive != RAIL_STATS_LIVE) return true;
@@ -93,12 +93,12 @@ static bool check_owner(const struct reading *r, const struct rail_stats_view *v
               (unsigned)st.st_uid);
 }
 
-static bool read_counters(const struct reading *r, struct rail_stats_view_group *g, uint64_t at) {
+static bool read_counters(const struct reading *r, struct kit_stats_view_group *g, uint64_t at) {
   g->counters = calloc(g->ncounters, sizeof *g->counters);
   if (!g->counters) return fail(r, ENOMEM, "out of memory");
   for (uint32_t i = 0; i < g->ncounters; i++) {
     struct rail_stats_counter_desc desc;
-    struct rail_stats_view_counter *c = &g->counters[i];
+    struct kit_stats_view_counter *c = &g->counters[i];
     if (!get(r, at + i * sizeof desc, &desc, sizeof desc)) return false;
     memcpy(c->name, desc.name, sizeof c->name);
     memcpy(c->doc, desc.doc, sizeof c->doc);
@@ -123,12 +123,12 @@ static uint64_t life_at(const uint8_t *slice, uint64_t at) {
 }
 
 /* Keeps those of a slice's `n` records that were taken and stayed so. */
-static void keep(struct rail_stats_view_group *g, const struct rail_stats_group_desc *desc, const struct reads *reads,
+static void keep(struct kit_stats_view_group *g, const struct rail_stats_group_desc *desc, const struct reads *reads,
                  uint32_t first, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
     uint64_t at = (uint64_t)i * desc->record_size, life = life_at(reads->before, at);
     if (life % 2 == 0 || life != life_at(reads->after, at)) continue;
-    struct rail_stats_view_record *record = &g->records[g->nrecords];
+    struct kit_stats_view_record *record = &g->records[g->nrecords];
     record->index = first + i;
     record->life = life;
     record->values = g->values + (size_t)g->nrecords * g->ncounters;
@@ -139,7 +139,7 @@ static void keep(struct rail_stats_view_group *g, const struct rail_stats_group_
   }
 }
 
-static bool read_records(const struct reading *r, struct rail_stats_view_group *g,
+static bool read_records(const struct reading *r, struct kit_stats_view_group *g,
                          const struct rail_stats_group_desc *desc) {
   uint32_t per_slice = SLICE / desc->record_size;
   struct reads *reads = malloc(sizeof *reads);
@@ -158,7 +158,7 @@ static bool read_records(const struct reading *r, struct rail_stats_view_group *
   return ok;
 }
 
-static bool read_group(const struct reading *r, struct rail_stats_view_group *g, uint64_t at) {
+static bool read_group(const struct reading *r, struct kit_stats_view_group *g, uint64_t at) {
   struct rail_stats_group_desc desc;
   if (!get(r, at, &desc, sizeof desc)) return false;
   memcpy(g->name, desc.name, sizeof g->name);
@@ -182,7 +182,7 @@ static bool read_group(const struct reading *r, struct rail_stats_view_group *g,
   return read_counters(r, g, desc.counters_at) && read_records(r, g, &desc);
 }
 
-static struct rail_stats_view *read_page(const struct reading *r, int64_t pid, uid_t uid) {
+static struct kit_stats_view *read_page(const struct reading *r, int64_t pid, uid_t uid) {
   struct rail_stats_head head;
   uint64_t magic; /* stored last, so read first */
   if (r->size < sizeof head) {
@@ -193,7 +193,7 @@ static struct rail_stats_view *read_page(const struct reading *r, int64_t pid, u
   if (!get(r, 0, &head, sizeof head)) return NULL;
   head.magic = magic;
   if (!check_head(r, &head, pid)) return NULL;
-  struct rail_stats_view *view = calloc(1, sizeof *view + head.ngroups * sizeof view->groups[0]);
+  struct kit_stats_view *view = calloc(1, sizeof *view + head.ngroups * sizeof view->groups[0]);
   if (!view) {
     fail(r, ENOMEM, "out of memory");
     return NULL;
@@ -219,15 +219,15 @@ static struct rail_stats_view *read_page(const struct reading *r, int64_t pid, u
   view->read_ns = rail_now_ns();
   if (ok) return view;
   int saved = errno;
-  rail_stats_view_free(view);
+  kit_stats_view_free(view);
   errno = saved;
   return NULL;
 }
 
-struct rail_stats_view *rail_stats_read(const char *dir, const char *file, char *why, size_t why_size) {
+struct kit_stats_view *kit_stats_read(const char *dir, const char *file, char *why, size_t why_size) {
   char path[4096];
   struct stat st;
-  struct rail_stats_view *view = NULL;
+  struct kit_stats_view *view = NULL;
   struct reading r = {.fd = -1, .why = why, .why_size = why_size};
   int64_t pid = 0;
   const char *name;
@@ -253,7 +253,7 @@ struct rail_stats_view *rail_stats_read(const char *dir, const char *file, char 
   return view;
 }
 
-void rail_stats_view_free(struct rail_stats_view *view) {
+void kit_stats_view_free(struct kit_stats_view *view) {
   if (!view) return;
   for (uint32_t i = 0; i < view->ngroups; i++) {
     free(view->groups[i].counters);
