@@ -62,14 +62,16 @@ TEST(buffers_that_do_not_fit_are_refused) {
   job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), wrong_buffers, NULL);
 }
 
-/* More blocks than run at once would wait for each other for ever. */
+/* More blocks than run at once would wait for each other for ever. Collectives alone would share blocks. */
 static void large_group(const struct rank *rank, void *arg) {
   (void)arg;
   gpu_open();
   ncclComm_t comm = open_comm(rank);
   char *device = gpu_alloc(64);
   OK(ncclGroupStart());
-  for (int i = 0; i < 17; i++) OK(ncclAllReduce(device, device, 1, ncclInt8, ncclSum, comm, NULL));
+  for (int i = 0; i < 16; i++) OK(ncclAllReduce(device, device, 1, ncclInt8, ncclSum, comm, NULL));
+  OK(ncclSend(device, 1, ncclInt8, 0, comm, NULL));
+  OK(ncclRecv(device + 1, 1, ncclInt8, 0, comm, NULL));
   ENSURE(ncclGroupEnd() == ncclInvalidUsage, "a group of 17 was taken by a device that runs 16");
   OK(ncclCommAbort(comm));
   gpu_free(device);
