@@ -115,7 +115,7 @@ struct shared {
   pid_t pid; /* of what may be exported: whose file it is in; a forked child has one of its own */
 };
 static struct shared *exportable, *opened;
-static struct { int fd; size_t end; pid_t pid; } file;
+static struct { int fd; size_t end; pid_t pid; unsigned int allocations; } file; /* open while there are any */
 
 static struct shared **find(struct shared **list, const void *base) {
   while (*list && (*list)->base != base) list = &(*list)->next;
@@ -167,13 +167,27 @@ static bool extend_file(size_t size, size_t *offset) {
   if (file.pid != getpid()) {
     file.fd = memfd_create("ghost", MFD_CLOEXEC);
     file.end = 0;
+    file.allocations = 0;
     file.pid = file.fd < 0 ? 0 : getpid();
   }
   *offset = file.end;
   bool good = file.pid && ftruncate(file.fd, (off_t)(file.end + size + PAGE)) == 0;
   if (good) file.end += size + PAGE;
+  if (good) file.allocations++;
   pthread_mutex_unlock(&lock);
   return good;
+}
+
+/* The place is not used again; without any the file goes. */
+static void free_place(size_t offset, size_t size) {
+  pthread_mutex_lock(&lock);
+  if (--file.allocations == 0) {
+    close(file.fd);
+    file.pid = 0;
+  } else {
+    (void)fallocate(file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)(size + PAGE));
+  }
+  pthread_mutex_unlock(&lock);
 }
 
 /* What is smaller lies in one block with others, and the block is what another process would get. */
@@ -184,12 +198,13 @@ void *gh_allocate_exportable(size_t size) {
   size_t offset;
   if (getrandom(&number, sizeof number, 0) != sizeof number || !extend_file(size, &offset)) return NULL;
   char *base = map_allocation(size, file.fd, offset);
-  if (!base) return NULL;
-  struct trailer *t = trailer_of(base, size);
-  *t = (struct trailer){.number = number | 1};
-  if (put_in(&exportable, (struct shared){.base = base, .size = size, .offset = offset, .trailer = t, .pid = getpid()}))
+  struct trailer *t = base ? trailer_of(base, size) : NULL;
+  if (t) *t = (struct trailer){.number = number | 1};
+  if (t && put_in(&exportable, (struct shared){.base = base, .size = size, .offset = offset, .trailer = t,
+                                               .pid = getpid()}))
     return base;
-  munmap(base, room_of(size));
+  if (base) munmap(base, room_of(size));
+  free_place(offset, size);
   return NULL;
 }
 
@@ -197,9 +212,7 @@ void gh_free_exportable(void *base) {
   struct shared *s = take_out(&exportable, base);
   /* Undefined in CUDA: counted, so that tests find it. */
   if (__atomic_load_n(&s->trailer->open_elsewhere, __ATOMIC_ACQUIRE)) gh_count_live("freed while open", 1);
-  if (s->pid == getpid())
-    (void)fallocate(file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)s->offset,
-                    (off_t)(s->size + PAGE));
+  if (s->pid == getpid()) free_place(s->offset, s->size);
   munmap(base, room_of(s->size));
   free(s);
 }
