@@ -169,7 +169,7 @@ static double run(struct scenario *s) {
 
 /* Other programs take the processors for half a second now and then. A case that asks for speed counts the best of
  * several runs. */
-#define TRIES 6
+#define TRIES 12
 
 /* A sanitizer's speed says little: less is asked of it, and it has more time. */
 static double asked(double part) { return kit_sanitized() ? part / 2 : part; }
