@@ -7,8 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kit/kit_stats.h"
+#include "common/base/clock.h"
 #include "kit/kit_process.h"
+#include "kit/kit_stats.h"
 
 #define GROUP "comm" /* a record for each connection; either with a counter of what was received, or with its side */
 #define RECEIVED "received_bytes"
@@ -59,19 +60,45 @@ bool kit_nccl_received(uint64_t *bytes) {
   return sum.says && !sum.incomplete;
 }
 
-void kit_nccl_report_counters(struct kit_process *self, uint64_t between_hosts) {
-  struct { uint64_t bytes, says; } sum, other;
+#define LATE_MS 5000 /* after the data are there: for a thread of NCCL's that waits for a processor */
+#define AGAIN_MS 20
+
+struct total {
+  uint64_t bytes, says;
+};
+
+/* Of all processes; on rank 0. */
+static struct total count_all(struct kit_process *self) {
+  struct total sum = {0}, other;
   sum.says = kit_nccl_received(&sum.bytes);
-  if (kit_process_rank(self) > 0) {
-    kit_send_bytes(self, 0, &sum, sizeof sum);
-    return;
-  }
-  for (int from = 1; from < kit_process_count(self); from++) {
+  if (kit_process_rank(self) > 0) kit_send_bytes(self, 0, &sum, sizeof sum);
+  for (int from = 1; kit_process_rank(self) == 0 && from < kit_process_count(self); from++) {
     kit_recv_bytes(self, from, &other, sizeof other);
     sum.says &= other.says;
     sum.bytes += other.bytes;
   }
-  if (!sum.says) return;
+  return sum;
+}
+
+/* What rank 0 says to all. */
+static bool agree(struct kit_process *self, bool mine) {
+  uint8_t say = mine;
+  if (kit_process_rank(self) > 0) kit_recv_bytes(self, 0, &say, sizeof say);
+  for (int to = 1; kit_process_rank(self) == 0 && to < kit_process_count(self); to++)
+    kit_send_bytes(self, to, &say, sizeof say);
+  return say != 0;
+}
+
+/* By LL and LL128 a kernel finds flags in what the NIC wrote, before the plugin has polled its completion and counted:
+ * what is missing may be counted a little later. */
+void kit_nccl_report_counters(struct kit_process *self, uint64_t between_hosts) {
+  const uint64_t deadline = rail_deadline_in_ms(LATE_MS);
+  struct total sum = count_all(self);
+  while (agree(self, sum.says && sum.bytes < between_hosts && !rail_deadline_passed(deadline))) {
+    usleep(AGAIN_MS * 1000);
+    sum = count_all(self);
+  }
+  if (kit_process_rank(self) > 0 || !sum.says) return;
   kit_metric(self, KIT_NCCL_RECEIVED, (double)sum.bytes, "B");
   kit_metric(self, KIT_NCCL_BETWEEN_HOSTS, (double)between_hosts, "B");
 }
