@@ -270,7 +270,9 @@ static int isend(void *comm, void *data, size_t size, int tag, void *mhandle, vo
   if (has("message_lost") && is_fifth(&sends)) return *request = r, RAIL_OK;
   if (has("fewer_bytes")) size /= 2;
   if (has("carried_beside")) data = put_beside(r, data, size), size = sizeof *r->beside;
-  int result = inner->isend(comm, data, size, tag, ((struct mr *)mhandle)->inner, phandle, &r->inner);
+  /* RailSocket needs no registration for bytes that are not NCCL's. */
+  void *inner_mr = has("carried_beside") ? NULL : ((struct mr *)mhandle)->inner;
+  int result = inner->isend(comm, data, size, tag, inner_mr, phandle, &r->inner);
   if (result == RAIL_OK && r->inner && has("message_twice") && is_fifth(&sends)) {
     void *second = NULL; /* nobody tests it */
     (void)inner->isend(comm, data, size, tag, ((struct mr *)mhandle)->inner, phandle, &second);
@@ -328,7 +330,7 @@ static int irecv(void *comm, int n, void **data, size_t *sizes, int *tags, void 
     r->data[i] = buffers[i] = data[i];
     r->sizes[i] = room[i] = sizes[i];
     mrs[i] = mr->inner;
-    if (has("carried_beside")) buffers[i] = &r->beside[i], room[i] = sizeof *r->beside;
+    if (has("carried_beside")) buffers[i] = &r->beside[i], room[i] = sizeof *r->beside, mrs[i] = NULL;
   }
   struct group before = exchange_group(comm, n, tags);
   if (n < before.n && has("group_tag_kept")) tags = before.tags;
