@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What a plugin's memory handle, as regMr returns it, begins with, and what the data path asks of it. RailIB and
- * RailOFI have registrations behind it.
+ * RailOFI have registrations behind it, RailSocket has none.
  */
 #ifndef RAIL_NET_MEMORY_H
 #define RAIL_NET_MEMORY_H
@@ -21,6 +21,13 @@ struct rail_net_memory {
   uint64_t addr, size;
   _Atomic uint32_t outstanding; /* requests that use it: written by one thread at a time */
 };
+
+/* Of bytes at `data` that regMr was called with. */
+static inline void rail_net_memory_init(struct rail_net_memory *memory, const void *comm, const void *data,
+                                        uint64_t size, int type) {
+  *memory = (struct rail_net_memory){
+      .magic = RAIL_NET_MEMORY_MAGIC, .type = type, .comm = comm, .addr = (uintptr_t)data, .size = size};
+}
 
 /* `memory`: a caller's pointer. */
 static inline bool rail_net_memory_is_of(const struct rail_net_memory *memory, const void *comm) {

@@ -375,11 +375,7 @@ static rail_result_t reg(const char *call, void *comm_arg, void *data, size_t si
     RAIL_WARN("RailIB: %s: out of memory", call);
     return RAIL_SYSTEM_ERROR;
   }
-  handle->memory.magic = RAIL_NET_MEMORY_MAGIC;
-  handle->memory.type = type;
-  handle->memory.comm = comm;
-  handle->memory.addr = (uint64_t)(uintptr_t)data;
-  handle->memory.size = size;
+  rail_net_memory_init(&handle->memory, comm, data, size, type);
   struct ib_mr_key key = {.addr = handle->memory.addr, .size = size, .fd = fd, .offset = offset};
   rail_result_t result = register_on_rails(comm, &key, handle);
   if (result != RAIL_OK) {

@@ -83,9 +83,9 @@ static void poll_once(struct ofi_comm *comm, uint64_t *ping) {
   ofi_endpoint_lock(endpoint);
 }
 
-/* A receiver: nothing more will be written to its buffers. False: the deadline has passed. REVOKE goes again and again:
- * one that this side's provider loses with a connection is the first over the next one, and of the old one nothing is
- * read any more. */
+/* A receiver: nothing more will be written to its buffers. False: the deadline has passed. REVOKE is sent every
+ * REVOKE_MS until it is answered: a provider that connects anew (tcp, rxm) loses what it had sent over the connection
+ * that broke. */
 static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
   uint64_t gone = 0, ping = rail_now_ns(), revoke = ping;
   while (!comm->revoked && !comm->endpoint->shut) {

@@ -289,7 +289,7 @@ bool ofi_comm_ask(struct ofi_send_comm *sc) {
   if (sc->ask.state != OFI_OP_IDLE) return false;
   ofi_frame_begin(&frame, OFI_FRAME_ASK);
   frame.seq = sc->next_eager;
-  frame.count = sc->filling;
+  frame.count = sc->granted_sends;
   (void)ofi_comm_post_frame(&sc->base, &sc->ask, OFI_OP_ASK, 0, &frame, sc->ask_frame);
   return true;
 }
@@ -301,7 +301,7 @@ bool ofi_comm_ask(struct ofi_send_comm *sc) {
 static struct ofi_counts counts_of(struct ofi_comm *comm) {
   if (comm->sender) {
     const struct ofi_send_comm *sc = ofi_send_comm_of(comm);
-    return (struct ofi_counts){.eagers = sc->next_eager, .filled = sc->filling, .grants = sc->grants_applied};
+    return (struct ofi_counts){.eagers = sc->next_eager, .filled = sc->granted_sends, .grants = sc->grants_applied};
   }
   const struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
   return (struct ofi_counts){.eagers = rc->report.seen, .filled = rc->report.filled, .grants = rc->ngrants};
@@ -332,7 +332,7 @@ void ofi_comm_pinged(struct ofi_comm *comm, const struct ofi_frame *ping) {
 bool ofi_comm_ponged(struct ofi_comm *comm, const struct ofi_frame *pong) {
   struct ofi_stall *s = &comm->stall;
   s->ponged |= s->pinged & 1u << pong->index;
-  s->settled = pong->parts;
+  s->peer_idle = pong->parts;
   s->theirs = (struct ofi_counts){.eagers = pong->seq, .filled = pong->tag, .grants = pong->count};
   return pong->index < comm->npaths;
 }
@@ -373,7 +373,7 @@ static void fail_lost(struct ofi_comm *comm, const struct ofi_counts *mine, cons
 /* While the peer's process is silent over the oob connection nothing can be said of the fabric: how long that may be is
  * RAIL_OFI_PEER_TIMEOUT. A PING needs nothing of the peer's caller: its watch thread polls, which the PINGs of the oob
  * connection wake. */
-void ofi_comm_stalled(struct ofi_comm *comm) {
+void ofi_comm_check_stall(struct ofi_comm *comm) {
   struct ofi_stall *s = &comm->stall;
   const unsigned int paths = (1u << comm->npaths) - 1;
   const struct ofi_counts mine = counts_of(comm);
@@ -383,16 +383,16 @@ void ofi_comm_stalled(struct ofi_comm *comm) {
     return;
   }
   bool answered = s->pinged && s->ponged == paths;
-  bool differ = answered && s->settled && !comm->nposted && !same_counts(&mine, &s->theirs);
-  bool as_before = s->apart && same_counts(&mine, &s->last_mine) && same_counts(&s->theirs, &s->last_theirs);
+  bool differ = answered && s->peer_idle && !comm->nposted && !same_counts(&mine, &s->theirs);
+  bool as_before = s->differing && same_counts(&mine, &s->last_mine) && same_counts(&s->theirs, &s->last_theirs);
   s->busy = comm->nposted ? s->busy + 1 : 0;
   s->unanswered = s->pinged && !answered ? s->unanswered + 1 : 0;
-  s->apart = !differ ? 0 : as_before ? s->apart + 1 : 1;
+  s->differing = !differ ? 0 : as_before ? s->differing + 1 : 1;
   s->last_mine = mine;
   s->last_theirs = s->theirs;
   if (s->busy >= THIRDS) fail_stalled(comm, "libfabric has completed none of the connection's operations");
   else if (s->unanswered >= THIRDS - 1) fail_stalled(comm, "the fabric has carried no message there and back");
-  else if (s->apart >= THIRDS - 1) fail_lost(comm, &mine, &s->theirs);
+  else if (s->differing >= THIRDS - 1) fail_lost(comm, &mine, &s->theirs);
   else ping_all(comm);
 }
 

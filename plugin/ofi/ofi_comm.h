@@ -47,13 +47,13 @@ struct ofi_path {
   fi_addr_t to; /* its address */
 };
 
-/* What ofi_comm_stalled knows. Numbers of thirds of RAIL_OFI_DEADLINE without activity, in a row, in which … */
+/* What ofi_comm_check_stall knows. Numbers of thirds of RAIL_OFI_DEADLINE without activity, in a row, in which … */
 struct ofi_stall {
   uint8_t busy;       /* libfabric has completed none of the operations that are posted */
   uint8_t unanswered; /* not all paths have carried a PING and its PONG */
-  uint8_t apart;      /* neither side had anything under way, and their counts differed: always as in the last two */
+  uint8_t differing;  /* neither side had anything under way, and their counts differed: always as in the last two */
   uint8_t pinged, ponged; /* paths, as bits, of the third that goes on */
-  bool settled;           /* with the last PONG: the peer had nothing under way */
+  bool peer_idle;         /* with the last PONG: the peer had nothing under way */
   struct ofi_counts theirs, last_theirs, last_mine;
 };
 
@@ -76,7 +76,7 @@ struct ofi_comm {
   struct rail_watched *watched;
 
   _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found; test clears STALLED. OFI_FLUSH_LATER */
-  _Atomic bool peer_silent;   /* PINGs over the oob connection were unanswered, since ofi_comm_stalled has looked */
+  _Atomic bool peer_silent;   /* PINGs over the oob connection were unanswered, since ofi_comm_check_stall has looked */
   _Atomic bool stopped;       /* deregMr or close ended it: no memory of the caller's may be touched any more */
   bool forked;                /* in a child of fork, and thus stopped: its objects are the parent's */
   struct rail_first_error error;
@@ -205,7 +205,7 @@ struct ofi_send_comm {
   bool granted_last;   /* the latest message went to a buffer that was granted */
 
   uint32_t next_eager;      /* number of the next EAGER */
-  uint32_t filling;         /* messages for buffers that were granted, ever */
+  uint32_t granted_sends;   /* messages for buffers that were granted, ever */
   struct ofi_report report; /* the latest */
   bool unreported;          /* it does not have all that was sent */
   bool report_held;         /* `held` is of an ACK that overtook GRANTs before `held_seq` */
@@ -354,7 +354,7 @@ bool ofi_comm_ponged(struct ofi_comm *comm, const struct ofi_frame *frame);
 /* RAIL_OOB_STALLED: nothing was posted or completed for a third of RAIL_OFI_DEADLINE, though the caller waits. Asks the
  * peer over each path, and fails the comm where all thirds have shown the same: operations that do not complete, a
  * fabric that carries nothing, messages that it has lost. */
-void ofi_comm_stalled(struct ofi_comm *comm);
+void ofi_comm_check_stall(struct ofi_comm *comm);
 /* REVOKE, or a sender's REVOKED, unless an earlier one is under way. */
 void ofi_comm_revoke(struct ofi_comm *comm);
 /* ASK: the receiver grants all its receives, and reports when all that was sent is there. False: an earlier one is not

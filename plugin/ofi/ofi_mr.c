@@ -97,11 +97,7 @@ rail_result_t ofi_reg_mr(void *comm_arg, void *data, size_t size, int type, void
     RAIL_WARN("RailOFI: regMr: out of memory");
     return RAIL_SYSTEM_ERROR;
   }
-  mr->memory.magic = RAIL_NET_MEMORY_MAGIC;
-  mr->memory.type = type;
-  mr->memory.comm = comm;
-  mr->memory.addr = (uintptr_t)data;
-  mr->memory.size = size;
+  rail_net_memory_init(&mr->memory, comm, data, size, type);
   if (type != RAIL_PTR_HOST) mr->cuda_device = ofi_cuda_device_of(mr->memory.addr);
   ofi_endpoint_lock(comm->endpoint);
   rail_result_t result = register_with_nics(comm, mr);

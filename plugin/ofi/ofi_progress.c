@@ -81,7 +81,7 @@ const struct ofi_endpoint_ops ofi_progress_ops = {
 RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faults, bool found) {
   struct ofi_comm *comm = r->comm;
   if (faults & OFI_FLUSH_LATER) ofi_flush_begin_later(ofi_recv_comm_of(comm));
-  if (faults & RAIL_OOB_STALLED) ofi_comm_stalled(comm);
+  if (faults & RAIL_OOB_STALLED) ofi_comm_check_stall(comm);
   if (!(faults & OFI_PEER_FAULTS) || r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* a flush needs no peer */
   if (!comm->gone_deadline) {
     comm->gone_deadline = rail_deadline_in_ms(GONE_MS);

@@ -46,14 +46,14 @@ static void set_unreported(struct ofi_send_comm *sc, bool unreported) {
 static bool apply_report(struct ofi_send_comm *sc, const struct ofi_report *report) {
   const struct ofi_report *old = &sc->report;
   if (report->seen - old->seen > sc->next_eager - old->seen || report->freed - old->freed > report->seen - old->freed ||
-      report->filled - old->filled > sc->filling - old->filled)
+      report->filled - old->filled > sc->granted_sends - old->filled)
     return false;
   if (report->freed != old->freed) { /* if that does not help, isend asks again */
     sc->asked = false;
     sc->refused_ns = 0;
   }
   sc->report = *report;
-  set_unreported(sc, report->seen != sc->next_eager || report->filled != sc->filling);
+  set_unreported(sc, report->seen != sc->next_eager || report->filled != sc->granted_sends);
   return true;
 }
 
@@ -377,7 +377,7 @@ static rail_result_t no_grant(struct ofi_send_comm *sc) {
   rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_GRANT], 1);
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire);
   if (rail_unlikely(faults & OFI_PEER_FAULTS)) return ofi_comm_fail_faults(&sc->base, faults);
-  if (rail_unlikely(faults)) ofi_comm_stalled(&sc->base);
+  if (rail_unlikely(faults)) ofi_comm_check_stall(&sc->base);
   if (sc->base.eager && !sc->asked) {
     uint64_t now = rail_now_ns();
     if (!sc->refused_ns) sc->refused_ns = now;
@@ -433,7 +433,7 @@ static rail_result_t begin(struct ofi_send_comm *sc, const struct message *messa
     send->index = (uint8_t)index;
     slot->taken |= (uint8_t)(1u << index);
     if (slot->taken == (1u << slot->n) - 1) slot->granted = false;
-    sc->filling++;
+    sc->granted_sends++;
     *buffer = &slot->buffers[index];
   }
   set_unreported(sc, true);

@@ -24,8 +24,7 @@ rail_result_t sk_reg_mr(void *comm_arg, void *data, size_t size, int type, void 
     RAIL_WARN("RailSocket: regMr: out of memory");
     return RAIL_SYSTEM_ERROR;
   }
-  mr->memory = (struct rail_net_memory){
-      .magic = RAIL_NET_MEMORY_MAGIC, .type = type, .comm = comm, .addr = (uintptr_t)data, .size = size};
+  rail_net_memory_init(&mr->memory, comm, data, size, type);
   pthread_mutex_lock(&comm->mrs_lock);
   LIST_INSERT_HEAD(&comm->mrs, mr, next);
   pthread_mutex_unlock(&comm->mrs_lock);

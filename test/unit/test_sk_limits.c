@@ -88,4 +88,16 @@ TEST(connect_after_a_stop) {
   hs_end(&h);
 }
 
-TEST_MAIN(TEST_CASE(half_open_comms_leave_files), TEST_CASE(connect_after_a_stop))
+/* 0: refused connections are retried until the listener is there. */
+TEST(connect_without_a_limit) {
+  struct hs h;
+  hs_begin(&h);
+  sk_params.connect_ms = 0;
+  hs_listen(&h, DEV_A);
+  hs_close_listen(&h);
+  uint64_t until = rail_deadline_in_ms(100);
+  while (!rail_deadline_passed(until)) CHECK(!hs_connect_step(&h, DEV_A));
+  hs_end(&h);
+}
+
+TEST_MAIN(TEST_CASE(half_open_comms_leave_files), TEST_CASE(connect_after_a_stop), TEST_CASE(connect_without_a_limit))
