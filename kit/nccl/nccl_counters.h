@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The plugin's own counters as a second witness beside NCCL's log: what it says it received, and what must have gone
- * between hosts. Of each transfer the receiver's count is taken, which may be made a little after a kernel has the data.
+ * between hosts. Of each transfer the receiver counts, which may be a little after a kernel has the data.
  */
 #ifndef RAIL_KIT_NCCL_COUNTERS_H
 #define RAIL_KIT_NCCL_COUNTERS_H
