@@ -44,6 +44,9 @@ static inline void rail_waited_note(struct rail_waited *w) {
   w->noted = now;
 }
 
-static inline bool rail_waited_for_ms(const struct rail_waited *w, uint64_t ms) { return w->ns >= ms * 1000000ull; }
+/* 0: no limit. */
+static inline bool rail_waited_is_late(const struct rail_waited *w, int64_t limit_ms) {
+  return limit_ms && w->ns >= (uint64_t)limit_ms * 1000000;
+}
 
 #endif

@@ -135,7 +135,7 @@ static rail_result_t run_dials(struct sk_connect *a) {
     else if (result != RAIL_OK) return fail_dial(a, &a->dials[i], result);
   }
   if (!waiting) return RAIL_OK;
-  if (!sk_params.connect_ms || !rail_waited_for_ms(&a->waited, (uint64_t)sk_params.connect_ms)) return RAIL_IN_PROGRESS;
+  if (!rail_waited_is_late(&a->waited, sk_params.connect_ms)) return RAIL_IN_PROGRESS;
   const char *name = waiting->nic->name;
   RAIL_WARN("RailSocket: connect to %s over %s: no connection within %lld ms (RAIL_SOCKET_CONNECT_TIMEOUT): %s; "
             "is the peer alive, is that address reachable from %s, does a firewall block the port?",

@@ -172,7 +172,7 @@ rail_result_t sk_reconnect_unanswered(struct sk_reconnect *r, unsigned int strea
   *fd = -1;
   if (!s->unanswered.noted) rail_waited_begin(&s->unanswered);
   rail_waited_note(&s->unanswered);
-  if (rail_waited_for_ms(&s->unanswered, (uint64_t)sk_params.connect_ms)) {
+  if (rail_waited_is_late(&s->unanswered, sk_params.connect_ms)) {
     abandon(s);
     errno = ETIMEDOUT;
     return RAIL_REMOTE_ERROR;

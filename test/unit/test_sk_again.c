@@ -156,11 +156,12 @@ TEST(a_stream_given_up_before_its_answer) {
 
 /* Before the first answer the acceptor may not have the stream's HELLO, without which it never accepts: that goes
  * again. */
-TEST(a_stream_that_breaks_before_any_answer) {
+static void break_stream_before_any_answer(int64_t connect_ms) {
   struct data d;
   int listener;
   data_begin_returning(&d, &listener);
   data_create(&d);
+  sk_params.connect_ms = connect_ms;
   (void)isend(&d, 0, 8, 0);
   sk_stream_out_failed(&d.comm->streams[1], EPIPE);
   data_settle(&d);
@@ -170,6 +171,11 @@ TEST(a_stream_that_breaks_before_any_answer) {
   CHECK_INT(d.comm->paths[1].state, SK_PATH_UP);
   data_close(&d);
   rail_sock_close(&listener);
+}
+TEST(a_stream_that_breaks_before_any_answer) {
+  const int64_t limit = sk_params.connect_ms;
+  break_stream_before_any_answer(0); /* no limit */
+  break_stream_before_any_answer(limit ? limit : 30000);
 }
 
 /* So it is not given up for its interface's sake either, which may be up again in time. */
