@@ -294,7 +294,11 @@ double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_sh
       steps = rt_sched_rounds(nranks);
       sent *= steps;
       break;
-    default: steps = 1; break;
+    case RT_SEND:
+    case RT_RECV:
+    case RT_COPY:
+    case RT_EXCHANGE:
+    case RT_COLL_COUNT: steps = 1; break;
   }
   return nranks == 1 ? 0 : steps * l->step_us + sent / l->bytes_per_us;
 }

@@ -321,7 +321,7 @@ void ofi_comm_pinged(struct ofi_comm *comm, const struct ofi_frame *ping) {
   if (!ping->seq || ping->index >= comm->npaths || atomic_load(&comm->stopped)) return;
   ofi_frame_begin(&frame, OFI_FRAME_PONG);
   frame.index = ping->index;
-  frame.parts = comm->nposted == 0;
+  frame.parts = comm->noutgoing == 0;
   frame.seq = counts.eagers;
   frame.tag = counts.filled;
   frame.count = counts.grants;
@@ -383,9 +383,9 @@ void ofi_comm_check_stall(struct ofi_comm *comm) {
     return;
   }
   bool answered = s->pinged && s->ponged == paths;
-  bool differ = answered && s->peer_idle && !comm->nposted && !same_counts(&mine, &s->theirs);
+  bool differ = answered && s->peer_idle && !comm->noutgoing && !same_counts(&mine, &s->theirs);
   bool as_before = s->differing && same_counts(&mine, &s->last_mine) && same_counts(&s->theirs, &s->last_theirs);
-  s->busy = comm->nposted ? s->busy + 1 : 0;
+  s->busy = comm->noutgoing ? s->busy + 1 : 0;
   s->unanswered = s->pinged && !answered ? s->unanswered + 1 : 0;
   s->differing = !differ ? 0 : as_before ? s->differing + 1 : 1;
   s->last_mine = mine;
@@ -399,6 +399,6 @@ void ofi_comm_check_stall(struct ofi_comm *comm) {
 unsigned int ofi_comm_least_path(const struct ofi_comm *comm) {
   unsigned int least = 0;
   for (unsigned int i = 1; i < comm->npaths; i++)
-    if (comm->paths[i].nic->bytes_posted < comm->paths[least].nic->bytes_posted) least = i;
+    if (comm->paths[i].nic->bytes_outstanding < comm->paths[least].nic->bytes_outstanding) least = i;
   return least;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One connection: its state, its requests, and the two kinds of comm. Made by ofi_setup.c during the handshake, used by
- * ofi_send.c, ofi_recv.c, ofi_grant.c, ofi_flush.c and ofi_progress.c, ended by ofi_close.c.
+ * One connection: its state, its requests, and the two kinds of comm. Made by ofi_connect.c during the handshake, used
+ * by ofi_send.c, ofi_recv.c, ofi_grant.c, ofi_flush.c and ofi_progress.c, ended by ofi_close.c.
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
  * deregMr and close in its service thread. Any thread that polls the endpoint may complete requests of this comm. So
@@ -86,7 +86,7 @@ struct ofi_comm {
 
   /* Under the endpoint's lock: */
   uint32_t nops;    /* operations that are not idle */
-  uint32_t nposted; /* of these, those that do not wait for the peer to send; without probes */
+  uint32_t noutgoing; /* of these, those that do not wait for the peer to send; without probes */
   struct ofi_stall stall;
   bool closed;      /* by its caller; it is freed when nops is 0 */
   bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */

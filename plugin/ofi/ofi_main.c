@@ -14,7 +14,7 @@
 #include "plugin/ofi/ofi_mr.h"
 #include "plugin/ofi/ofi_param.h"
 #include "plugin/ofi/ofi_progress.h"
-#include "plugin/ofi/ofi_setup.h"
+#include "plugin/ofi/ofi_connect.h"
 #include "plugin/ofi/ofi_stats.h"
 #include "plugin/ofi/ofi_watch.h"
 

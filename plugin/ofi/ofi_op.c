@@ -81,9 +81,9 @@ static struct ofi_op_list *list_of(const struct ofi_op *op) {
 static void begin(struct ofi_op *op, enum ofi_op_state state) {
   struct ofi_endpoint *endpoint = op->comm->endpoint;
   op->state = state;
-  op->nic->bytes_posted += op->size;
+  op->nic->bytes_outstanding += op->size;
   op->comm->nops++;
-  op->comm->nposted += op->kind > OFI_OP_TRECV;
+  op->comm->noutgoing += op->kind > OFI_OP_TRECV;
   endpoint->nops++;
   ofi_timer_set(OFI_FIRST_MS);
 }
@@ -91,9 +91,9 @@ static void begin(struct ofi_op *op, enum ofi_op_state state) {
 void ofi_op_end(struct ofi_op *op) {
   struct ofi_endpoint *endpoint = op->comm->endpoint;
   op->state = OFI_OP_IDLE;
-  op->nic->bytes_posted -= op->size;
+  op->nic->bytes_outstanding -= op->size;
   op->comm->nops--;
-  op->comm->nposted -= op->kind > OFI_OP_TRECV;
+  op->comm->noutgoing -= op->kind > OFI_OP_TRECV;
   endpoint->nops--;
 }
 

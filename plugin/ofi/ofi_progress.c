@@ -61,7 +61,7 @@ static void unbind(struct ofi_comm *comm) {
 }
 
 static void shut(struct ofi_comm *comm, const char *why) {
-  comm->nops = comm->nposted = 0;
+  comm->nops = comm->noutgoing = 0;
   ofi_comm_close_mrs(comm);
   if (comm->closed) ofi_comm_free(comm);
   else

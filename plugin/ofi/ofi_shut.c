@@ -37,7 +37,7 @@ void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why) {
     STAILQ_INIT(&n->waiting_receives);
     STAILQ_INIT(&n->used_receives);
     n->nused = 0;
-    n->bytes_posted = 0;
+    n->bytes_outstanding = 0;
   }
   endpoint->nops = 0;
   for (uint32_t i = 0; i < endpoint->ncomms; i++)

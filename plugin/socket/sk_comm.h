@@ -165,7 +165,7 @@ void sk_comm_send_error(struct sk_comm *comm);
 /* Frame ERROR: the peer's last message before its side failed. */
 RAIL_COLD rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
 /* Logs what is wrong with a caller's pointer. */
-RAIL_COLD void sk_error_comm(const void *comm, uint32_t magic, const char *call);
+RAIL_COLD void sk_comm_refuse(const void *comm, uint32_t magic, const char *call);
 /* Says why these bytes cannot be used. RAIL_BAD_ARGUMENT. */
 RAIL_COLD rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr,
                                          const void *data, size_t size);
@@ -180,7 +180,7 @@ static inline struct sk_comm *sk_comm_of(void *arg, uint32_t magic, const char *
   if (rail_likely(comm && (comm->magic == magic ||
                            (!magic && (comm->magic == SK_SEND_MAGIC || comm->magic == SK_RECV_MAGIC)))))
     return comm;
-  sk_error_comm(arg, magic, call);
+  sk_comm_refuse(arg, magic, call);
   return NULL;
 }
 

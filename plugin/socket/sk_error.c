@@ -73,7 +73,7 @@ rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const
                       rail_result_name(frame->size < RAIL_IN_PROGRESS ? (int)frame->size : RAIL_REMOTE_ERROR));
 }
 
-void sk_error_comm(const void *comm, uint32_t magic, const char *call) {
+void sk_comm_refuse(const void *comm, uint32_t magic, const char *call) {
   RAIL_WARN("RailSocket: %s: %p is not an open %s", call, comm,
             magic == SK_SEND_MAGIC   ? "send connection"
             : magic == SK_RECV_MAGIC ? "receive connection"

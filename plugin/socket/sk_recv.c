@@ -20,7 +20,7 @@
 #include "plugin/socket/sk_path.h"
 
 rail_result_t sk_recv_init(struct sk_recv_comm *rc, const struct sk_comm_args *args) {
-  if (rail_random_bytes(&rc->secret, sizeof rc->secret) != RAIL_OK) rc->secret = rail_now_ns() ^ (uintptr_t)rc;
+  if (rail_random_bytes(&rc->hash_key, sizeof rc->hash_key) != RAIL_OK) rc->hash_key = rail_now_ns() ^ (uintptr_t)rc;
   for (int i = SK_MAX_RECVS; i-- > 0;) {
     struct sk_request *r = &rc->recvs[i].base;
     *r = (struct sk_request){.magic = SK_REQ_FREE, .comm = &rc->base};
@@ -152,9 +152,9 @@ static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
   if (bounce->buffer) copy_bounce(rc, bounce, bounce->buffer);
 }
 
-/* Keyed hash of an offset in a message, which the sender cannot predict (the secret, mixed as MurmurHash3 ends). */
+/* Keyed hash of an offset in a message, which the sender cannot predict (the key, mixed as MurmurHash3 ends). */
 static uint64_t edge_hash(const struct sk_recv_comm *rc, uint64_t offset) {
-  uint64_t x = rc->secret ^ offset;
+  uint64_t x = rc->hash_key ^ offset;
   x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
   x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
   return x ^ x >> 33;

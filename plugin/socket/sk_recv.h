@@ -110,7 +110,7 @@ struct sk_recv_comm {
   uint32_t partial;                /* matched buffers with bytes to come */
   uint32_t in_chunks;              /* messages in by_seq */
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
-  uint64_t secret; /* random; key of the hash that checks how their chunks fit (add_chunk) */
+  uint64_t hash_key; /* random; of the hash that checks how their chunks fit (add_chunk) */
 
   /* sk_grant.c: buffers that the sender does not know of, in posting order. They are granted when a large one is
    * among them, or when credit runs low. */

@@ -224,7 +224,7 @@ TEST(a_receive_that_the_provider_keeps) {
   struct ofi_endpoint *from = rig_comm(r.sc)->endpoint;
   fi_addr_t to = rig_comm(r.sc)->paths[0].to;
   CHECK(rig_recv(&r, in, 9000, 1, mh_in));
-  RIG_UNTIL(RIG_LOCKED(r.rc, comm->nops == 1 && comm->nposted == 0), {
+  RIG_UNTIL(RIG_LOCKED(r.rc, comm->nops == 1 && comm->noutgoing == 0), {
     rig_poll(r.rc);
     rig_poll(r.sc);
   });
@@ -260,7 +260,7 @@ TEST(a_revoke_that_is_lost) {
     struct rig other = {.ctx = {r.ctx[0], r.ctx[1]}};
     rig_connect(&other, 0, 0);
     CHECK(rig_recv(&r, in, 9000, 1, mh_in));
-    RIG_UNTIL(RIG_LOCKED(r.rc, rig_comm(r.rc)->nposted) == 0 && RIG_LOCKED(r.sc, rig_comm(r.sc)->nops) == 0 &&
+    RIG_UNTIL(RIG_LOCKED(r.rc, rig_comm(r.rc)->noutgoing) == 0 && RIG_LOCKED(r.sc, rig_comm(r.sc)->nops) == 0 &&
               RIG_LOCKED(r.sc, ((struct ofi_send_comm *)r.sc)->grants_applied) == OFI_FIRST_SEQ + 1, {
       rig_poll(r.rc);
       rig_poll(r.sc);
@@ -330,7 +330,7 @@ static ssize_t read_one_more(struct fid_cq *cq, void *buf, size_t count) {
   ssize_t n = usual_cq.read(cq, buf, count);
   if (n != -FI_EAGAIN) return n;
   busy.comm->nops++;
-  busy.comm->nposted++;
+  busy.comm->noutgoing++;
   busy.comm->endpoint->nops++;
   *(struct fi_cq_msg_entry *)buf = (struct fi_cq_msg_entry){.op_context = &busy};
   return 1;

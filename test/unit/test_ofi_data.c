@@ -166,19 +166,19 @@ TEST(one_slow_nic) {
   CHECK_INT(fake_calls("write") - writes, 4);
   struct ofi_endpoint *endpoint = rig_comm(r.sc)->endpoint;
   ofi_endpoint_lock(endpoint);
-  endpoint->nics[2].bytes_posted += 1 << 30; /* as if it had much to do */
+  endpoint->nics[2].bytes_outstanding += 1 << 30; /* as if it had much to do */
   ofi_endpoint_unlock(endpoint);
   writes = fake_calls("write");
-  uint64_t before = RIG_LOCKED(r.sc, endpoint->nics[2].bytes_posted);
+  uint64_t before = RIG_LOCKED(r.sc, endpoint->nics[2].bytes_outstanding);
   void *recv = rig_recv(&r, in, MOST - 4096, 1, r.mh_in), *send = rig_send(&r, out, MOST - 4096, 1, r.mh_out);
-  CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[2].bytes_posted), before);
+  CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[2].bytes_outstanding), before);
   CHECK_INT(rig_finish(&r, send, recv), MOST - 4096);
   CHECK_INT(fake_calls("write") - writes, 4);
   CHECK(memcmp(in, out, MOST - 4096) == 0);
   ofi_endpoint_lock(endpoint);
-  endpoint->nics[2].bytes_posted -= 1 << 30;
+  endpoint->nics[2].bytes_outstanding -= 1 << 30;
   ofi_endpoint_unlock(endpoint);
-  for (unsigned int i = 0; i < 4; i++) CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[i].bytes_posted), 0);
+  for (unsigned int i = 0; i < 4; i++) CHECK_INT(RIG_LOCKED(r.sc, endpoint->nics[i].bytes_outstanding), 0);
   rig_close_idle_pair(&r);
 }
 

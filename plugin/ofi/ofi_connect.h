@@ -4,8 +4,8 @@
  * addresses (OFFER), and sends a PING over each path of the fabric. When the other side's PINGs are all there it says
  * READY over the oob connection, and is through when the other has said so. So a connection that is handed out has
  * carried a message each way, and neither side needs the other's calls any more to get through. */
-#ifndef OFI_SETUP_H
-#define OFI_SETUP_H
+#ifndef OFI_CONNECT_H
+#define OFI_CONNECT_H
 
 #include <stdbool.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The steps, and the calls that run them. */
-#include "plugin/ofi/ofi_setup.h"
+#include "plugin/ofi/ofi_connect.h"
 
 #include <stdio.h>
 #include <stdlib.h>
