@@ -187,10 +187,10 @@ static void await_arrival(struct ofi_send_comm *sc) {
 }
 
 /* A receiver has something to report, which its sender may be waiting for. */
-static void report_last(struct ofi_recv_comm *rc) {
+static void send_last_ack(struct ofi_recv_comm *rc) {
   struct ofi_endpoint *endpoint = rc->base.endpoint;
   ofi_endpoint_lock(endpoint);
-  if (rc->report_link.due && !endpoint->shut && !peer_is_gone(&rc->base)) endpoint->ops->report(&rc->report_link);
+  if (rc->control.due && !endpoint->shut && !peer_is_gone(&rc->base)) endpoint->ops->send_control(&rc->control);
   ofi_endpoint_unlock(endpoint);
 }
 
@@ -202,7 +202,7 @@ void ofi_comm_destroy(struct ofi_comm *comm) {
   struct ofi_endpoint *endpoint = comm->endpoint;
   bool outstanding = atomic_load(&comm->outstanding) != 0;
   if (!outstanding && comm->sender) await_arrival(ofi_send_comm_of(comm));
-  else if (!outstanding) report_last(ofi_recv_comm_of(comm));
+  else if (!outstanding) send_last_ack(ofi_recv_comm_of(comm));
   if (outstanding) ofi_comm_stop(comm);
   else unwatch(comm);
   rail_sock_close(&comm->oob_fd);

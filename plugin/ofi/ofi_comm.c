@@ -145,7 +145,7 @@ void ofi_comm_free(struct ofi_comm *comm) {
     free(mr);
   }
   if (!comm->sender)
-    ofi_endpoint_report(comm->endpoint, &ofi_recv_comm_of(comm)->report_link, OFI_REPORT_NONE);
+    ofi_endpoint_set_control(comm->endpoint, &ofi_recv_comm_of(comm)->control, OFI_CONTROL_NONE);
   else if (ofi_send_comm_of(comm)->unreported)
     comm->endpoint->nunreported--;
   ofi_endpoint_remove(comm->endpoint, comm->index);

@@ -26,6 +26,10 @@
 #define OFI_SEND_COMM_MAGIC RAIL_OBJECT_MAGIC(OFI_TAG, 'S')
 #define OFI_RECV_COMM_MAGIC RAIL_OBJECT_MAGIC(OFI_TAG, 'R')
 
+/* In comm->faults: the peer will take part in nothing any more. */
+#define OFI_PEER_FAULTS \
+  (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST | RAIL_OOB_PEER_SILENT | RAIL_OOB_HOST_SILENT)
+
 struct rail_watch;
 struct rail_watched;
 
@@ -225,7 +229,7 @@ struct ofi_recv_comm {
   uint32_t first_incomplete; /* receives before it have all their messages */
   uint32_t ungranted; /* receives before it are granted, or done */
   uint32_t ngrants;   /* number of the next GRANT */
-  bool grants_due;    /* the next poll grants all receives that are not; report_link is in the list */
+  bool grants_due;    /* the next poll grants all receives that are not; control is in the list */
   uint64_t last_grant_poll; /* endpoint->polls when an irecv granted at once */
   struct ofi_recv *by_grant[OFI_MAX_RECVS]; /* by its number */
   bool grant_wanted;       /* the sender asks for the GRANT of the next receive, whatever it is */
@@ -234,7 +238,7 @@ struct ofi_recv_comm {
   struct ofi_report report, reported; /* what there is to say; what the sender was told */
   bool report_wanted;                 /* by the sender, when as much is here as report_wanted_at says */
   struct ofi_report report_wanted_at;
-  struct ofi_report_link report_link;
+  struct ofi_control_link control;
   uint32_t unexpected;  /* places in this state */
   struct ofi_place places[OFI_MAX_GRANTS];
   uint8_t *payloads;    /* OFI_MAX_GRANTS of comm->max_inline */

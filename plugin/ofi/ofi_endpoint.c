@@ -136,8 +136,8 @@ static rail_result_t open_new(struct rail_net_ctx *ctx, const struct ofi_device 
   endpoint->ops = ops;
   endpoint->process = getpid();
   endpoint->users = 1; /* the context */
-  TAILQ_INIT(&endpoint->reports_now);
-  TAILQ_INIT(&endpoint->reports_later);
+  TAILQ_INIT(&endpoint->control_now);
+  TAILQ_INIT(&endpoint->control_later);
   rail_result_t result = open_nics(endpoint);
   if (result != RAIL_OK) {
     destroy(endpoint);
@@ -322,7 +322,7 @@ static long poll_in_background(struct ofi_endpoint *endpoint) {
   if (!ofi_endpoint_try(endpoint)) return ms; /* a caller polls */
   uint32_t wanted = atomic_load_explicit(&endpoint->wanted, memory_order_relaxed);
   bool busy = endpoint->nops || endpoint->nrequests || endpoint->nunreported || wanted ||
-              !TAILQ_EMPTY(&endpoint->reports_now) || !TAILQ_EMPTY(&endpoint->reports_later);
+              !TAILQ_EMPTY(&endpoint->control_now) || !TAILQ_EMPTY(&endpoint->control_later);
   if (endpoint->shut || !busy) {
     ms = 0;
   } else if (endpoint->polls != endpoint->polls_seen) {

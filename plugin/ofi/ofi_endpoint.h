@@ -42,17 +42,17 @@ struct ofi_peer {
   struct ofi_address name;
 };
 
-/* A receiver's place among those that have something to report to their senders. */
-enum ofi_report_due {
-  OFI_REPORT_NONE,
-  OFI_REPORT_LATER, /* when no caller polls any more: the next GRANT has it, if there is one before */
-  OFI_REPORT_NOW,   /* at the end of this poll, or in the next: the sender may wait for it */
+/* A receiver's place among those that have GRANTs or ACKs to send (ofi_grant.h). */
+enum ofi_control_due {
+  OFI_CONTROL_NONE,
+  OFI_CONTROL_LATER, /* when no caller polls any more: the next GRANT has it, if there is one before */
+  OFI_CONTROL_NOW,   /* at the end of this poll, or in the next: the sender may wait for it */
 };
-struct ofi_report_link {
-  TAILQ_ENTRY(ofi_report_link) link;
-  enum ofi_report_due due; /* the list that it is in */
+struct ofi_control_link {
+  TAILQ_ENTRY(ofi_control_link) link;
+  enum ofi_control_due due; /* the list that it is in */
 };
-TAILQ_HEAD(ofi_report_list, ofi_report_link);
+TAILQ_HEAD(ofi_control_list, ofi_control_link);
 
 struct ofi_endpoint_nic {
   const struct ofi_nic *nic;
@@ -93,8 +93,8 @@ struct ofi_endpoint_ops {
   void (*frame)(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload);
   /* A message of so many bytes that names the comm, and that ofi_frame_decode does not accept. */
   void (*malformed)(struct ofi_comm *comm, unsigned int type, size_t size);
-  /* The comm's report is due (ofi_endpoint_report); it is in no list any more. */
-  void (*report)(struct ofi_report_link *link);
+  /* A receiver's GRANTs or ACK are due (ofi_endpoint_set_control); it is in no list any more. */
+  void (*send_control)(struct ofi_control_link *link);
   /* Closes all registrations of the comm. */
   void (*unbind)(struct ofi_comm *comm);
   /* The endpoint is shut: no operation of the comm will complete. Closes the comm's registrations. */
@@ -119,7 +119,7 @@ struct ofi_endpoint {
   size_t frame_size; /* of a receive of control messages */
   struct ofi_comm **comms; /* by the index in frames; NULL: free */
   uint32_t ncomms, next_comm;
-  struct ofi_report_list reports_now, reports_later;
+  struct ofi_control_list control_now, control_later;
   uint32_t nops;        /* of comms, not idle */
   uint32_t nrequests;   /* of comms, not done */
   uint32_t nunreported; /* senders whose peers have not reported all that was sent */
@@ -163,15 +163,16 @@ static inline bool ofi_endpoint_is_shut(const struct ofi_endpoint *endpoint) {
   return atomic_load_explicit(&endpoint->shut, memory_order_relaxed);
 }
 
-static inline struct ofi_report_list *ofi_endpoint_reports(struct ofi_endpoint *endpoint, enum ofi_report_due due) {
-  return due == OFI_REPORT_NOW ? &endpoint->reports_now : &endpoint->reports_later;
+static inline struct ofi_control_list *ofi_endpoint_control_list(struct ofi_endpoint *endpoint,
+                                                                 enum ofi_control_due due) {
+  return due == OFI_CONTROL_NOW ? &endpoint->control_now : &endpoint->control_later;
 }
-/* NONE: it has been sent. What is due now stays so until then. */
-static inline void ofi_endpoint_report(struct ofi_endpoint *endpoint, struct ofi_report_link *link,
-                                       enum ofi_report_due due) {
-  if (link->due == due || (link->due == OFI_REPORT_NOW && due == OFI_REPORT_LATER)) return;
-  if (link->due) TAILQ_REMOVE(ofi_endpoint_reports(endpoint, link->due), link, link);
-  if (due) TAILQ_INSERT_TAIL(ofi_endpoint_reports(endpoint, due), link, link);
+/* When a poll is to call ops->send_control for it. NONE: it has been sent. What is due now stays so until then. */
+static inline void ofi_endpoint_set_control(struct ofi_endpoint *endpoint, struct ofi_control_link *link,
+                                            enum ofi_control_due due) {
+  if (link->due == due || (link->due == OFI_CONTROL_NOW && due == OFI_CONTROL_LATER)) return;
+  if (link->due) TAILQ_REMOVE(ofi_endpoint_control_list(endpoint, link->due), link, link);
+  if (due) TAILQ_INSERT_TAIL(ofi_endpoint_control_list(endpoint, due), link, link);
   link->due = due;
   if (due) ofi_timer_set(OFI_FIRST_MS);
 }
@@ -187,9 +188,10 @@ void ofi_endpoint_release(struct ofi_endpoint *endpoint, unsigned int nic, struc
 
 /* ---- ofi_poll.c -------------------------------------------------------------- */
 
-/* Reads what has completed, posts what waits, sends reports that are due now. False: nothing had completed. */
+/* Reads what has completed, posts what waits, has the GRANTs and ACKs sent that are due now. False: nothing had
+ * completed. */
 bool ofi_poll(struct ofi_endpoint *endpoint);
-/* The same as no caller: reports that are due later are sent, too. */
+/* The same as no caller: what is due later is sent, too. */
 bool ofi_poll_quietly(struct ofi_endpoint *endpoint);
 
 /* ---- ofi_shut.c -------------------------------------------------------------- */

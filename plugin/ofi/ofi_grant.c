@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GRANTs: which receives the sender must know of, and the control messages that tell it. Tagged receives are posted
- * before their GRANT goes.
+ * What a receiver tells its sender: GRANTs, then ACKs, then the poll that sends both.
  */
 #include "plugin/ofi/ofi_grant.h"
 
 #include <string.h>
+
+/* ---- GRANTs: tagged receives are posted before their GRANT goes -------------------- */
 
 static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsigned int path) {
   struct ofi_recv_buffer *b = &recv->buffers[index];
@@ -35,7 +36,7 @@ static rail_result_t post_trecvs(struct ofi_recv_comm *rc, struct ofi_recv *recv
 
 static void grant_with_next_poll(struct ofi_recv_comm *rc) {
   rc->grants_due = true;
-  ofi_endpoint_report(rc->base.endpoint, &rc->report_link, OFI_REPORT_NOW);
+  ofi_endpoint_set_control(rc->base.endpoint, &rc->control, OFI_CONTROL_NOW);
 }
 
 /* Has the provider no room for a tagged receive of it yet? */
@@ -67,7 +68,7 @@ static rail_result_t send_grants(struct ofi_recv_comm *rc, struct ofi_recv *firs
   struct ofi_comm *comm = &rc->base;
   frame->report = rc->reported = rc->report;
   rc->grant_wanted = false;
-  if (rc->report_link.due == OFI_REPORT_LATER) ofi_endpoint_report(comm->endpoint, &rc->report_link, OFI_REPORT_NONE);
+  if (rc->control.due == OFI_CONTROL_LATER) ofi_endpoint_set_control(comm->endpoint, &rc->control, OFI_CONTROL_NONE);
   return ofi_comm_post_frame(comm, &first->grant, OFI_OP_GRANT, 0, frame, first->frame);
 }
 
@@ -120,4 +121,58 @@ bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *
   for (unsigned int i = 0; i < recv->n; i++)
     if (recv->buffers[i].kind != OFI_BUFFER_INLINE && ofi_recv_is_unfilled(&recv->buffers[i])) return true;
   return false;
+}
+
+/* ---- ACKs ------------------------------------------------------------------------ */
+
+void ofi_ack_soon(struct ofi_recv_comm *rc) {
+  const struct ofi_report *r = &rc->report;
+  uint32_t freed = r->freed - rc->reported.freed, credit_left = rc->base.eager - (r->seen - r->freed);
+  bool now = freed && freed >= credit_left / 2; /* half of what the sender can have */
+  if (rail_unlikely(rc->report_wanted) && (int32_t)(r->seen - rc->report_wanted_at.seen) >= 0 &&
+      (int32_t)(r->filled - rc->report_wanted_at.filled) >= 0) {
+    rc->report_wanted = false;
+    now = true;
+  }
+  if (memcmp(r, &rc->reported, sizeof *r) == 0) return;
+  ofi_endpoint_set_control(rc->base.endpoint, &rc->control, now ? OFI_CONTROL_NOW : OFI_CONTROL_LATER);
+}
+
+/* A sender that has closed takes no control message, and what it had sent is here. So one that cannot be sent is an
+ * error where a receive waits for more, now or later. */
+static void control_failed(struct ofi_recv_comm *rc, struct ofi_op *op, const struct ofi_completion *completion) {
+  rc->sender_unreachable = true;
+  if (atomic_load_explicit(&rc->base.outstanding, memory_order_relaxed)) (void)ofi_comm_fail_op(op, completion);
+}
+
+static void send_ack(struct ofi_recv_comm *rc) {
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_ACK);
+  frame.seq = rc->ngrants;
+  frame.report = rc->reported = rc->report;
+  ofi_comm_address(&rc->base, &rc->ack, 0, &frame, rc->ack_frame);
+  rc->ack.head_size = ofi_frame_encode(&frame, rc->ack_frame);
+  ofi_comm_prepare(&rc->base, &rc->ack, OFI_OP_ACK, 0);
+  int err = ofi_op_post(&rc->ack);
+  const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
+  if (rail_unlikely(err)) control_failed(rc, &rc->ack, &failed);
+}
+
+/* ---- both, from a poll -------------------------------------------------------------- */
+
+void ofi_control_send(struct ofi_control_link *link) {
+  struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, control);
+  if (rail_unlikely(ofi_comm_status(&rc->base) != RAIL_OK)) return;
+  if (rc->grants_due) ofi_grant_all(rc);
+  uint32_t gone = atomic_load_explicit(&rc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
+  if (gone || rc->sender_unreachable || memcmp(&rc->report, &rc->reported, sizeof rc->report) == 0) return;
+  if (rail_unlikely(rc->ack.state != OFI_OP_IDLE)) return; /* its completion asks again */
+  send_ack(rc);
+}
+
+void ofi_control_done(struct ofi_op *op, const struct ofi_completion *completion) {
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(op->comm);
+  if (rail_first_error(&rc->base.error) != RAIL_OK) return;
+  if (rail_unlikely(completion->err)) control_failed(rc, op, completion);
+  else if (op->kind == OFI_OP_ACK) ofi_ack_soon(rc);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Completion queues that are polled, completions and control messages handed to ofi_progress.c, reports sent. */
+ * Completion queues that are polled, completions and control messages handed to ofi_progress.c, GRANTs and ACKs
+ * that are due. */
 #include "common/base/log.h"
 #include "plugin/ofi/ofi_comm.h"
 
@@ -113,12 +114,12 @@ static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic
 }
 
 /* Those that are in the list now. */
-static void send_reports(struct ofi_endpoint *endpoint, struct ofi_report_list *list) {
-  const struct ofi_report_link *last = TAILQ_LAST(list, ofi_report_list);
-  for (struct ofi_report_link *link = TAILQ_FIRST(list), *next; link && last; link = next) {
+static void send_control(struct ofi_endpoint *endpoint, struct ofi_control_list *list) {
+  const struct ofi_control_link *last = TAILQ_LAST(list, ofi_control_list);
+  for (struct ofi_control_link *link = TAILQ_FIRST(list), *next; link && last; link = next) {
     next = link == last ? NULL : TAILQ_NEXT(link, link);
-    ofi_endpoint_report(endpoint, link, OFI_REPORT_NONE);
-    endpoint->ops->report(link);
+    ofi_endpoint_set_control(endpoint, link, OFI_CONTROL_NONE);
+    endpoint->ops->send_control(link);
   }
 }
 
@@ -126,12 +127,12 @@ bool ofi_poll(struct ofi_endpoint *endpoint) {
   bool any = false;
   endpoint->polls++;
   for (unsigned int i = 0; i < endpoint->nnics; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
-  if (rail_unlikely(!TAILQ_EMPTY(&endpoint->reports_now))) send_reports(endpoint, &endpoint->reports_now);
+  if (rail_unlikely(!TAILQ_EMPTY(&endpoint->control_now))) send_control(endpoint, &endpoint->control_now);
   return any;
 }
 
 bool ofi_poll_quietly(struct ofi_endpoint *endpoint) {
   bool any = ofi_poll(endpoint);
-  send_reports(endpoint, &endpoint->reports_later);
+  send_control(endpoint, &endpoint->control_later);
   return any;
 }

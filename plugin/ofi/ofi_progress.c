@@ -5,6 +5,7 @@
 #include "plugin/ofi/ofi_progress.h"
 
 #include "common/base/clock.h"
+#include "plugin/ofi/ofi_grant.h"
 
 #define GONE_MS 1000   /* after a peer's end: for what libfabric has yet to complete, or has of it */
 #define GONE_POLLS 256 /* and so many polls: a caller may stand still for longer */
@@ -17,7 +18,7 @@ static void on_completion(struct ofi_op *op, const struct ofi_completion *comple
   if (rail_likely(!atomic_load_explicit(&comm->stopped, memory_order_relaxed))) {
     switch (op->kind) {
       case OFI_OP_GRANT:
-      case OFI_OP_ACK:
+      case OFI_OP_ACK: ofi_control_done(op, completion); break;
       case OFI_OP_TRECV: ofi_recv_done(op, completion); break;
       case OFI_OP_TSEND:
       case OFI_OP_EAGER:
@@ -70,8 +71,8 @@ static void shut(struct ofi_comm *comm, const char *why) {
 }
 
 const struct ofi_endpoint_ops ofi_progress_ops = {
-  .completed = on_completion, .frame = frame_in, .malformed = malformed, .report = ofi_recv_report, .unbind = unbind,
-  .shut = shut};
+  .completed = on_completion, .frame = frame_in, .malformed = malformed, .send_control = ofi_control_send,
+  .unbind = unbind, .shut = shut};
 
 /* ---- test ----------------------------------------------------------------------------- */
 

@@ -9,9 +9,6 @@
 
 #include "plugin/ofi/ofi_comm.h"
 
-#define OFI_PEER_FAULTS \
-  (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST | RAIL_OOB_PEER_SILENT | RAIL_OOB_HOST_SILENT)
-
 extern const struct ofi_endpoint_ops ofi_progress_ops;
 
 rail_result_t ofi_test(void *request, int *done, int *sizes);
@@ -31,7 +28,6 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
                         void **phandles, void **request);
 void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
 void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion);
-void ofi_recv_report(struct ofi_report_link *link);
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes);
 
 /* ---- ofi_flush.c ----------------------------------------------------------- */

@@ -12,8 +12,7 @@
  * sides agree which buffer an EAGER is for: the oldest of its tag that is not filled, and that its sender did not know
  * of, for what it knows of goes to the buffers that it names.
  *
- * The sender learns what has arrived, and which places are free again, from each GRANT, or from an ACK: when half of
- * the places are, when it asks, and when no caller polls this side any more.
+ * The sender learns what has arrived, and which places are free again, from each GRANT, or from an ACK (ofi_grant.c).
  */
 #include <limits.h>
 #include <string.h>
@@ -33,47 +32,11 @@ static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
   if (--recv->pending == 0) ofi_request_end(&recv->base);
 }
 
-/* ---- reports ---------------------------------------------------------------- */
-
-/* Something has arrived, or the sender has asked. Is the report worth a message of its own? */
-static void update_report(struct ofi_recv_comm *rc) {
-  const struct ofi_report *r = &rc->report;
-  uint32_t freed = r->freed - rc->reported.freed, credit_left = rc->base.eager - (r->seen - r->freed);
-  bool due = freed && freed >= credit_left / 2; /* half of what the sender can have */
-  if (rail_unlikely(rc->report_wanted) && (int32_t)(r->seen - rc->report_wanted_at.seen) >= 0 &&
-      (int32_t)(r->filled - rc->report_wanted_at.filled) >= 0) {
-    rc->report_wanted = false;
-    due = true;
-  }
-  if (memcmp(r, &rc->reported, sizeof *r) == 0) return;
-  ofi_endpoint_report(rc->base.endpoint, &rc->report_link, due ? OFI_REPORT_NOW : OFI_REPORT_LATER);
-}
-
-/* A sender that has closed takes no control message, and what it had sent is here. So one that cannot be sent is an
- * error where a receive waits for more, now or later. */
-static void control_failed(struct ofi_recv_comm *rc, struct ofi_op *op, const struct ofi_completion *completion) {
-  rc->sender_unreachable = true;
-  if (atomic_load_explicit(&rc->base.outstanding, memory_order_relaxed)) (void)ofi_comm_fail_op(op, completion);
-}
-
-static void send_ack(struct ofi_recv_comm *rc) {
-  struct ofi_frame frame;
-  ofi_frame_begin(&frame, OFI_FRAME_ACK);
-  frame.seq = rc->ngrants;
-  frame.report = rc->reported = rc->report;
-  ofi_comm_address(&rc->base, &rc->ack, 0, &frame, rc->ack_frame);
-  rc->ack.head_size = ofi_frame_encode(&frame, rc->ack_frame);
-  ofi_comm_prepare(&rc->base, &rc->ack, OFI_OP_ACK, 0);
-  int err = ofi_op_post(&rc->ack);
-  const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
-  if (rail_unlikely(err)) control_failed(rc, &rc->ack, &failed);
-}
-
 /* A message has come by other means than an EAGER. */
 static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
   rc->report.filled++;
   complete_buffer(b, size);
-  update_report(rc);
+  ofi_ack_soon(rc);
 }
 
 /* ---- errors --------------------------------------------------------------------- */
@@ -198,7 +161,7 @@ static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame
     good = take_eager(rc, place->tag, place->count, payload_at(rc, rc->report.seen), place->size);
   if (rail_unlikely(!good)) return;
   free_places(rc);
-  update_report(rc);
+  ofi_ack_soon(rc);
 }
 
 /* Messages that came before their receive, the oldest of each tag first. False: the comm has failed. */
@@ -213,7 +176,7 @@ static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
       break;
     }
   free_places(rc);
-  update_report(rc);
+  ofi_ack_soon(rc);
   return true;
 }
 
@@ -236,17 +199,6 @@ static void choose_kind(const struct ofi_comm *comm, struct ofi_recv_buffer *b) 
   else if (comm->device->rails[0]->protocol == OFI_PROTOCOL_RMA) b->kind = OFI_BUFFER_RMA;
   else b->kind = OFI_BUFFER_TAGGED;
   b->takes_data = host && b->kind != OFI_BUFFER_TAGGED;
-}
-
-/* What the endpoint calls for comms that have something to send: GRANTs that were held, reports. */
-void ofi_recv_report(struct ofi_report_link *link) {
-  struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, report_link);
-  if (rail_unlikely(ofi_comm_status(&rc->base) != RAIL_OK)) return;
-  if (rc->grants_due) ofi_grant_all(rc);
-  uint32_t gone = atomic_load_explicit(&rc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
-  if (gone || rc->sender_unreachable || memcmp(&rc->report, &rc->reported, sizeof rc->report) == 0) return;
-  if (rail_unlikely(rc->ack.state != OFI_OP_IDLE)) return; /* its completion asks again */
-  send_ack(rc);
 }
 
 RAIL_COLD static rail_result_t fail_unreachable(struct ofi_comm *comm) {
@@ -354,7 +306,7 @@ static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) 
   rc->report_wanted = rc->grant_wanted = true;
   rc->report_wanted_at = (struct ofi_report){.seen = frame->seq, .filled = frame->count};
   ofi_grant_all(rc);
-  update_report(rc);
+  ofi_ack_soon(rc);
 }
 
 void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
@@ -372,8 +324,11 @@ void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, con
   }
 }
 
-static void trecv_done(struct ofi_recv_comm *rc, struct ofi_op *op, const struct ofi_completion *completion) {
+/* A tagged receive has ended. */
+void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(op->comm);
   struct ofi_recv_buffer *b = rail_container_of(op, struct ofi_recv_buffer, op);
+  if (rail_first_error(&rc->base.error) != RAIL_OK) return;
   if (rail_unlikely(b->cancelled)) {
     if (completion->err == FI_ECANCELED) complete_buffer(b, b->arrived);
     else if (completion->err) (void)ofi_comm_fail_op(op, completion);
@@ -389,15 +344,6 @@ static void trecv_done(struct ofi_recv_comm *rc, struct ofi_op *op, const struct
   } else {
     (void)ofi_comm_fail_op(op, completion);
   }
-}
-
-/* GRANT, ACK or a tagged receive. */
-void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
-  struct ofi_recv_comm *rc = ofi_recv_comm_of(op->comm);
-  if (rail_first_error(&rc->base.error) != RAIL_OK) return;
-  if (op->kind == OFI_OP_TRECV) trecv_done(rc, op, completion);
-  else if (rail_unlikely(completion->err)) control_failed(rc, op, completion);
-  else if (op->kind == OFI_OP_ACK) update_report(rc);
 }
 
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes) {
