@@ -33,7 +33,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
   uint32_t buffer = sends ? SEND_BUFFER : RECV_BUFFER;
   comm->magic = sends ? SK_SEND_MAGIC : SK_RECV_MAGIC;
   comm->side = args->side;
-  comm->sk_progress = sk_progress;
+  comm->progress = sk_progress;
   comm->device_name = args->device->name;
   comm->peer = args->peers[0];
   comm->features = args->features;

@@ -100,7 +100,7 @@ struct sk_comm {
   struct sk_poll_ctx *poll;  /* of the engine; NULL: the caller's calls move it */
   _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
   uint32_t idle_polls;       /* with an engine: the caller's tests in a row that found nothing done */
-  rail_result_t (*sk_progress)(struct sk_comm *comm); /* that function: isend calls it from below, else from nowhere */
+  rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend: calls go downwards only (above) */
 
   /* The owner's. */
   uint32_t not_established; /* sender: streams that never were; nothing is written before it is 0 */

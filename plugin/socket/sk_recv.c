@@ -178,7 +178,93 @@ static bool add_chunk(struct sk_recv_comm *rc, struct sk_target *target, uint64_
   return false;
 }
 
-/* ---- frames MSG and DATA -------------------------------------------------------- */
+/* ---- irecv ----------------------------------------------------------------------- */
+
+/* The first whose bytes cannot be used; n: none. */
+static int first_bad_buffer(const struct sk_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
+  for (int i = 0; i < n; i++)
+    if (!sk_buffer_is_good(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i])) return i;
+  return n;
+}
+
+static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
+                                void **mhandles) {
+  struct sk_request *r = sk_request_get(&rc->pool, SK_REQ_RECV);
+  if (!r) return NULL;
+  struct sk_recv *recv = rail_container_of(r, struct sk_recv, base);
+  recv->n = (uint32_t)n;
+  atomic_store_explicit(&r->completion, (uint32_t)n, memory_order_relaxed);
+  for (int i = 0; i < n; i++) {
+    recv->buffers[i] = (struct sk_recv_buffer){.target.data = data[i],
+                                               .node.tag = (uint32_t)tags[i],
+                                               .recv = recv,
+                                               .capacity = sizes[i],
+                                               .mr = mhandles ? mhandles[i] : NULL};
+    sk_mr_hold(recv->buffers[i].mr);
+  }
+  return recv;
+}
+
+/* Takes the message that came before this buffer, else posts the buffer. */
+static rail_result_t post_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
+  struct sk_bounce *bounce = sk_unexpected_take(&rc->unexpected, buffer->node.tag);
+  if (!bounce) {
+    sk_match_put(&rc->posted, &buffer->node);
+    sk_grant_add(rc, buffer);
+    return RAIL_OK;
+  }
+  RAIL_TRY(claim(rc, buffer, bounce->target.seq, bounce->target.size));
+  if (bounce->target.received < bounce->target.size)
+    bounce->buffer = buffer;
+  else
+    copy_bounce(rc, bounce, buffer);
+  return RAIL_OK;
+}
+
+static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv) {
+  uint32_t n = recv->n; /* the last buffer that is filled makes it the caller's */
+  for (uint32_t i = 0; i < n; i++) RAIL_TRY(post_buffer(rc, &recv->buffers[i]));
+  return RAIL_OK;
+}
+
+void sk_recv_start_submitted(struct sk_recv_comm *rc) {
+  struct sk_request *r;
+  while ((r = sk_comm_submitted(&rc->base)))
+    if (start_recv(rc, rail_container_of(r, struct sk_recv, base)) != RAIL_OK) return;
+}
+
+rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
+                       void **phandles, void **request) {
+  /* RAIL_NET_OPTIONAL_RECV in *request allows what TCP cannot use: completing before the bytes are in place. */
+  *request = NULL;
+  struct sk_comm *comm = sk_comm_of(recv_comm, SK_RECV_MAGIC, "irecv");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (rail_unlikely(!rail_net_recv_args_ok(n, SK_MAX_GROUP, data, sizes, tags)))
+    return rail_net_refuse_recv_args("RailSocket", n, SK_MAX_GROUP, data, sizes, tags);
+  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
+  if (rail_unlikely(bad < n))
+    return sk_refuse_buffer("irecv", comm, mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
+  struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
+  if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
+  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);
+  struct sk_recv *recv = new_recv(rc, n, data, sizes, tags, mhandles);
+  if (!recv) return RAIL_OK;
+  *request = recv;
+  if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&recv->base, phandles);
+  if (!sk_comm_try_own(comm)) {
+    sk_comm_submit(comm, &recv->base);
+    return RAIL_OK;
+  }
+  sk_recv_start_submitted(rc);
+  if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_after_irecv(rc); /* a failure is for test to report */
+  const bool waits = rc->unread == SK_UNREAD_MESSAGE; /* now it has its buffer, and no event tells of it any more */
+  comm->more |= waits;
+  atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended || waits, memory_order_relaxed);
+  sk_comm_disown(comm);
+  return RAIL_OK;
+}
+
+/* ---- frames MSG and DATA, from sk_progress --------------------------------------- */
 
 RAIL_COLD static rail_result_t bad_frame(struct sk_recv_comm *rc, const struct sk_frame *frame, const char *why) {
   return sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
@@ -307,91 +393,7 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
   if (!target->in_chunks) expect_chunks(rc, target); /* its one frame will come as a chunk */
 }
 
-/* ---- irecv and its completion ------------------------------------------------------ */
-
-/* The first whose bytes cannot be used; n: none. */
-static int first_bad_buffer(const struct sk_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
-  for (int i = 0; i < n; i++)
-    if (!sk_buffer_is_good(comm, mhandles ? mhandles[i] : NULL, data[i], sizes[i])) return i;
-  return n;
-}
-
-static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
-                                void **mhandles) {
-  struct sk_request *r = sk_request_get(&rc->pool, SK_REQ_RECV);
-  if (!r) return NULL;
-  struct sk_recv *recv = rail_container_of(r, struct sk_recv, base);
-  recv->n = (uint32_t)n;
-  atomic_store_explicit(&r->completion, (uint32_t)n, memory_order_relaxed);
-  for (int i = 0; i < n; i++) {
-    recv->buffers[i] = (struct sk_recv_buffer){.target.data = data[i],
-                                               .node.tag = (uint32_t)tags[i],
-                                               .recv = recv,
-                                               .capacity = sizes[i],
-                                               .mr = mhandles ? mhandles[i] : NULL};
-    sk_mr_hold(recv->buffers[i].mr);
-  }
-  return recv;
-}
-
-/* Takes the message that came before this buffer, else posts the buffer. */
-static rail_result_t post_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
-  struct sk_bounce *bounce = sk_unexpected_take(&rc->unexpected, buffer->node.tag);
-  if (!bounce) {
-    sk_match_put(&rc->posted, &buffer->node);
-    sk_grant_add(rc, buffer);
-    return RAIL_OK;
-  }
-  RAIL_TRY(claim(rc, buffer, bounce->target.seq, bounce->target.size));
-  if (bounce->target.received < bounce->target.size)
-    bounce->buffer = buffer;
-  else
-    copy_bounce(rc, bounce, buffer);
-  return RAIL_OK;
-}
-
-static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv) {
-  uint32_t n = recv->n; /* the last buffer that is filled makes it the caller's */
-  for (uint32_t i = 0; i < n; i++) RAIL_TRY(post_buffer(rc, &recv->buffers[i]));
-  return RAIL_OK;
-}
-
-void sk_recv_start_submitted(struct sk_recv_comm *rc) {
-  struct sk_request *r;
-  while ((r = sk_comm_submitted(&rc->base)))
-    if (start_recv(rc, rail_container_of(r, struct sk_recv, base)) != RAIL_OK) return;
-}
-
-rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
-                       void **phandles, void **request) {
-  /* RAIL_NET_OPTIONAL_RECV in *request allows what TCP cannot use: completing before the bytes are in place. */
-  *request = NULL;
-  struct sk_comm *comm = sk_comm_of(recv_comm, SK_RECV_MAGIC, "irecv");
-  if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!rail_net_recv_args_ok(n, SK_MAX_GROUP, data, sizes, tags)))
-    return rail_net_refuse_recv_args("RailSocket", n, SK_MAX_GROUP, data, sizes, tags);
-  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
-  if (rail_unlikely(bad < n))
-    return sk_refuse_buffer("irecv", comm, mhandles ? mhandles[bad] : NULL, data[bad], sizes[bad]);
-  struct sk_recv_comm *rc = rail_container_of(comm, struct sk_recv_comm, base);
-  if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
-  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);
-  struct sk_recv *recv = new_recv(rc, n, data, sizes, tags, mhandles);
-  if (!recv) return RAIL_OK;
-  *request = recv;
-  if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&recv->base, phandles);
-  if (!sk_comm_try_own(comm)) {
-    sk_comm_submit(comm, &recv->base);
-    return RAIL_OK;
-  }
-  sk_recv_start_submitted(rc);
-  if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_after_irecv(rc); /* a failure is for test to report */
-  const bool waits = rc->unread == SK_UNREAD_MESSAGE; /* now it has its buffer, and no event tells of it any more */
-  comm->more |= waits;
-  atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended || waits, memory_order_relaxed);
-  sk_comm_disown(comm);
-  return RAIL_OK;
-}
+/* ---- the end: test has found the request done ------------------------------------- */
 
 void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
   for (uint32_t i = 0; i < recv->n; i++) {
