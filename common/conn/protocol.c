@@ -94,6 +94,7 @@ bool rail_handle_decode(const struct rail_protocol *protocol, const void *bytes,
   memcpy(handle->payload, at, protocol->handle_payload);
   for (at += protocol->handle_payload; at < end; at++)
     if (*at) *why = "it was changed on its way: bytes that are zero are not";
+  if (!*why && protocol->check_handle) *why = protocol->check_handle(handle);
   return *why == NULL;
 }
 

@@ -67,6 +67,8 @@ enum rail_reason {
 #define RAIL_OBJECT_MAGIC(tag, kind) \
   ((uint32_t)(tag)[0] << 24 | (uint32_t)(tag)[1] << 16 | (uint32_t)(tag)[2] << 8 | (uint32_t)(kind))
 
+struct rail_handle;
+
 /* One per plugin, static and constant. */
 struct rail_protocol {
   const char *plugin; /* "RailSocket": begins log lines and the labels of macs */
@@ -78,6 +80,8 @@ struct rail_protocol {
   size_t hello_payload;  /* at most RAIL_HELLO_PAYLOAD_MAX */
   size_t answer_payload; /* at most RAIL_ANSWER_PAYLOAD_MAX */
   size_t max_body;       /* of the largest message of the plugin's own types, at most RAIL_BODY_MAX */
+  /* What is wrong with a handle's param and payload; NULL: nothing. NULL function: the plugin uses neither. */
+  const char *(*check_handle)(const struct rail_handle *handle);
   /* Text of a reason for the log; NULL: the common one. NULL function: no reasons of its own. */
   const char *(*reason_text)(unsigned int reason);
 };
@@ -116,7 +120,7 @@ struct rail_handle {
 
 /* `bytes` (RAIL_HANDLE_SIZE) need no alignment. */
 void rail_handle_encode(const struct rail_protocol *protocol, const struct rail_handle *handle, void *bytes);
-/* False with *why a constant text that says what is wrong. param and payload are the plugin's to check. */
+/* False with *why a constant text that says what is wrong. */
 bool rail_handle_decode(const struct rail_protocol *protocol, const void *bytes, struct rail_handle *handle,
                         const char **why);
 void rail_handle_set_attempt(void *bytes, uint64_t attempt);

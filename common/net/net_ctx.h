@@ -13,6 +13,7 @@
 #include <sys/queue.h>
 
 #include "common/conn/attempts.h"
+#include "common/conn/protocol.h"
 #include "common/net/net_ops.h"
 
 /* A member of a plugin's listener: its entry in the context's list. */
@@ -39,10 +40,29 @@ void rail_net_ctx_free(struct rail_net_ctx *ctx, void (*drop)(void *attempt),
 
 /* NULL, after one line, if that is no context of ours. */
 struct rail_net_ctx *rail_net_ctx_of(const char *plugin, void *ctx, const char *call);
-/* The attempt that a handle names; NULL, after one line, if it is not under way. */
-void *rail_net_ctx_attempt(const char *plugin, struct rail_net_ctx *ctx, uint64_t number);
-
 void rail_net_ctx_add(struct rail_net_ctx *ctx, struct rail_net_ctx_link *link);
 void rail_net_ctx_remove(struct rail_net_ctx_link *link);
+
+/* ---- connect ------------------------------------------------------------------
+ *
+ * connect is called with the same handle until it is through. Between two calls its attempt, whatever the plugin needs,
+ * lives in its context's table, and the handle holds only its number. Each call: rail_net_connect_enter; in the first
+ * one the plugin makes its attempt and rail_net_connect_keep keeps it; in the last one rail_net_connect_leave.
+ */
+struct rail_net_connect {
+  const struct rail_protocol *protocol;
+  struct rail_net_ctx *ctx;
+  void *handle;                /* the caller's */
+  struct rail_handle listener; /* what it says */
+  void *attempt;               /* NULL: this is the first call */
+};
+
+/* RAIL_BAD_ARGUMENT, after one line: no context of ours, or a handle that cannot be used here. */
+rail_result_t rail_net_connect_enter(struct rail_net_connect *call, const struct rail_protocol *protocol, void *ctx,
+                                     void *handle);
+/* RAIL_SYSTEM_ERROR, after one line: out of memory; the attempt is still the plugin's. */
+rail_result_t rail_net_connect_keep(struct rail_net_connect *call, void *attempt);
+/* The attempt is the plugin's again, and the handle may connect again. */
+void rail_net_connect_leave(struct rail_net_connect *call);
 
 #endif

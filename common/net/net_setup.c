@@ -113,64 +113,42 @@ rail_result_t rail_net_setup_accept(const struct rail_net_setup_ops *ops, void *
 
 void rail_net_setup_drop_attempt(void *arg) {
   struct rail_net_attempt *a = arg;
-  a->ops->free(a->setup);
+  if (a->setup) a->ops->free(a->setup);
   free(a);
 }
 
-static rail_result_t add_attempt(const struct rail_net_setup_ops *ops, struct rail_net_ctx *ctx,
-                                 struct rail_setup *setup, struct rail_net_attempt **out) {
-  struct rail_net_attempt *a = calloc(1, sizeof *a);
-  if (a) {
-    *a = (struct rail_net_attempt){.ops = ops, .setup = setup};
-    if (rail_attempts_add(&ctx->attempts, a, &a->number) == RAIL_OK) {
-      *out = a;
-      return RAIL_OK;
-    }
-  }
-  free(a);
-  RAIL_WARN("%s: connect: out of memory", ops->protocol->plugin);
-  return RAIL_SYSTEM_ERROR;
-}
-
-static rail_result_t new_attempt(const struct rail_net_setup_ops *ops, struct rail_net_ctx *ctx, const void *device,
-                                 const char *name, const struct rail_handle *listener, int traffic_class,
-                                 struct rail_net_attempt **out) {
-  struct rail_setup *s;
+static rail_result_t new_attempt(const struct rail_net_setup_ops *ops, struct rail_net_connect *call,
+                                 const void *device, const char *name, int traffic_class) {
+  const struct rail_handle *listener = &call->listener;
   union rail_addr from;
   const char *interface = ops->oob_interface(&from);
   if (!rail_connector_agree_auth(ops->protocol, listener, name)) {
     ops->count(name, RAIL_LISTENER_REFUSED);
     return RAIL_BAD_USAGE;
   }
-  RAIL_TRY(ops->begin(ctx, device, &listener->addrs[0], listener, traffic_class, &s));
-  rail_result_t result = rail_setup_begin_dial(s, listener, interface, &from);
-  if (result == RAIL_OK) result = add_attempt(ops, ctx, s, out);
-  if (result != RAIL_OK) ops->free(s);
+  struct rail_net_attempt *a = calloc(1, sizeof *a);
+  if (!a) {
+    RAIL_WARN("%s: connect: out of memory", ops->protocol->plugin);
+    return RAIL_SYSTEM_ERROR;
+  }
+  a->ops = ops;
+  rail_result_t result = ops->begin(call->ctx, device, &listener->addrs[0], listener, traffic_class, &a->setup);
+  if (result == RAIL_OK) result = rail_setup_begin_dial(a->setup, listener, interface, &from);
+  if (result == RAIL_OK) result = rail_net_connect_keep(call, a);
+  if (result != RAIL_OK) rail_net_setup_drop_attempt(a);
   return result;
 }
 
-rail_result_t rail_net_setup_connect(const struct rail_net_setup_ops *ops, void *ctx_arg, const void *device,
-                                     const char *name, void *handle_bytes, int traffic_class, void **send_comm) {
-  const char *plugin = ops->protocol->plugin, *why = "it is NULL";
-  struct rail_handle handle;
-  struct rail_net_attempt *a;
-  struct rail_net_ctx *ctx = rail_net_ctx_of(plugin, ctx_arg, "connect");
-  if (!ctx) return RAIL_BAD_ARGUMENT;
-  if (!handle_bytes || !rail_handle_decode(ops->protocol, handle_bytes, &handle, &why)) {
-    RAIL_WARN("%s: connect: this handle cannot be used: %s", plugin, why);
-    return RAIL_BAD_ARGUMENT;
-  }
-  if (handle.attempt == 0) {
-    RAIL_TRY(new_attempt(ops, ctx, device, name, &handle, traffic_class, &a));
-    rail_handle_set_attempt(handle_bytes, a->number);
-  } else if (!(a = rail_net_ctx_attempt(plugin, ctx, handle.attempt))) {
-    return RAIL_BAD_ARGUMENT;
-  }
+rail_result_t rail_net_setup_connect(const struct rail_net_setup_ops *ops, void *ctx, const void *device,
+                                     const char *name, void *handle, int traffic_class, void **send_comm) {
+  struct rail_net_connect call;
+  RAIL_TRY(rail_net_connect_enter(&call, ops->protocol, ctx, handle));
+  if (!call.attempt) RAIL_TRY(new_attempt(ops, &call, device, name, traffic_class));
+  struct rail_net_attempt *a = call.attempt;
   rail_result_t result = rail_setup_run(a->setup, rail_now_ns() + CONNECT_NS);
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
   if (result == RAIL_OK) result = ops->take(a->setup, send_comm);
-  rail_attempts_remove(&ctx->attempts, a->number);
+  rail_net_connect_leave(&call);
   rail_net_setup_drop_attempt(a);
-  rail_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
   return result;
 }

@@ -3,9 +3,9 @@
  * listen, accept, closeListen and connect of a plugin whose handshake is a table of steps (common/conn/setup.h). The
  * plugin's functions look up the device and call these.
  *
- * connect is called with the same handle until it is through: between two calls the attempt lives in its context's
- * table, and the handle holds only its number. accept polls the listener once, then runs the steps of the connections
- * whose HELLO it has taken, within a bound of time; the first that is ready is the peer of this call.
+ * connect runs the steps of its attempt (net_ctx.h) within a bound of time. accept polls the listener once, then runs
+ * the steps of the connections whose HELLO it has taken, within a bound of time; the first that is ready is the peer of
+ * this call.
  *
  * A listener is used by one thread at a time, and so is an attempt. What accept or connect returns as an error is one
  * that any peer would meet.
@@ -53,7 +53,6 @@ struct rail_net_listen {
 struct rail_net_attempt {
   const struct rail_net_setup_ops *ops;
   struct rail_setup *setup;
-  uint64_t number;
 };
 
 /* `device`: as device_at of the plugin gave it; `name`: its name, kept. */

@@ -189,11 +189,7 @@ static rail_result_t begin(struct rail_net_ctx *ctx, const void *device_arg, con
                            const struct rail_handle *listener, int traffic_class, struct rail_setup **out) {
   const struct ib_device *device = device_arg;
   struct ib_hints hints = {.n = 0};
-  const char *why = listener ? ib_hints_decode(listener, &hints) : NULL;
-  if (why) {
-    RAIL_WARN("RailIB: connect: this handle cannot be used: %s", why);
-    return RAIL_BAD_ARGUMENT;
-  }
+  if (listener) ib_hints_decode(listener, &hints);
   struct ib_setup *s = calloc(1, sizeof *s);
   if (!s) {
     RAIL_WARN("RailIB: %s: out of memory", listener ? "connect" : "accept");

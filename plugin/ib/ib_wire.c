@@ -27,6 +27,14 @@ static const char *reason_text(unsigned int reason) {
   }
 }
 
+static const char *check_handle(const struct rail_handle *handle) {
+  static const uint8_t zeros[IB_HANDLE_GIDS][16];
+  if (handle->param > IB_HANDLE_GIDS) return "it has more than 4 GIDs";
+  if (memcmp(handle->payload + handle->param * 16, zeros, (IB_HANDLE_GIDS - handle->param) * 16u) != 0)
+    return "it was changed on its way: bytes that are zero are not";
+  return NULL;
+}
+
 const struct rail_protocol ib_protocol = {
   .plugin = "RailIB",
   .tag = IB_TAG,
@@ -35,6 +43,7 @@ const struct rail_protocol ib_protocol = {
   .handle_payload = IB_HANDLE_GIDS * 16,
   .answer_payload = sizeof(struct ib_refused_plan_wire),
   .max_body = sizeof(struct ib_qps_wire),
+  .check_handle = check_handle,
   .reason_text = reason_text,
 };
 
@@ -48,15 +57,9 @@ void ib_hints_encode(const struct ib_hints *hints, struct rail_handle *handle) {
   memcpy(handle->payload, hints->gids, hints->n * sizeof hints->gids[0]);
 }
 
-const char *ib_hints_decode(const struct rail_handle *handle, struct ib_hints *hints) {
-  static const uint8_t zeros[IB_HANDLE_GIDS][16];
-  hints->n = 0;
-  if (handle->param > IB_HANDLE_GIDS) return "it has more than 4 GIDs";
-  if (memcmp(handle->payload + handle->param * 16, zeros, (IB_HANDLE_GIDS - handle->param) * 16u) != 0)
-    return "it was changed on its way: bytes that are zero are not";
+void ib_hints_decode(const struct rail_handle *handle, struct ib_hints *hints) {
   hints->n = handle->param;
   memcpy(hints->gids, handle->payload, sizeof hints->gids);
-  return NULL;
 }
 
 /* Text that may be printed: no more than this, and a NUL at its end. */

@@ -41,8 +41,8 @@ struct ib_hints {
   uint8_t gids[IB_HANDLE_GIDS][16];
 };
 void ib_hints_encode(const struct ib_hints *hints, struct rail_handle *handle);
-/* NULL, or a constant text that says what is wrong. */
-const char *ib_hints_decode(const struct rail_handle *handle, struct ib_hints *hints);
+/* Of a handle that rail_handle_decode accepted. */
+void ib_hints_decode(const struct rail_handle *handle, struct ib_hints *hints);
 
 /* ---- the answer's payload, with IB_REASON_PLAN ---------------------------- */
 

@@ -5,9 +5,6 @@
  * the last HELLO is written and does not wait for the acceptor: its answer is
  * read by the data path. So two ranks may both finish connect before either
  * calls accept.
- *
- * Between two calls the attempt lives in its context's table; the handle holds
- * only its number.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -28,7 +25,6 @@
 
 struct sk_connect {
   struct rail_net_ctx *ctx;
-  uint64_t number;
   const struct sk_device *device;
   struct rail_handle listener;
   struct sk_limits limits;
@@ -84,8 +80,8 @@ static rail_result_t prepare_hellos(struct sk_connect *a) {
   return RAIL_OK;
 }
 
-static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct sk_device *device,
-                                 const struct rail_handle *listener, int traffic_class, struct sk_connect **out) {
+static rail_result_t attempt_new(struct rail_net_connect *call, const struct sk_device *device, int traffic_class) {
+  const struct rail_handle *listener = &call->listener;
   /* Where one side encrypts and the other does not, the acceptor refuses: then both have a line that says so. */
   bool will_refuse = sk_handle_tls(listener) != (sk_params.tls != SK_TLS_OFF);
   if (!will_refuse && !rail_connector_agree_auth(&sk_protocol, listener, device->name)) {
@@ -93,26 +89,21 @@ static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct sk_devic
     return RAIL_BAD_USAGE;
   }
   struct sk_connect *a = calloc(1, sizeof *a);
-  if (!a) goto no_memory;
-  a->ctx = ctx;
+  if (!a) {
+    RAIL_WARN("RailSocket: connect: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
+  a->ctx = call->ctx;
   a->device = device;
   a->listener = *listener;
   rail_waited_begin(&a->waited);
-  prepare_dials(a, traffic_class);
+  prepare_dials(a, sk_traffic_class(traffic_class, call->ctx->traffic_class));
   choose_limits(a);
-  if (prepare_hellos(a) != RAIL_OK) {
-    RAIL_WARN("RailSocket: connect: no random bytes or no HMAC: %s", strerror(errno));
-    free(a);
-    return RAIL_SYSTEM_ERROR;
-  }
-  if (rail_attempts_add(&ctx->attempts, a, &a->number) != RAIL_OK) goto no_memory;
-  *out = a;
-  return RAIL_OK;
-
-no_memory:
-  free(a);
-  RAIL_WARN("RailSocket: connect: out of memory");
-  return RAIL_SYSTEM_ERROR;
+  rail_result_t result = prepare_hellos(a);
+  if (result != RAIL_OK) RAIL_WARN("RailSocket: connect: no random bytes or no HMAC: %s", strerror(errno));
+  else result = rail_net_connect_keep(call, a);
+  if (result != RAIL_OK) sk_connect_drop(a);
+  return result;
 }
 
 /* ---- the call --------------------------------------------------------- */
@@ -183,35 +174,20 @@ static rail_result_t hand_out(struct sk_connect *a, void **send_comm) {
   return create(&args, &here, send_comm);
 }
 
-rail_result_t sk_connect(void *ctx_arg, int dev, void *handle_bytes, int traffic_class, void **send_comm,
+rail_result_t sk_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle) {
   (void)dev_handle;
-  struct rail_handle handle;
-  const char *why;
-  struct sk_connect *a = NULL;
-  if (!handle_bytes || !send_comm) {
-    RAIL_WARN("RailSocket: connect: handle %p, sendComm %p; neither may be NULL", handle_bytes, (void *)send_comm);
-    return RAIL_BAD_ARGUMENT;
-  }
-  struct rail_net_ctx *ctx = rail_net_ctx_of("RailSocket", ctx_arg, "connect");
+  struct rail_net_connect call;
   const struct sk_device *device = sk_device_at(dev, "connect");
-  if (!ctx || !device) return RAIL_BAD_ARGUMENT;
-  if (!sk_handle_decode(handle_bytes, &handle, &why)) {
-    RAIL_WARN("RailSocket: connect: this handle cannot be used: %s", why);
-    return RAIL_BAD_ARGUMENT;
-  }
-  if (handle.attempt == 0) {
-    RAIL_TRY(attempt_new(ctx, device, &handle, sk_traffic_class(traffic_class, ctx->traffic_class), &a));
-    rail_handle_set_attempt(handle_bytes, a->number);
-  } else if (!(a = rail_net_ctx_attempt("RailSocket", ctx, handle.attempt))) {
-    return RAIL_BAD_ARGUMENT;
-  }
+  if (!device) return RAIL_BAD_ARGUMENT;
+  RAIL_TRY(rail_net_connect_enter(&call, &sk_protocol, ctx, handle));
+  if (!call.attempt) RAIL_TRY(attempt_new(&call, device, traffic_class));
+  struct sk_connect *a = call.attempt;
   rail_result_t result = run_dials(a);
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
   if (result == RAIL_OK) result = hand_out(a, send_comm);
-  rail_attempts_remove(&ctx->attempts, a->number);
+  rail_net_connect_leave(&call);
   sk_connect_drop(a);
-  rail_handle_set_attempt(handle_bytes, 0); /* the handle may connect again */
   rail_linger_reap();
   return result;
 }

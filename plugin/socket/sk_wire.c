@@ -22,6 +22,11 @@ static const char *reason_text(unsigned int reason) {
   }
 }
 
+static const char *check_handle(const struct rail_handle *handle) {
+  unsigned int streams = sk_handle_streams(handle);
+  return streams >= 1 && streams <= SK_MAX_STREAMS ? NULL : "its stream count is not 1..16";
+}
+
 const struct rail_protocol sk_protocol = {
   .plugin = "RailSocket",
   .tag = SK_TAG,
@@ -29,17 +34,11 @@ const struct rail_protocol sk_protocol = {
   .key = &key,
   .hello_payload = sizeof(struct sk_limits_wire),
   .answer_payload = sizeof(uint32_t),
+  .check_handle = check_handle,
   .reason_text = reason_text,
 };
 
 bool sk_protocol_load(void) { return rail_key_load(&key, sk_params.auth_file); }
-
-bool sk_handle_decode(const void *bytes, struct rail_handle *handle, const char **why) {
-  if (!rail_handle_decode(&sk_protocol, bytes, handle, why)) return false;
-  unsigned int streams = sk_handle_streams(handle);
-  if (streams < 1 || streams > SK_MAX_STREAMS) *why = "its stream count is not 1..16";
-  return *why == NULL;
-}
 
 /* ---- HELLO ---------------------------------------------------------------- */
 

@@ -54,9 +54,7 @@ static inline bool sk_reason_is_passing(unsigned int reason) {
          reason == SK_REASON_DUPLICATE;
 }
 
-/* The handle's `param`: streams that the listener wants per rail, 1..SK_MAX_STREAMS, and whether it encrypts. As
- * rail_handle_decode. */
-bool sk_handle_decode(const void *bytes, struct rail_handle *handle, const char **why);
+/* The handle's `param`: streams that the listener wants per rail, 1..SK_MAX_STREAMS, and whether it encrypts. */
 #define SK_HANDLE_TLS 0x80u
 static inline unsigned int sk_handle_streams(const struct rail_handle *handle) {
   return handle->param & ~SK_HANDLE_TLS;

@@ -172,60 +172,43 @@ void tpl_connect_drop(void *attempt) {
   free(attempt);
 }
 
-static rail_result_t attempt_new(struct rail_net_ctx *ctx, const struct tpl_device *device,
-                                 const struct rail_handle *listener, int traffic_class, struct tpl_attempt **out) {
+static rail_result_t attempt_new(struct rail_net_connect *call, const struct tpl_device *device, int traffic_class) {
+  const struct rail_handle *listener = &call->listener;
   const struct rail_dial_args args = {
     .plugin = TPL_NAME, .interface = device->name, .addr = &device->addr, .bind = RAIL_BIND_ADDR, .stream = -1,
-    .traffic_class = rail_traffic_class(TPL_NAME, -1, traffic_class, ctx->traffic_class),
+    .traffic_class = rail_traffic_class(TPL_NAME, -1, traffic_class, call->ctx->traffic_class),
     .set_options = rail_sockopt_traffic_class};
   if (!rail_connector_agree_auth(&protocol, listener, device->name)) return RAIL_BAD_USAGE;
   struct tpl_attempt *a = calloc(1, sizeof *a);
-  if (!a) goto no_memory;
+  if (!a) {
+    RAIL_WARN(TPL_NAME ": connect: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
   rail_handshake_init(&a->handshake);
   rail_result_t result = rail_connector_init(&a->connector, &protocol, listener, &args, NULL, &limits,
                                              device->name, &a->handshake);
-  if (result != RAIL_OK) {
-    RAIL_WARN(TPL_NAME ": connect over %s: %s", device->name, a->connector.why);
-    tpl_connect_drop(a);
-    return result;
-  }
-  if (rail_attempts_add(&ctx->attempts, a, &a->number) != RAIL_OK) goto no_memory;
-  *out = a;
-  return RAIL_OK;
-
-no_memory:
-  free(a);
-  RAIL_WARN(TPL_NAME ": connect: out of memory");
-  return RAIL_SYSTEM_ERROR;
+  if (result != RAIL_OK) RAIL_WARN(TPL_NAME ": connect over %s: %s", device->name, a->connector.why);
+  else result = rail_net_connect_keep(call, a);
+  if (result != RAIL_OK) tpl_connect_drop(a);
+  return result;
 }
 
-rail_result_t tpl_connect(void *ctx_arg, int dev, void *handle, int traffic_class, void **send_comm,
+rail_result_t tpl_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                           struct rail_net_device_handle **dev_handle) {
   (void)dev_handle;
-  struct tpl_attempt *a = NULL;
-  struct rail_handle listener;
-  const char *why;
-  struct rail_net_ctx *ctx = rail_net_ctx_of(TPL_NAME, ctx_arg, "connect");
+  struct rail_net_connect call;
   const struct tpl_device *device = tpl_device_at(dev, "connect");
-  if (!ctx || !device) return RAIL_BAD_ARGUMENT;
-  if (!rail_handle_decode(&protocol, handle, &listener, &why)) {
-    RAIL_WARN(TPL_NAME ": connect: this handle cannot be used: %s", why);
-    return RAIL_BAD_ARGUMENT;
-  }
-  if (listener.attempt == 0) {
-    RAIL_TRY(attempt_new(ctx, device, &listener, traffic_class, &a));
-    rail_handle_set_attempt(handle, a->number);
-  } else if (!(a = rail_net_ctx_attempt(TPL_NAME, ctx, listener.attempt))) {
-    return RAIL_BAD_ARGUMENT;
-  }
+  if (!device) return RAIL_BAD_ARGUMENT;
+  RAIL_TRY(rail_net_connect_enter(&call, &protocol, ctx, handle));
+  if (!call.attempt) RAIL_TRY(attempt_new(&call, device, traffic_class));
+  struct tpl_attempt *a = call.attempt;
   rail_handshake_note_time(&a->handshake);
   rail_result_t result = rail_connector_dial(&a->connector);
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
-  rail_attempts_remove(&ctx->attempts, a->number);
-  rail_handle_set_attempt(handle, 0); /* the handle may connect again */
+  rail_net_connect_leave(&call);
   if (result != RAIL_OK) {
     char peer[RAIL_ADDR_TEXT];
-    RAIL_WARN(TPL_NAME ": connect to %s over %s: %s", rail_addr_text(&listener.addrs[0], peer), device->name,
+    RAIL_WARN(TPL_NAME ": connect to %s over %s: %s", rail_addr_text(&call.listener.addrs[0], peer), device->name,
               a->connector.why);
   } else {
     result = tpl_send_create(device, a, send_comm); /* a: the comm's from here on */

@@ -7,7 +7,6 @@
 #include "common/conn/connector.h"
 
 struct tpl_attempt {
-  uint64_t number; /* in its context's table; the handle holds it between two calls */
   struct rail_connector connector;
   struct rail_handshake handshake;
 };

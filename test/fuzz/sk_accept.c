@@ -164,7 +164,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
   sk_params.streams = 1 + fuzz_u8(&in) % 4;
   sk_params.handshake_ms = 10000;
   FUZZ_CHECK(ops->listen(ctx, 0, bytes, &bed.listener) == RAIL_OK);
-  FUZZ_CHECK(sk_handle_decode(bytes, &bed.handle, &why));
+  FUZZ_CHECK(rail_handle_decode(&sk_protocol, bytes, &bed.handle, &why));
   while (in.left) take_step(&in, &bed, &raw_secrets);
   for (int i = 0; i < 2 && bed.listener; i++) accept_one(&bed, raw_secrets);
   for (int i = 0; i < CONNS; i++) rail_sock_close(&bed.fds[i]);

@@ -13,7 +13,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
   const char *why = "";
   char text[RAIL_ADDR_TEXT];
   fuzz_fill(&in, bytes + 1, RAIL_HANDLE_SIZE); /* at an odd address */
-  bool good = sk_handle_decode(bytes + 1, &handle, &why);
+  bool good = rail_handle_decode(&sk_protocol, bytes + 1, &handle, &why);
   FUZZ_CHECK(good == (why == NULL) && (good || why[0]));
   if (!good) return;
   FUZZ_CHECK(sk_handle_streams(&handle) >= 1 && sk_handle_streams(&handle) <= SK_MAX_STREAMS);
@@ -26,7 +26,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
   rail_handle_encode(&sk_protocol, &handle, again);
   FUZZ_CHECK(memcmp(again, bytes + 1, sizeof again) == 0);
   rail_handle_set_attempt(bytes + 1, ~handle.attempt);
-  FUZZ_CHECK(sk_handle_decode(bytes + 1, &handle, &why));
+  FUZZ_CHECK(rail_handle_decode(&sk_protocol, bytes + 1, &handle, &why));
 }
 
 static void seed(const char *name, unsigned int naddrs, unsigned int streams, bool auth) {

@@ -163,11 +163,9 @@ __attribute__((unused)) static struct rail_accepting *hs_accepting(const struct 
 
 /* What connect has under way; NULL: nothing. */
 __attribute__((unused)) static struct rail_setup *hs_attempt(const struct hs *h) {
-  struct rail_handle handle;
-  struct ib_hints hints;
-  const char *why;
-  ENSURE(ib_handle_decode(h->handle, &handle, &hints, &why), "%s", why);
-  struct rail_net_attempt *attempt = handle.attempt ? rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt) : NULL;
+  struct rail_net_connect call;
+  ENSURE_INT(rail_net_connect_enter(&call, &ib_protocol, h->ctx, (void *)(uintptr_t)h->handle), RAIL_OK);
+  const struct rail_net_attempt *attempt = call.attempt;
   return attempt ? attempt->setup : NULL;
 }
 

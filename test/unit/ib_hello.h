@@ -16,9 +16,9 @@ _Static_assert(sizeof(struct ib_hello_bytes) == 96, "no holes");
 /* A handle as bytes, and the hints in it. False: *why says what is wrong. */
 __attribute__((unused)) static bool ib_handle_decode(const void *bytes, struct rail_handle *handle,
                                                      struct ib_hints *hints, const char **why) {
-  hints->n = 0;
-  if (rail_handle_decode(&ib_protocol, bytes, handle, why)) *why = ib_hints_decode(handle, hints);
-  return !*why;
+  if (!rail_handle_decode(&ib_protocol, bytes, handle, why)) return false;
+  ib_hints_decode(handle, hints);
+  return true;
 }
 
 /* Without a key not signed; with one, it is. `comm_id`: NULL: random. */

@@ -92,7 +92,7 @@ static void hs_begin(struct hs *h) {
 static void hs_listen(struct hs *h, int dev) {
   const char *why;
   ENSURE_INT(sk_listen(h->ctx, dev, h->handle, (void **)&h->listen), RAIL_OK);
-  ENSURE(sk_handle_decode(h->handle, &h->decoded, &why), "%s", why);
+  ENSURE(rail_handle_decode(&sk_protocol, h->handle, &h->decoded, &why), "%s", why);
 }
 
 static bool hs_connect_step(struct hs *h, int dev) {

@@ -204,13 +204,10 @@ TEST(whatever_fails_of_verbs) {
 /* ---- ends ------------------------------------------------------------------------------------------ */
 
 static void drop_connector(struct hs *h) {
-  struct rail_handle handle;
-  struct ib_hints hints;
-  const char *why;
-  CHECK(ib_handle_decode(h->handle, &handle, &hints, &why));
-  void *attempt = rail_net_ctx_attempt("RailIB", h->ctx, handle.attempt);
-  rail_attempts_remove(&h->ctx->attempts, handle.attempt);
-  rail_net_setup_drop_attempt(attempt);
+  struct rail_net_connect call;
+  CHECK_OK(rail_net_connect_enter(&call, &ib_protocol, h->ctx, h->handle));
+  rail_net_connect_leave(&call);
+  rail_net_setup_drop_attempt(call.attempt);
 }
 
 /* Until accept has accepted or dropped the peers that have said HELLO to it. */

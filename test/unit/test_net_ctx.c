@@ -7,6 +7,8 @@
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
 
+static struct rail_key key = {.plugin = "RailTest", .param = "RAIL_TEST_AUTH_FILE"};
+static const struct rail_protocol protocol = {.plugin = "RailTest", .tag = "RTT", .version = 1, .key = &key};
 static const struct rail_net_init init = {.traffic_class = 3};
 static struct rail_net_ctx_link listeners[3];
 static int closed[3], dropped;
@@ -49,17 +51,48 @@ TEST(listeners_in_any_order) {
   }
 }
 
-TEST(attempts_are_dropped) {
+/* As in a plugin's connect: a call, with the handle that the call before has left. */
+TEST(attempts) {
   struct rail_net_ctx *ctx = begin();
+  struct rail_net_connect call;
   int one = 1, ten = 10;
-  uint64_t first, second;
-  CHECK_OK(rail_attempts_add(&ctx->attempts, &one, &first));
-  CHECK_OK(rail_attempts_add(&ctx->attempts, &ten, &second));
-  CHECK(rail_net_ctx_attempt("RailTest", ctx, first) == &one);
-  rail_attempts_remove(&ctx->attempts, first);
-  CHECK(!rail_net_ctx_attempt("RailTest", ctx, first) && log_said("RailTest: connect: this handle names attempt"));
+  uint8_t first[RAIL_HANDLE_SIZE], second[RAIL_HANDLE_SIZE], old[RAIL_HANDLE_SIZE];
+  struct rail_handle listener = {.naddrs = 1};
+  CHECK_OK(rail_addr_parse("127.0.0.1:4711", &listener.addrs[0]));
+  rail_handle_encode(&protocol, &listener, first);
+  rail_handle_encode(&protocol, &listener, second);
+
+  CHECK_OK(rail_net_connect_enter(&call, &protocol, ctx, first));
+  CHECK(!call.attempt && call.ctx == ctx && rail_addr_port(&call.listener.addrs[0]) == 4711);
+  CHECK_OK(rail_net_connect_keep(&call, &one));
+  CHECK(call.attempt == &one);
+  CHECK_OK(rail_net_connect_enter(&call, &protocol, ctx, second));
+  CHECK_OK(rail_net_connect_keep(&call, &ten));
+  CHECK_OK(rail_net_connect_enter(&call, &protocol, ctx, first));
+  CHECK(call.attempt == &one);
+  memcpy(old, first, sizeof old);
+  rail_net_connect_leave(&call);
+  CHECK_OK(rail_net_connect_enter(&call, &protocol, ctx, first)); /* it may connect again */
+  CHECK(!call.attempt);
+  CHECK_INT(rail_net_connect_enter(&call, &protocol, ctx, old), RAIL_BAD_ARGUMENT);
+  CHECK(log_said("RailTest: connect: this handle names attempt"));
+
   rail_net_ctx_free(ctx, drop, close_one);
-  CHECK_INT(dropped, 10);
+  CHECK_INT(dropped, 10); /* what is under way still */
 }
 
-TEST_MAIN(TEST_CASE(recognised), TEST_CASE(listeners_in_any_order), TEST_CASE(attempts_are_dropped))
+TEST(handles_that_cannot_be_used) {
+  struct rail_net_ctx *ctx = begin();
+  struct rail_net_connect call;
+  uint8_t zeros[RAIL_HANDLE_SIZE] = {0};
+  CHECK_INT(rail_net_connect_enter(&call, &protocol, NULL, zeros), RAIL_BAD_ARGUMENT);
+  CHECK(log_said("RailTest: connect: (nil) is not a context"));
+  CHECK_INT(rail_net_connect_enter(&call, &protocol, ctx, NULL), RAIL_BAD_ARGUMENT);
+  CHECK(log_said("RailTest: connect: this handle cannot be used: it is NULL"));
+  CHECK_INT(rail_net_connect_enter(&call, &protocol, ctx, zeros), RAIL_BAD_ARGUMENT);
+  CHECK(log_said("RailTest: connect: this handle cannot be used: it was not made by"));
+  rail_net_ctx_free(ctx, drop, close_one);
+}
+
+TEST_MAIN(TEST_CASE(recognised), TEST_CASE(listeners_in_any_order), TEST_CASE(attempts),
+          TEST_CASE(handles_that_cannot_be_used))

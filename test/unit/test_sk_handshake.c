@@ -136,7 +136,7 @@ TEST(a_handle_connects_again) {
   const char *why;
   hs_begin(&h);
   hs_pair(&h, DEV_A, DEV_A);
-  CHECK_MSG(sk_handle_decode(h.handle, &again, &why), "%s", why);
+  CHECK_MSG(rail_handle_decode(&sk_protocol, h.handle, &again, &why), "%s", why);
   CHECK_MSG(again.attempt == 0, "the handle names attempt %llu, which is over", (unsigned long long)again.attempt);
   hs_end(&h);
 }

@@ -27,7 +27,7 @@ TEST(handle_bytes) {
   CHECK(memcmp(bytes + 24, first, sizeof first) == 0);
   CHECK(memcmp(bytes + 48, second, sizeof second) == 0);
   for (size_t i = 72; i < sizeof bytes; i++) CHECK_INT(bytes[i], 0);
-  CHECK(sk_handle_decode(bytes, &back, &why));
+  CHECK(rail_handle_decode(&sk_protocol, bytes, &back, &why));
   CHECK_INT(back.param, 3);
   CHECK_INT(back.naddrs, 2);
   CHECK(back.auth);
@@ -36,7 +36,7 @@ TEST(handle_bytes) {
   CHECK(memcmp(back.secret, h.secret, sizeof h.secret) == 0);
   rail_handle_set_attempt(bytes, 0x0102030405060708ull);
   CHECK_INT(bytes[120], 8);
-  CHECK(sk_handle_decode(bytes, &back, &why));
+  CHECK(rail_handle_decode(&sk_protocol, bytes, &back, &why));
   CHECK(back.attempt == 0x0102030405060708ull);
 }
 
@@ -47,7 +47,7 @@ TEST(handle_of_four_rails) {
   h.naddrs = 4;
   h.addrs[2] = h.addrs[3] = h.addrs[0];
   rail_handle_encode(&sk_protocol, &h, bytes);
-  CHECK(sk_handle_decode(bytes, &back, &why));
+  CHECK(rail_handle_decode(&sk_protocol, bytes, &back, &why));
   CHECK_INT(back.naddrs, 4);
   CHECK_INT(back.secret[0], 0xa0);
 }
@@ -63,16 +63,16 @@ TEST(handle_refusals) {
   for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
     memcpy(bad, good, sizeof bad);
     bad[wrong[i].at] = wrong[i].value;
-    CHECK_MSG(!sk_handle_decode(bad, &back, &why), "byte %d = %d passed", wrong[i].at, wrong[i].value);
+    CHECK_MSG(!rail_handle_decode(&sk_protocol, bad, &back, &why), "byte %d = %d passed", wrong[i].at, wrong[i].value);
     CHECK(why && *why);
   }
   for (int rail = 0; rail < 2; rail++) {
     memcpy(bad, good, sizeof bad);
     bad[26 + 24 * rail] = bad[27 + 24 * rail] = 0; /* port */
-    CHECK(!sk_handle_decode(bad, &back, &why));
+    CHECK(!rail_handle_decode(&sk_protocol, bad, &back, &why));
   }
   memset(bad, 0, sizeof bad);
-  CHECK(!sk_handle_decode(bad, &back, &why));
+  CHECK(!rail_handle_decode(&sk_protocol, bad, &back, &why));
 }
 
 TEST(counts_of_streams) {
