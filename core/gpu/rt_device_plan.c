@@ -288,10 +288,11 @@ rail_result_t rt_device_plan_launch(struct ncclComm *comm, struct rt_plan *plan)
   plan->streams = NULL;
   drop_graphs(comm);
   if (plan->waits_for_setups) rt_launch_lock_wait_for_setups(comm->peers[0].nonce, comm->collectives);
-  if (comm->shares_process) rt_launch_lock_wait_for_frees();
+  if (comm->shares_process) rt_launch_lock_launch_begin();
   rail_result_t r = rt_cuda_enter(&scope, comm->gpu.context);
   if (r == RAIL_OK) r = launch(&l);
   rt_cuda_leave(&scope);
+  if (comm->shares_process) rt_launch_lock_launch_end();
   if (r != RAIL_OK) {
     rt_comm_fail(comm, r, "an operation could not be put on its CUDA stream; an earlier line says why");
     r = (rail_result_t)atomic_load(&comm->failed);

@@ -10,7 +10,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of it */
 static struct rt_launch_lock_setup *setups;
-static int frees, kernels;
+static int frees, kernels; /* kernels: launches, too */
 
 static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL); }
 
@@ -54,18 +54,20 @@ static void add(int *count, int change) {
   pthread_mutex_unlock(&lock);
 }
 
-static bool any_free(void) {
-  pthread_mutex_lock(&lock);
-  bool found = frees > 0;
-  pthread_mutex_unlock(&lock);
-  return found;
-}
-
-void rt_launch_lock_wait_for_frees(void) {
+/* No free may begin between the look and the count. */
+void rt_launch_lock_launch_begin(void) {
   uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
-  while (any_free() && !rail_deadline_passed(until)) nap();
+  pthread_mutex_lock(&lock);
+  while (frees > 0 && !rail_deadline_passed(until)) {
+    pthread_mutex_unlock(&lock);
+    nap();
+    pthread_mutex_lock(&lock);
+  }
+  kernels++;
+  pthread_mutex_unlock(&lock);
 }
 
+void rt_launch_lock_launch_end(void) { add(&kernels, -1); }
 void rt_launch_lock_kernel_begin(void) { add(&kernels, 1); }
 void rt_launch_lock_kernel_end(void) { add(&kernels, -1); }
 

@@ -24,13 +24,15 @@ void rt_launch_lock_setup_end(struct rt_launch_lock_setup *s);
 /* Waits, within the bound, while a rank of the communicator makes something for this call, or for one before it. */
 void rt_launch_lock_wait_for_setups(uint64_t comm, uint64_t call);
 
-/* Waits, within the bound, while a communicator frees memory. */
-void rt_launch_lock_wait_for_frees(void);
-/* A kernel is about to be launched; it has ended. Neither call waits. */
+/* Around a launch: waits, within the bound, while a communicator frees memory; then none does until launch_end. */
+void rt_launch_lock_launch_begin(void);
+void rt_launch_lock_launch_end(void);
+/* A kernel is being launched; it has ended. Neither call waits. */
 void rt_launch_lock_kernel_begin(void);
 void rt_launch_lock_kernel_end(void);
 
-/* Never waits. False: kernels run, so memory must not be freed now. True: none is launched until free_end. */
+/* Never waits. False: kernels run or are being launched, so memory must not be freed now. True: none is launched until
+ * free_end. */
 bool rt_launch_lock_free_try_begin(void);
 /* The same, but waits, within the bound, while kernels run: one may be over, and its executor not have seen it yet. */
 bool rt_launch_lock_free_begin(void);
