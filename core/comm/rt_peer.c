@@ -31,12 +31,13 @@ static uint64_t host_hash(void) {
   return hash;
 }
 
+/* A kernel that is built for more cores than the set has refuses it (EINVAL). */
 static void list_cores(struct rt_peer *me) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return;
-  for (unsigned int i = 0; i < RAIL_MIN((unsigned int)RT_PEER_CORES, (unsigned int)CPU_SETSIZE); i++)
-    if (CPU_ISSET(i, &set)) me->cores[i / 64] |= 1ull << i % 64;
+  cpu_set_t set[16]; /* 16,384 cores; Linux has at most 8,192 */
+  CPU_ZERO_S(sizeof set, set);
+  if (sched_getaffinity(0, sizeof set, set) != 0) return;
+  for (unsigned int i = 0; i < RT_PEER_CORES; i++)
+    if (CPU_ISSET_S(i, sizeof set, set)) me->cores[i / 64] |= 1ull << i % 64;
 }
 
 int rt_peer_count_cores(const struct rt_peer *peer) {

@@ -22,7 +22,7 @@ static int parse_line(const char *line, float *pixels, uint8_t *label) {
     char *end;
     unsigned long v = strtoul(line, &end, 10);
     if (end == line || v > (i < TR_PIXELS ? 16u : TR_CLASSES - 1u)) return -1;
-    if (*end != (i < TR_PIXELS ? ',' : '\n')) return -1;
+    if (i < TR_PIXELS ? *end != ',' : *end && *end != '\n') return -1; /* the file's last line may end without '\n' */
     if (i < TR_PIXELS) pixels[i] = (float)v / 16.0f;
     else *label = (uint8_t)v;
     line = end + 1;
