@@ -193,6 +193,8 @@ rail_result_t rail_net_init(struct rail_net *net, const struct rail_net_init *ar
   *ctx = NULL;
   if (net->slots.init_v11) {
     rail_result_t result = result_of(net, rail_net_raw_init(net, args, ctx), "init");
+    /* init succeeded, and the table still lacks a function: the caller will not use the plugin. */
+    if (net->missing && *ctx && net->slots.finalize) (void)net->slots.finalize(*ctx);
     if (result != RAIL_OK) *ctx = NULL;
     return result;
   }

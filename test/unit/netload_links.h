@@ -28,7 +28,7 @@ static void link_as(const char *target, const char *name) {
 }
 
 static void make_links(const char *self) {
-  static const char *const names[] = {"badinit", "nodev", "empty", "noclose", "bare", "late"};
+  static const char *const names[] = {"badinit", "nodev", "empty", "noclose", "noclose12", "bare", "late"};
   char temp[] = "/tmp/rail-netload-XXXXXX", path[2 * PATH_MAX], command[3 * PATH_MAX];
   if (!mkdtemp(temp)) exit(1);
   snprintf(links, sizeof links, "%s", temp);

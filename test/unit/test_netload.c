@@ -427,6 +427,18 @@ TEST(a_table_may_be_filled_by_init) {
   CHECK_STR(chosen("late", NULL, NULL), "Late/12");
 }
 
+/* Then what init has made, perhaps threads, ends with it: the plugin will be unloaded. */
+TEST(a_table_that_init_leaves_incomplete) {
+  struct rail_net *net = load("noclose12", 12);
+  const struct fixture_seen *seen = seen_by(net);
+  struct rail_net_init args = {.comm_id = 1, .traffic_class = -1};
+  void *ctx = net;
+  CHECK(rail_net_init(net, &args, &ctx) != RAIL_OK);
+  CHECK_STR(rail_net_missing_slot(net), "closeSend");
+  CHECK(!ctx && seen->inits == 1 && seen->finalizes == 1);
+  rail_net_unload(net);
+}
+
 TEST(failure_lists_what_was_tried) {
   CHECK_STR(chosen("nosuch,badinit,nodev,empty,noclose", NULL, NULL), "error 5");
   CHECK_INT(warnings, 1);
@@ -456,7 +468,8 @@ int main(int argc, char **argv) {
     TEST_CASE(names_become_files_as_in_nccl), TEST_CASE(beside_the_program), TEST_CASE(first_that_works),
     TEST_CASE(passed_over_plugins_are_finalized),
     TEST_CASE(none_is_none), TEST_CASE(nccl_net_names_the_vtable), TEST_CASE(fallback_is_last),
-    TEST_CASE(a_table_may_be_filled_by_init), TEST_CASE(failure_lists_what_was_tried), TEST_CASE(list_has_limits),
+    TEST_CASE(a_table_may_be_filled_by_init), TEST_CASE(a_table_that_init_leaves_incomplete),
+    TEST_CASE(failure_lists_what_was_tried), TEST_CASE(list_has_limits),
   };
   char self[PATH_MAX], lib[PATH_MAX + 8];
   const char *made = getenv("RAIL_TEST_NETLOAD_LINKS");
