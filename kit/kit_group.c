@@ -413,7 +413,7 @@ const char *kit_group_serve(struct kit_link *link, const char *plugin) {
     if (got == 0 || f.kind != KIT_FRAME_JOB || f.size != sizeof(struct kit_job)) continue;
     struct kit_job job;
     memcpy(&job, f.data, sizeof job);
-    if (!kit_job_check(&job)) return "the other host asks for what makes no sense";
+    if (!kit_job_check(&job)) return "the other host sent an invalid job";
     snprintf(job.plugin, sizeof job.plugin, "%s", plugin);
     if (!follow(link, &job)) return "out of memory";
   }

@@ -15,7 +15,7 @@
 #include "rail/version.h"
 
 #define PORT 27001      /* where no port is given */
-#define HELLO_MS 10000
+#define HELLO_MS 1000   /* that a client has for its hello: others wait behind it */
 #define RETRY_US 200000 /* while the other host does not listen yet */
 #define SILENT_S 30     /* a host, or a network, that does not answer for so long is lost */
 #define PROBE_S 5       /* between questions to a silent one */
@@ -47,12 +47,14 @@ static void notice_silence(int fd) {
   (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
 }
 
-static struct kit_link *exchange_hello(int fd, char *why, size_t why_size) {
+/* *again: the connection broke, or nothing came over it; another try may do better. */
+static struct kit_link *exchange_hello(int fd, uint64_t deadline, bool *again, char *why, size_t why_size) {
   struct hello theirs;
-  uint64_t deadline = rail_deadline_in_ms(HELLO_MS);
+  *again = false;
   if (rail_sock_send_all(fd, &mine, sizeof mine, deadline, NULL) != RAIL_OK ||
       rail_sock_recv_all(fd, &theirs, sizeof theirs, deadline, NULL) != RAIL_OK) {
     snprintf(why, why_size, "the other end does not answer as rail-kit does: %s", strerror(errno));
+    *again = true;
   } else if (memcmp(&theirs, &mine, sizeof mine) != 0) {
     if (memcmp(theirs.magic, mine.magic, sizeof mine.magic) != 0)
       snprintf(why, why_size, "the other end is not rail-kit");
@@ -97,7 +99,8 @@ struct kit_link *kit_link_listen(const char *where, unsigned seconds, char *why,
   fprintf(stderr, "rail-kit: waiting on %s for the other host\n", rail_addr_text(&addr, text));
   struct kit_link *link = NULL;
   while (!link && rail_sock_accept_all(listen_fd, deadline, NULL, &fd, &peer) == RAIL_OK) {
-    link = exchange_hello(fd, why, why_size);
+    bool again;
+    link = exchange_hello(fd, rail_deadline_in_ms(HELLO_MS), &again, why, why_size);
     if (!link) fprintf(stderr, "rail-kit: %s: %s\n", rail_addr_text(&peer, text), why);
   }
   if (!link) snprintf(why, why_size, "no rail-kit has come to %s within %u s", rail_addr_text(&addr, text), seconds);
@@ -110,14 +113,15 @@ struct kit_link *kit_link_connect(const char *where, unsigned seconds, char *why
   uint64_t deadline = rail_deadline_in_ms((seconds ? seconds : 30) * 1000ull);
   int fd = -1;
   if (!parse(where, false, &addr, why, why_size)) return NULL;
-  while (rail_sock_connect_all(&addr, NULL, deadline, NULL, &fd) != RAIL_OK) {
-    if (rail_deadline_passed(deadline)) {
+  for (;; usleep(RETRY_US)) {
+    bool again = true;
+    struct kit_link *link = NULL;
+    if (rail_sock_connect_all(&addr, NULL, deadline, NULL, &fd) == RAIL_OK)
+      link = exchange_hello(fd, deadline, &again, why, why_size);
+    else
       snprintf(why, why_size, "no rail-kit --listen answers at %s: %s", where, strerror(errno));
-      return NULL;
-    }
-    usleep(RETRY_US);
+    if (link || !again || rail_deadline_passed(deadline)) return link;
   }
-  return exchange_hello(fd, why, why_size);
 }
 
 void kit_link_close(struct kit_link *link) {

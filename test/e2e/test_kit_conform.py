@@ -348,6 +348,21 @@ def the_other_host_is_somebody_else():
     assert done.returncode == 0, done.stderr
 
 
+def clients_that_say_nothing():
+    """A scanner that came before the other host does not keep it out."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        follower_ = stack.enter_context(follower(REF, where=f"127.0.0.1:{port}"))
+        while True:
+            assert follower_.poll() is None, follower_.stdout.read()
+            with contextlib.suppress(ConnectionRefusedError):
+                silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+                break
+            time.sleep(0.05)
+        done = kit(REF, "--connect", f"127.0.0.1:{port}", "--only", "order.newest_first")
+        assert done.returncode == 0 and len(silent) == 3, done.stdout + done.stderr
+
+
 def the_other_host_goes_away():
     where = f"127.0.0.1:{free_port()}"
     p = subprocess.Popen([KIT, "conform", REF, "--listen", where], env=environment(), stdin=subprocess.DEVNULL,
@@ -394,4 +409,5 @@ main([(f.__name__, f) for f in (
     failures_are_listed_at_the_end, it_ends_at_the_first_failure, figures_stand_above_the_command_that_repeats,
     a_crash_is_a_result, a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files,
     junit_of_odd_plugins, repeats_have_seeds_of_their_own, bad_arguments, two_parents, two_namespaces, under_a_launcher,
-    the_other_host_is_somebody_else, the_other_host_goes_away, the_leader_goes_away, the_other_host_is_silent)])
+    the_other_host_is_somebody_else, clients_that_say_nothing, the_other_host_goes_away, the_leader_goes_away,
+    the_other_host_is_silent)])
