@@ -192,7 +192,9 @@ static bool add_piece(struct stream *s, uint64_t at, uint32_t size) {
 }
 
 static void read_end(struct rail_trace *t, struct in *in) {
-  t->end = (struct rail_trace_end){.limited = get(in) != 0, .recorded = get(in), .dropped = get(in)};
+  t->end = (struct rail_trace_end){.limited = get(in) != 0};
+  t->end.recorded = get(in);
+  t->end.dropped = get(in);
   uint64_t rules = get_below(in, 4096, "an impossible number of rules");
   for (uint64_t i = 0; i < rules && !in->bad; i++) {
     uint64_t count = get(in);

@@ -36,8 +36,9 @@ class Pair:
             if self.ended:
                 raise RailyardError(f"{self.name}: {name}: the group was destroyed")
             if self.thread is None:
-                self.thread = threading.Thread(target=self._run, name="railyard-pair", daemon=True)
-                self.thread.start()
+                thread = threading.Thread(target=self._run, name="railyard-pair", daemon=True)
+                thread.start()  # raises RuntimeError at the limit of threads
+                self.thread = thread
             self.queue.put(work)
         return work
 
