@@ -68,7 +68,7 @@ rail_result_t rail_connector_dial(struct rail_connector *c) {
   if (result != RAIL_IN_PROGRESS)
     return fail(c, result, "%s%s", strerror(err),
                 err == EMFILE || err == ENFILE ? "; raise the limit of open files (ulimit -n)" : "");
-  if (!rail_handshake_is_late(c->handshake, c->limits->connect_ms)) return result;
+  if (!rail_handshake_has_waited(c->handshake, c->limits->connect_ms)) return result;
   return fail(c, RAIL_REMOTE_ERROR, "no TCP connection from %s within %lld ms (%s): %s; is the peer alive, is that "
               "address reachable, does a firewall block the port?", c->dial.args.interface,
               (long long)c->limits->connect_ms, c->limits->connect_param, err ? strerror(err) : "no answer");

@@ -27,7 +27,7 @@ void rail_handshake_close(struct rail_handshake *h) { rail_sock_close(&h->fd); }
 
 void rail_handshake_note_time(struct rail_handshake *h) { rail_waited_note(&h->waited); }
 
-bool rail_handshake_is_late(const struct rail_handshake *h, int64_t limit_ms) {
+bool rail_handshake_has_waited(const struct rail_handshake *h, int64_t limit_ms) {
   return rail_waited_is_late(&h->waited, limit_ms);
 }
 

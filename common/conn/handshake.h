@@ -22,7 +22,7 @@
  *
  * Deadlines: rail_handshake_note_time once per call of connect or accept counts the
  * time in `waited`, at most a second per call: a process that was stopped does
- * not blame its peer. The plugin compares it with its limit (rail_handshake_is_late)
+ * not blame its peer. The plugin compares it with its limit (rail_handshake_has_waited)
  * and sets waited.ns to 0 where counting begins anew, as after the first answer.
  *
  * One thread at a time. Owns its socket until that is taken.
@@ -76,6 +76,6 @@ rail_result_t rail_handshake_peek(const struct rail_handshake *h);
 
 void rail_handshake_note_time(struct rail_handshake *h);
 /* limit_ms 0: never. */
-bool rail_handshake_is_late(const struct rail_handshake *h, int64_t limit_ms);
+bool rail_handshake_has_waited(const struct rail_handshake *h, int64_t limit_ms);
 
 #endif

@@ -28,7 +28,7 @@ static void refuse(struct rail_listener *l, struct rail_pending *c, unsigned int
     snprintf(why, sizeof why, "%s (%u, ours %u)", text, le16toh(wire.version), protocol->version);
     text = why;
   }
-  rail_listener_log_drop(l, &c->peer, text);
+  rail_pending_log(&l->pending, "refused", &c->peer, text);
   int fd = rail_pending_remove(&l->pending, c);
   if (l->ops->count) l->ops->count(l->owner, RAIL_LISTENER_REFUSED);
   rail_refuse(protocol, &fd, reason);

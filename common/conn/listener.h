@@ -74,7 +74,7 @@ rail_result_t rail_listener_poll(struct rail_listener *listener);
  * limits of lines. */
 static inline void rail_listener_log_drop(struct rail_listener *listener, const union rail_addr *peer,
                                           const char *why) {
-  rail_pending_log_drop(&listener->pending, peer, why);
+  rail_pending_log(&listener->pending, "dropped", peer, why);
 }
 
 #endif

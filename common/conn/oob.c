@@ -93,8 +93,8 @@ static void handle_loss(struct rail_oob *oob, int err) {
 
 static void invalid_frame(struct rail_oob *oob) {
   close_with(oob, RAIL_OOB_PEER_LOST);
-  RAIL_WARN("%s: connection with %s over %s: what came over the oob connection is no message of ours (it begins "
-            "%02x%02x%02x%02x); the connection is given up; do both sides run the same version?",
+  RAIL_WARN("%s: connection with %s over %s: invalid frame on the oob connection (it begins %02x%02x%02x%02x); "
+            "the connection is given up; do both sides run the same version?",
             plugin_of(oob), oob->args.peer, oob->args.device, oob->in[0], oob->in[1], oob->in[2],
             oob->in[3]);
 }

@@ -36,14 +36,14 @@ static bool may_log(struct rail_pending_set *s) {
   return true;
 }
 
-void rail_pending_log_drop(struct rail_pending_set *s, const union rail_addr *peer, const char *why) {
+void rail_pending_log(struct rail_pending_set *s, const char *what, const union rail_addr *peer, const char *why) {
   char from[RAIL_ADDR_TEXT], others[48] = "";
   if (!may_log(s)) {
     s->unlogged++;
     return;
   }
   if (s->unlogged) snprintf(others, sizeof others, " (and %u others since the last line)", s->unlogged);
-  RAIL_WARN("%s: accept on %s: dropped a connection from %s: %s; still listening%s", s->module, s->name,
+  RAIL_WARN("%s: accept on %s: %s a connection from %s: %s; still listening%s", s->module, s->name, what,
             rail_addr_text(peer, from), why, others);
   s->unlogged = 0;
 }
@@ -94,7 +94,7 @@ int rail_pending_remove(struct rail_pending_set *s, struct rail_pending *c) {
 }
 
 void rail_pending_drop(struct rail_pending_set *s, struct rail_pending *c, const char *why) {
-  rail_pending_log_drop(s, &c->peer, why);
+  rail_pending_log(s, "dropped", &c->peer, why);
   int fd = rail_pending_remove(s, c);
   if (s->ops->dropped) s->ops->dropped(s->owner);
   rail_sock_close(&fd);
@@ -124,7 +124,7 @@ void rail_pending_add(struct rail_pending_set *s, int fd, unsigned int index, co
   struct rail_pending *c = calloc(1, sizeof *c + s->size);
   if (!c) {
     rail_sock_close(&fd);
-    rail_pending_log_drop(s, peer, "out of memory");
+    rail_pending_log(s, "dropped", peer, "out of memory");
     return;
   }
   c->fd = fd;
@@ -138,7 +138,7 @@ void rail_pending_add(struct rail_pending_set *s, int fd, unsigned int index, co
   if (s->ops->read(s->owner, c)) return;
   struct rail_pending *evicted = is_full(s, fd) ? first_to_evict(s) : NULL;
   if (evicted != c) watch(s, c);
-  if (evicted) evict(s, evicted, "too many half-open connections, and this one was silent longest");
+  if (evicted) evict(s, evicted, "too many pending connections, and this one was silent longest");
 }
 
 /* Has the listening socket wake the owner, or not. */

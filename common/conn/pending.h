@@ -93,8 +93,8 @@ static inline rail_result_t rail_pending_read(struct rail_pending *conn, size_t 
 int rail_pending_remove(struct rail_pending_set *set, struct rail_pending *conn);
 /* Closed, after a line. */
 void rail_pending_drop(struct rail_pending_set *set, struct rail_pending *conn, const char *why);
-/* "dropped a connection from PEER: WHY", within the limits of lines; also for connections that were taken and are
- * dropped later. */
-void rail_pending_log_drop(struct rail_pending_set *set, const union rail_addr *peer, const char *why);
+/* "WHAT a connection from PEER: WHY", where WHAT is "dropped" or "refused", within the limits of lines; also for
+ * connections that were taken and are dropped later. */
+void rail_pending_log(struct rail_pending_set *set, const char *what, const union rail_addr *peer, const char *why);
 
 #endif

@@ -93,7 +93,7 @@ bool rail_handle_decode(const struct rail_protocol *protocol, const void *bytes,
   if (*why) return false;
   memcpy(handle->payload, at, protocol->handle_payload);
   for (at += protocol->handle_payload; at < end; at++)
-    if (*at) *why = "it was changed on its way: bytes that are zero are not";
+    if (*at) *why = "it was changed on its way: reserved bytes are not zero";
   if (!*why && protocol->check_handle) *why = protocol->check_handle(handle);
   return *why == NULL;
 }

@@ -146,7 +146,7 @@ static void trace(const struct rail_setup *s) {
 }
 
 bool rail_setup_is_late(const struct rail_setup *s) {
-  return rail_handshake_is_late(&s->handshake, s->limits.connect_ms);
+  return rail_handshake_has_waited(&s->handshake, s->limits.connect_ms);
 }
 
 static rail_result_t too_late(struct rail_setup *s, const struct rail_setup_row *row) {

@@ -32,7 +32,7 @@ static void count(void *owner, enum rail_listener_event event) {
 static rail_result_t open_listener(struct rail_net_listen *l, const char *name) {
   union rail_addr addr;
   const char *interface = l->ops->oob_interface(&addr);
-  RAIL_TRY(rail_listener_init(&l->listener, &l->listener_ops, l, name, l->ops->handshake_ms()));
+  RAIL_TRY(rail_listener_init(&l->listener, &l->listener_ops, l, name, l->ops->hello_ms()));
   return rail_listener_add(&l->listener, l->ops->ports, interface, &addr);
 }
 

@@ -21,7 +21,7 @@
 struct rail_net_setup_ops {
   const struct rail_protocol *protocol;
   struct rail_ports *ports;     /* that listeners are bound to */
-  uint64_t (*handshake_ms)(void); /* that a client has for its HELLO */
+  uint64_t (*hello_ms)(void); /* that a client has for its HELLO */
 
   /* Of the oob connections: the interface's name and address. There is one if there are devices. */
   const char *(*oob_interface)(union rail_addr *addr);

@@ -351,7 +351,7 @@ void rail_stats_drop(struct rail_stats *s, uint32_t group, uint64_t *record) {
   uintptr_t first = s->page ? (uintptr_t)record_at(s, g, 0) : 0, here = (uintptr_t)at;
   if (s->page && here >= first && here < first + (uint64_t)g->max * g->record_size) {
     uint64_t *life = &((struct rail_stats_record_head *)at)->life;
-    /* Even again; in a forked child, whose page began anew at 0, it was even before. */
+    /* Up to the next even number, or as it is: a forked child, whose page began anew at 0, finds an even one. */
     __atomic_store_n(life, (__atomic_load_n(life, __ATOMIC_RELAXED) + 1) & ~1ull, __ATOMIC_RELEASE);
     g->taken[(here - first) / g->record_size] = 0;
   } else {

@@ -201,7 +201,7 @@ static void handle_hello(struct rt_bootstrap *b, struct rail_pending *p) {
   if (ring) {
     add_ring(b, c);
   } else if (send(c->fd, &accepted, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
-    rail_pending_log_drop(&b->service.pending, &from, "the answer to its hello cannot be sent");
+    rail_pending_log(&b->service.pending, "dropped", &from, "the answer to its hello cannot be sent");
     rt_boot_conn_close(b, c);
   }
 }

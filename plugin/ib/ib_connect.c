@@ -272,14 +272,14 @@ bool ib_handshake_load(void) {
   return ib_protocol_load();
 }
 
-static uint64_t handshake_ms(void) { return (uint64_t)ib_params.handshake_ms; }
+static uint64_t hello_ms(void) { return (uint64_t)ib_params.handshake_ms; }
 
 static void count(const char *device, enum rail_listener_event event) {
   ib_stats_count(device, event == RAIL_LISTENER_DROPPED ? IB_DEVICE_DROPPED : IB_DEVICE_REFUSED);
 }
 
 static const struct rail_net_setup_ops setup_ops = {
-  .protocol = &ib_protocol, .ports = &tcp_ports, .handshake_ms = handshake_ms,
+  .protocol = &ib_protocol, .ports = &tcp_ports, .hello_ms = hello_ms,
   .oob_interface = ib_oob_interface, .fill_handle = fill_handle, .begin = begin, .take = take,
   .free = free_setup, .count = count};
 

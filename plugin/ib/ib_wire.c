@@ -31,7 +31,7 @@ static const char *check_handle(const struct rail_handle *handle) {
   static const uint8_t zeros[IB_HANDLE_GIDS][16];
   if (handle->param > IB_HANDLE_GIDS) return "it has more than 4 GIDs";
   if (memcmp(handle->payload + handle->param * 16, zeros, (IB_HANDLE_GIDS - handle->param) * 16u) != 0)
-    return "it was changed on its way: bytes that are zero are not";
+    return "it was changed on its way: reserved bytes are not zero";
   return NULL;
 }
 

@@ -273,14 +273,14 @@ bool ofi_handshake_load(void) {
   return ofi_protocol_load();
 }
 
-static uint64_t handshake_ms(void) { return (uint64_t)ofi_params.handshake_ms; }
+static uint64_t hello_ms(void) { return (uint64_t)ofi_params.handshake_ms; }
 
 static void count(const char *device, enum rail_listener_event event) {
   ofi_stats_count(device, event == RAIL_LISTENER_DROPPED ? OFI_DEVICE_DROPPED : OFI_DEVICE_REFUSED);
 }
 
 static const struct rail_net_setup_ops setup_ops = {
-  .protocol = &ofi_protocol, .ports = &tcp_ports, .handshake_ms = handshake_ms, .oob_interface = ofi_oob_interface,
+  .protocol = &ofi_protocol, .ports = &tcp_ports, .hello_ms = hello_ms, .oob_interface = ofi_oob_interface,
   .begin = begin, .take = take, .free = free_setup, .count = count};
 
 rail_result_t ofi_listen(void *ctx, int dev, void *handle, void **listen_comm) {

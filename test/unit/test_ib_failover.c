@@ -444,7 +444,7 @@ TEST(invalid_frames_end_the_connection) {
     log_forget();
     for (int n = 0; n <= bad[i].twice; n++) send_frame(peer, (enum rail_oob_frame_type)bad[i].type, bad[i].number);
     RIG_WAIT(PENDING(comm) & IB_COMM_PEER_LOST, 5000);
-    RIG_WAIT(log_said("is no message of ours"), 5000); /* by the watch thread, behind the fault */
+    RIG_WAIT(log_said("invalid frame on the oob connection"), 5000); /* by the watch thread, behind the fault */
     close_comm(comm, peer);
   }
 }

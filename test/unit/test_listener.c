@@ -213,7 +213,7 @@ TEST(a_refusal_arrives) {
   rail_session_init(&session, &protocol, true, &(struct rail_hello){.streams = 1});
   CHECK_OK(rail_message_decode(&session, said, &message, &reason, &why));
   CHECK(message.reason == NO_MANNERS && message.version == 7);
-  CHECK(log_said("RailTest: accept on lo0+lo1: dropped a connection from 127.0.0.1:"));
+  CHECK(log_said("RailTest: accept on lo0+lo1: refused a connection from 127.0.0.1:"));
   CHECK(log_said(": no manners; still listening\n"));
   owner_close(&h);
 }
@@ -303,7 +303,7 @@ TEST(a_table_has_an_end) {
   CHECK(h.dropped == 1 && h.listener.pending.count == CROWD);
   CHECK(recv(fds[0], &none, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN);
   CHECK_INT(recv(fds[1], &none, 1, 0), 0);
-  CHECK(log_said("too many half-open connections"));
+  CHECK(log_said("too many pending connections"));
   for (int i = 0; i < CROWD + 2; i++) rail_sock_close(&fds[i]);
   owner_close(&h);
   CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
