@@ -149,7 +149,7 @@ struct ofi_send {
 struct ofi_slot {
   uint32_t seq;
   uint8_t n;
-  bool granted; /* it is here, and not all of its buffers are taken */
+  bool kept;    /* it is here, and not all of its buffers are taken; it counts from grants_applied on */
   uint8_t taken; /* buffers, as bits */
   struct ofi_report report;
   struct ofi_buffer buffers[OFI_MAX_GROUP];
@@ -168,12 +168,13 @@ struct ofi_recv_buffer {
   struct ofi_op op; /* TRECV */
 };
 
-/* A receive. Its place in the table is its number modulo OFI_MAX_RECVS. */
+/* A receive. Its row in the table is its number modulo OFI_MAX_RECVS. */
 struct ofi_recv {
   struct ofi_request base;
   uint32_t seq;        /* of the receives of this comm */
   uint32_t grant_seq;  /* number of its GRANT, once `posted` */
-  bool posted, granted; /* its tagged receives are; its GRANT is sent, by `grant` of it or of an earlier receive */
+  bool posted;         /* its tagged receives are posted */
+  bool granted;        /* its GRANT is sent, perhaps in the frame of an earlier receive */
   uint32_t n, pending; /* buffers; those without their message */
   struct ofi_op grant;
   uint8_t *frame;      /* OFI_FRAME_MAX, in comm->frames */

@@ -109,11 +109,11 @@ rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, 
   if (!rail_net_memory_covers(mhandles[last], comm, data[last], (uint64_t)sizes[last]))
     return rail_net_refuse_buffer("RailOFI", "iflush", mhandles[last], comm, data[last], (uint64_t)sizes[last]);
   struct ofi_request *r = SLIST_FIRST(&rc->free_flushes);
-  struct ofi_flush *flush = rail_container_of(r, struct ofi_flush, base);
   if (!r) {
-    RAIL_WARN("RailOFI: iflush: %d flushes are outstanding; allowed: as many", OFI_MAX_RECVS);
+    RAIL_WARN("RailOFI: iflush: %d flushes are outstanding, the limit; test some of them first", OFI_MAX_RECVS);
     return RAIL_BAD_USAGE;
   }
+  struct ofi_flush *flush = rail_container_of(r, struct ofi_flush, base);
   flush->mr = mr;
   flush->data = data[last];
   rail_result_t result = RAIL_OK;

@@ -107,11 +107,11 @@ void ofi_grant_all(struct ofi_recv_comm *rc) {
 }
 
 void ofi_grant_soon(struct ofi_recv_comm *rc) {
-  uint64_t now = rc->base.endpoint->polls;
-  if (rc->last_grant_poll == now) {
+  const uint64_t polls = rc->base.endpoint->polls;
+  if (rc->last_grant_poll == polls) {
     grant_with_next_poll(rc);
   } else {
-    rc->last_grant_poll = now;
+    rc->last_grant_poll = polls;
     ofi_grant_all(rc);
   }
 }

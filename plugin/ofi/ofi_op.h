@@ -15,10 +15,12 @@ struct ofi_comm;
 struct ofi_endpoint;
 struct ofi_endpoint_nic;
 
+/* The order matters. What completes up to PROBE is no progress of its comm (ofi_poll.c). What stands behind TRECV goes
+ * out, and completes whether or not the peer sends: comm->noutgoing counts it (ofi_op.c). */
 enum ofi_op_kind {
   OFI_OP_FRAME_IN, /* a receive of a control message; the endpoint's own */
   OFI_OP_PROBE,    /* PING of a connection in use, and PONG */
-  OFI_OP_TRECV,    /* behind it: what completes whether or not the peer sends */
+  OFI_OP_TRECV,
   OFI_OP_PING,     /* of the handshake */
   OFI_OP_REVOKE,   /* and REVOKED */
   OFI_OP_GRANT,

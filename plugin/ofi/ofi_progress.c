@@ -108,7 +108,6 @@ static rail_result_t progress_request(struct ofi_request *r) {
 }
 
 rail_result_t ofi_test(void *request, int *done, int *sizes) {
-  *done = 0;
   struct ofi_request *r = request;
   if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return rail_net_refuse_request("RailOFI", r);
   if (rail_unlikely(r->magic != OFI_REQ_SEND && r->magic != OFI_REQ_RECV && r->magic != OFI_REQ_FLUSH))

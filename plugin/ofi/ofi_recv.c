@@ -2,7 +2,7 @@
  *
  * A receive from irecv to its completion.
  *
- * irecv takes the next place of the table. A small message may be there already (EAGER), or come on credit: then the
+ * irecv takes the next row of the table. A small message may be there already (EAGER), or come on credit: then the
  * sender need not know of the receive. Else its buffers are granted to the sender, in one control message with those of
  * other receives that are posted in a row. How the bytes of a message come depends on the buffer: inside a control
  * message, into a tagged receive that is posted before its GRANT, or by writes of the sender, of which each part ends
@@ -191,8 +191,9 @@ static int first_bad_buffer(const struct ofi_comm *comm, int n, void **data, con
   return n;
 }
 
-/* How the buffer's message is to come. A sender may have it in memory of a device where there are no EAGERs: it cannot
- * follow a frame, which is in host memory (rxm and efa take the kind of memory from the first piece of a message). */
+/* How the buffer's message is to come. Without EAGERs the device supports GPU memory, and the sender's payload may be
+ * there: such a payload cannot follow a frame, which is in host memory (rxm and efa take the kind of memory from the
+ * first piece of a message). So the buffer is INLINE only if it has no bytes. */
 static void choose_kind(const struct ofi_comm *comm, struct ofi_recv_buffer *b) {
   bool host = !b->mr || b->mr->memory.type == RAIL_PTR_HOST;
   if (host && b->capacity <= comm->max_inline && (comm->eager || !b->capacity)) b->kind = OFI_BUFFER_INLINE;
@@ -206,8 +207,8 @@ RAIL_COLD static rail_result_t fail_unreachable(struct ofi_comm *comm) {
                        "it closed the connection? check: the peer's log, the fabric between the two");
 }
 
-/* A position in the table; of one that the table has gone past, the oldest place that is left. */
-static uint32_t clamp_to_ring(const struct ofi_recv_comm *rc, uint32_t seq) {
+/* seq, or the oldest receive that is in the table still, if seq is older. */
+static uint32_t clamp_to_table(const struct ofi_recv_comm *rc, uint32_t seq) {
   return rc->next_seq - seq > OFI_MAX_RECVS ? rc->next_seq - OFI_MAX_RECVS : seq;
 }
 
@@ -222,8 +223,8 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
     return rail_first_error(&rc->base.error);
   }
   recv->seq = rc->next_seq++;
-  rc->first_incomplete = clamp_to_ring(rc, rc->first_incomplete);
-  rc->ungranted = clamp_to_ring(rc, rc->ungranted);
+  rc->first_incomplete = clamp_to_table(rc, rc->first_incomplete);
+  rc->ungranted = clamp_to_table(rc, rc->ungranted);
   recv->n = recv->pending = (uint32_t)n;
   recv->posted = recv->granted = false;
   for (int i = 0; i < n; i++) {

@@ -96,7 +96,7 @@ static bool apply_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
     struct ofi_buffer *b = &slot->buffers[i];
     if (b->kind == OFI_BUFFER_EAGER || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
   }
-  if (slot->taken == (1u << slot->n) - 1) slot->granted = false;
+  if (slot->taken == (1u << slot->n) - 1) slot->kept = false;
   sc->grants_applied++;
   sc->asked = false;
   sc->refused_ns = 0;
@@ -114,13 +114,13 @@ static bool apply_held_ack(struct ofi_send_comm *sc) {
 static bool keep_grant(struct ofi_send_comm *sc, uint32_t seq, const struct ofi_buffer *buffers, unsigned int n,
                        const struct ofi_report *report) {
   struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
-  if (seq - sc->grants_applied >= OFI_MAX_GRANTS || slot->granted) return false;
+  if (seq - sc->grants_applied >= OFI_MAX_GRANTS || slot->kept) return false;
   for (unsigned int i = 0; i < n; i++)
     if (!is_buffer_right(&sc->base, &buffers[i])) return false;
   slot->seq = seq;
   slot->n = (uint8_t)n;
   slot->taken = 0;
-  slot->granted = true;
+  slot->kept = true;
   slot->report = *report;
   memcpy(slot->buffers, buffers, n * sizeof *buffers);
   return true;
@@ -135,7 +135,7 @@ static bool handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *fram
     for (n = 1; !frame->buffers[i + n - 1].last; n++) continue; /* ofi_frame_decode has checked that there is one */
     if (!keep_grant(sc, seq++, &frame->buffers[i], n, &frame->report)) return false;
   }
-  for (slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS]; slot->granted && slot->seq == sc->grants_applied;
+  for (slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS]; slot->kept && slot->seq == sc->grants_applied;
        slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS])
     if (!apply_grant(sc, slot) || !apply_held_ack(sc)) return false;
   return true;
@@ -198,7 +198,7 @@ void ofi_send_revoked(struct ofi_send_comm *sc) {
 static struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   for (uint32_t seq = sc->grants_used; seq != sc->grants_applied; seq++) {
     struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
-    bool full = !slot->granted || slot->seq != seq;
+    bool full = !slot->kept || slot->seq != seq;
     if (full && seq == sc->grants_used) sc->grants_used++;
     for (unsigned int i = 0; !full && i < slot->n; i++)
       if (!(slot->taken & 1u << i) && slot->buffers[i].tag == tag) {
@@ -288,7 +288,7 @@ static struct ofi_op *prepare(struct ofi_send *send, const struct ofi_buffer *bu
 }
 
 /* After ofi_op_post. What is injected is over at once. */
-static rail_result_t posted(struct ofi_send *send, struct ofi_op *op, int err) {
+static rail_result_t count_posted(struct ofi_send *send, struct ofi_op *op, int err) {
   if (rail_unlikely(err)) return ofi_comm_post_failed(op, err);
   send->pending += op->state != OFI_OP_IDLE;
   return RAIL_OK;
@@ -305,7 +305,7 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
   frame.parts = send->nparts;
   frame.size = send->size;
   ofi_comm_prepare_frame(send->base.comm, op, OFI_OP_FIN, path, &frame, send->frames + part * OFI_FRAME_SIZE);
-  return posted(send, op, ofi_op_post(op));
+  return count_posted(send, op, ofi_op_post(op));
 }
 
 /* The next write of a part, up to the provider's largest message. The FIN may follow the last one at once where it
@@ -317,7 +317,7 @@ static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, u
   p->data.size = caps->max_msg_size ? RAIL_MIN(p->left, caps->max_msg_size) : p->left;
   p->left -= p->data.size;
   ofi_comm_prepare(comm, &p->data, OFI_OP_WRITE, path);
-  RAIL_TRY(posted(send, &p->data, ofi_op_post(&p->data)));
+  RAIL_TRY(count_posted(send, &p->data, ofi_op_post(&p->data)));
   return caps->fin_at_once && !p->left ? post_fin(send, part, path) : RAIL_OK;
 }
 
@@ -341,7 +341,7 @@ RAIL_COLD static rail_result_t refuse_size(struct ofi_send *send, const struct o
   op->data = NULL;
   op->size = 0;
   ofi_comm_prepare_frame(comm, op, OFI_OP_TOO_LARGE, 0, &frame, send->frames);
-  (void)posted(send, op, ofi_op_post(op));
+  (void)count_posted(send, op, ofi_op_post(op));
   return ofi_comm_fail(comm, RAIL_BAD_USAGE,
                        "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
                        "send and receive do not fit together",
@@ -432,7 +432,7 @@ static rail_result_t begin(struct ofi_send_comm *sc, const struct message *messa
     send->seq = slot->seq;
     send->index = (uint8_t)index;
     slot->taken |= (uint8_t)(1u << index);
-    if (slot->taken == (1u << slot->n) - 1) slot->granted = false;
+    if (slot->taken == (1u << slot->n) - 1) slot->kept = false;
     sc->granted_sends++;
     *buffer = &slot->buffers[index];
   }
@@ -444,7 +444,6 @@ static rail_result_t begin(struct ofi_send_comm *sc, const struct message *messa
 rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                         void **request) {
   (void)phandle; /* NCCL's profiler has no description of what a libfabric provider does */
-  *request = NULL;
   struct ofi_comm *comm = ofi_comm_of(send_comm, OFI_SEND_COMM_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!rail_net_memory_covers(mhandle, comm, data, size) || size > RAIL_NET_MAX_BYTES))
@@ -458,7 +457,7 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   if (send) {
     *request = send; /* from here on test reports a failure */
     struct ofi_op *op = prepare(send, buffer, message.tag);
-    rail_result_t sent = op ? posted(send, op, ofi_op_post(op)) : post_parts(send, buffer);
+    rail_result_t sent = op ? count_posted(send, op, ofi_op_post(op)) : post_parts(send, buffer);
     if (sent == RAIL_OK && send->pending == 0) complete_send(send);
   }
   ofi_endpoint_unlock(comm->endpoint);

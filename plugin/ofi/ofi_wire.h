@@ -218,8 +218,10 @@ _Static_assert(sizeof(struct ofi_buffer_wire) == 24, "buffer layout");
 _Static_assert(OFI_FRAME_BUFFERS == OFI_BUFFERS_MAX / OFI_BUFFER_SIZE(1), "buffers of a frame");
 #define OFI_FRAME_MAX (OFI_FRAME_SIZE + sizeof(struct ofi_report_wire) + OFI_BUFFERS_MAX)
 
-/* EAGER, ASK, PONG. */
-static inline bool ofi_frame_has_count(unsigned int type) { return type == OFI_FRAME_EAGER || type >= OFI_FRAME_ASK; }
+/* Those with tag and count in the place of a size. */
+static inline bool ofi_frame_has_count(unsigned int type) {
+  return type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK || type == OFI_FRAME_PONG;
+}
 
 /* The first OFI_FRAME_SIZE bytes, which are all but for a GRANT and an ACK. Inlined: where the type is known, most
  * fields are constants. */
