@@ -117,9 +117,9 @@ struct ib_comm {
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
   uint32_t sample_above;            /* after more completions than this it is set; else when a poll finds none */
-  bool idle;                        /* the last poll found nothing, after some of those */
+  bool last_poll_empty;             /* after some of those */
   bool event_driven;                /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
-  uint32_t idle_work;               /* not 0: where the first rail has no completion a test has more to do: other rails,
+  uint32_t test_has_more;           /* not 0: where the first rail has no completion a test has more to do: other rails,
                                        to wait, to look at the wait for a turn */
   struct ib_wait wait;
   uint64_t probe_deadline;          /* the HCA must complete something by then; 0: no limit yet */
@@ -164,7 +164,7 @@ static inline bool ib_request_is_outstanding(const struct ib_request *r) {
 
 /* How far a part is posted. All of it goes over one QP. */
 struct ib_cursor {
-  uint64_t posted; /* bytes; 0: nothing, and the QP is not chosen */
+  uint64_t posted; /* bytes; 0: nothing, or all of it; the QP is not chosen */
   uint16_t qp;
 };
 
@@ -187,7 +187,7 @@ struct ib_send {
   uint16_t number;       /* of the request: its place in `sends` */
   const struct ib_cts *buffer;
   struct ib_mhandle *mr;
-  struct ib_share *shares; /* its parts; NULL: they are equal */
+  struct ib_share *shares; /* of its parts, if there are several and they are not equal; NULL: without striping */
 };
 #define IB_SHARES 0x8000u /* above all numbers of QPs */
 

@@ -207,8 +207,8 @@ static rail_result_t await_flush(struct ib_comm *comm, unsigned int index) {
   return tell_stopped(comm, index) ? RAIL_OK : ib_error_cannot_notify(comm, index);
 }
 
-/* The next QP in its place begins with nothing, and may be stopped again. The peer's bit goes first: the watch thread
- * answers one that is not answered. What was not sent before STOPPED goes before `answered`, which holds it back. */
+/* The next QP in its place begins with nothing, and may be stopped again. In this order: PEER_STOPPED, else the watch
+ * thread would answer it again; send_new and send_ready; then `answered`, which has kept those two from being sent. */
 static void forget_counts(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   atomic_store_explicit(&comm->qps[index].tails, 0, memory_order_relaxed);

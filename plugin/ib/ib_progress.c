@@ -106,7 +106,7 @@ static void sample_time(struct ib_comm *comm) {
 
 /* Some were found. What waited for room in a send queue may have some now. */
 static inline rail_result_t after_completions(struct ib_comm *comm) {
-  comm->idle = false;
+  comm->last_poll_empty = false;
   if (rail_unlikely(comm->event_driven)) ib_wait_found(comm);
   if (rail_unlikely(comm->completions > comm->sample_above)) {
     if (comm->probe_deadline) clear_probe(comm);
@@ -120,8 +120,8 @@ static inline rail_result_t after_completions(struct ib_comm *comm) {
 /* There were completions since the time was sampled. A connection in use finds nothing now and then: only the second
  * time in a row counts. */
 static inline void after_empty_poll(struct ib_comm *comm) {
-  if (comm->idle) sample_time(comm);
-  comm->idle = true;
+  if (comm->last_poll_empty) sample_time(comm);
+  comm->last_poll_empty = true;
 }
 
 /* What a poll has returned, unless it is 0. */
@@ -263,7 +263,7 @@ static rail_result_t check_turn(struct ib_comm *comm) {
 /* A test that found no completion over the first rail has no other work: no fault to handle, no other rail to poll, no
  * event to wait for, no turn to check. */
 static inline bool is_quiet(const struct ib_comm *comm) {
-  return rail_likely(!(atomic_load_explicit(&comm->pending_work, memory_order_acquire) | comm->idle_work));
+  return rail_likely(!(atomic_load_explicit(&comm->pending_work, memory_order_acquire) | comm->test_has_more));
 }
 
 /* What else it has to do. */

@@ -63,7 +63,7 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
   use_cts_qp(rc, 0);
   for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
   comm->progress = progress;
-  comm->idle_work = comm->nrails > 1 || comm->event_driven;
+  comm->test_has_more = comm->nrails > 1 || comm->event_driven;
   if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
   ib_comm_limit_inline(comm);
 }
@@ -181,6 +181,8 @@ RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
 /* ---- irecv -------------------------------------------------------------- */
 
 static inline bool has_room(const struct ib_recv_comm *rc) { return rc->cts && rc->cts->sq_avail; }
+/* Where the QP is lost (NULL) a receive is taken all the same, and announced later. */
+static inline bool is_full(const struct ib_recv_comm *rc) { return rc->cts && !rc->cts->sq_avail; }
 
 struct recv_args {
   unsigned int n;
@@ -220,7 +222,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
   unsigned int slot = rc->next_seq % IB_MAX_RECVS;
   struct ib_recv *recv = rc->recvs + slot;
   if (rail_unlikely(!has_room(rc)) || (two_sided && !ib_two_sided_has_room(rc, n, sizes))) (void)comm->progress(comm);
-  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || (rc->cts && !rc->cts->sq_avail)) ||
+  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || is_full(rc)) ||
       (two_sided && !ib_two_sided_has_room(rc, n, sizes))) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
     return rail_first_error(&comm->error);
@@ -246,8 +248,9 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
   *request = recv;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, args->phandles);
 
-  /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again. A
-   * receive whose receive WRs are not all there is never announced. */
+  /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again, and
+   * so where post_cts finds the QP lost, which is RAIL_OK with failover. A receive whose receive WRs are not all there
+   * is never announced. */
   if (rail_unlikely(posted != RAIL_OK)) return RAIL_OK;
   if (rail_unlikely(!rc->cts) || rail_likely(post_cts(rc, rc->cts, n, slot) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;

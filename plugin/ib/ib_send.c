@@ -52,7 +52,7 @@ static bool routes_adaptively(const struct ib_port *port) {
 bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm)) {
   struct ib_send_comm *sc = ib_send_comm_of(comm);
   comm->progress = progress;
-  comm->idle_work = comm->nrails > 1 || comm->event_driven || comm->plan.two_sided;
+  comm->test_has_more = comm->nrails > 1 || comm->event_driven || comm->plan.two_sided;
   free(sc->posted);
   sc->posted = calloc(comm->plan.nqps, IB_SEND_DEPTH * sizeof *sc->posted);
   if (!sc->posted) return false;
@@ -260,8 +260,8 @@ RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain ch
   return post_chain(sc, &chain);
 }
 
-/* Posts what the QP has room for of a part, up to a batch: mostly all of it, without a loop. It is posted when nothing
- * of it is in `at` any more. */
+/* Posts what the QP has room for of a part, up to a batch: mostly all of it, without a loop. All
+ * of the part is posted when at->posted is 0 again. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
   const struct ib_part part = part_of(sc, &chain);
   return rail_likely(chain.at->posted == part.body) ? post_tail(sc, chain, &part) : post_body(sc, chain, &part);
@@ -303,7 +303,8 @@ static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *s
   return RAIL_OK;
 }
 
-/* The same of a send that nothing is posted of: most messages are one part, and that is one write. */
+/* The same of a send that nothing is posted of: most messages are one part, and below whole_below a part is its tail:
+ * one write. */
 RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send) {
   struct ib_qp *qp = qp_of_part(sc, send);
   if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))

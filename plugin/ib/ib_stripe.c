@@ -324,8 +324,9 @@ static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
   }
 }
 
-/* One without a rate has the mean's weight, and mostly a part by that, which measures more than a trial; not where
- * faster routes are as many as a message has parts. */
+/* The first route that has carried nothing for long: TRIAL_NS, or ever. A route without a rate counts with the mean of
+ * the others and so mostly gets a part, which measures more than a trial does. It gets none where as many routes are
+ * faster as a message has parts. */
 static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t now) {
   for (unsigned int i = 0; i < n; i++) {
     const struct ib_stripe_route *route = route_of(sc->stripe, in_turn(sc, i));
@@ -335,8 +336,9 @@ static int find_trial(const struct ib_send_comm *sc, unsigned int n, uint64_t no
   return -1;
 }
 
-/* So much that a rate is measured, not the latency of a completion; and so little that a route which is as slow as ever
- * delays the message by about TRIAL_MOST_NS, or by its smallest part. */
+/* The size of a trial, in lines of IB_ALIGN bytes. It is large enough for its rate to say more than the latency of a
+ * completion. It is small enough that a route which is still slow delays the message by about TRIAL_MOST_NS, or by the
+ * smallest part. */
 static uint64_t trial_lines(const struct ib_stripe *stripe, const struct ib_stripe_route *route) {
   double others = 0;
   unsigned int n = 0;

@@ -13,7 +13,7 @@
 TEST(polls_unless_asked) {
   open_over(DEV_B, IB_PROGRESS_POLL, 1);
   struct pair *p = &pairs[0];
-  CHECK(!p->r.comm->event_driven && !p->r.comm->idle_work && !p->r.comm->rails[0].channel && !p->r.comm->wait.set);
+  CHECK(!p->r.comm->event_driven && !p->r.comm->test_has_more && !p->r.comm->rails[0].channel && !p->r.comm->wait.set);
   begin_recv(&p->r);
   CHECK(!test_until_waits(&p->r, 1));
   send_one(p);
