@@ -135,7 +135,7 @@ static rail_result_t run_dials(struct sk_connect *a) {
   return RAIL_REMOTE_ERROR;
 }
 
-/* Makes the comm, whose the sockets are then. `here`: this end's address. */
+/* Creates the comm, which owns the sockets from here on, also on failure. `here`: this end's address. */
 static rail_result_t create(const struct sk_comm_args *args, const union rail_addr *here, void **send_comm) {
   char peer_text[RAIL_ADDR_TEXT], here_text[RAIL_ADDR_TEXT];
   RAIL_TRY(sk_send_create(args, send_comm));

@@ -27,10 +27,10 @@
 
 void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   buffer->is_ungranted = true;
-  buffer->is_large = buffer->capacity > rc->unexpected.size;
+  buffer->needs_grant = buffer->capacity > rc->unexpected.size;
   TAILQ_INSERT_TAIL(&rc->ungranted, buffer, ungranted);
   rc->ungranted_count++;
-  rc->ungranted_large += buffer->is_large;
+  rc->ungranted_large += buffer->needs_grant;
 }
 
 void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
@@ -38,7 +38,7 @@ void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   buffer->is_ungranted = false;
   TAILQ_REMOVE(&rc->ungranted, buffer, ungranted);
   rc->ungranted_count--;
-  rc->ungranted_large -= buffer->is_large;
+  rc->ungranted_large -= buffer->needs_grant;
 }
 
 /* ---- frames ------------------------------------------------------------- */

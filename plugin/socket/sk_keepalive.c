@@ -191,7 +191,7 @@ static void collect_sends(const struct sk_send_comm *sc, struct outstanding *o) 
   for (uint32_t i = 0; i < SK_MAX_SENDS; i++) all += !sk_request_is_done(&sc->sends[i].base);
   o->moving = all > o->waiting ? all - o->waiting : 0;
   STAILQ_FOREACH(send, &sc->to_announce, next) o->missing += send->size;
-  STAILQ_FOREACH(send, &sc->announced, next) o->missing += send->size - send->framed;
+  STAILQ_FOREACH(send, &sc->partly_framed, next) o->missing += send->size - send->framed;
   for (uint32_t i = 0; i < sc->base.nstreams; i++) o->missing += sc->base.streams[i].out_bytes;
 }
 

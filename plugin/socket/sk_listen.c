@@ -70,7 +70,7 @@ void sk_listener_close(struct rail_net_ctx_link *link) {
   (void)sk_close_listen(rail_container_of(link, struct sk_listen, in_ctx));
 }
 
-/* Makes the comm, whose the sockets are then. `here`: this end's address. */
+/* Creates the comm, which owns the sockets from here on, also on failure. `here`: this end's address. */
 static rail_result_t create(const struct sk_comm_args *args, const union rail_addr *here, void **recv_comm) {
   char peer_text[RAIL_ADDR_TEXT], here_text[RAIL_ADDR_TEXT];
   RAIL_TRY(sk_recv_create(args, recv_comm));

@@ -104,8 +104,8 @@ RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum par
   return true;
 }
 
-/* All that is in the buffer: frames, each a header and its payload. The call before may have ended within a payload,
- * whose rest (s->len, which on_frame sets) comes first. */
+/* All that is in the buffer: frames, each a header and its payload. on_frame reads a header and sets s->len; the
+ * payload is taken in the loop's next turn, or its rest by the next call. */
 static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
   rail_result_t result;
@@ -237,7 +237,7 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
   ended = comm->streams[0].eof;
   if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
-  if (before && bytes && !rc->unread) rc->unread = SK_UNREAD_REST; /* a call that reads nothing finds it empty */
+  if (before && bytes && !rc->unread) rc->unread = SK_UNREAD_REST;
   comm->more = bytes >= SK_CALL_BYTES ||
                (bytes && sk_has_failover(comm)) || /* one that waited for another may go on */
                rc->unread == SK_UNREAD_REST;

@@ -31,7 +31,7 @@ struct sk_recv_buffer {
   struct sk_recv *recv;
   TAILQ_ENTRY(sk_recv_buffer) ungranted; /* until granted or matched */
   uint64_t capacity;
-  bool is_ungranted, is_large; /* it is in that list; the sender needs a grant to fill it */
+  bool is_ungranted, needs_grant; /* it is in that list; its message may be above the eager size */
   struct sk_mr *mr;
 };
 
@@ -93,7 +93,9 @@ static inline bool sk_unexpected_should_report(const struct sk_unexpected *u) {
 
 /* ---- the comm ----------------------------------------------------------------- */
 
-/* What a progress call has left in the kernel (may_leave_unread). The socket has reported it, and does not again. */
+/* What a progress call has left in the kernel (may_leave_unread). Sockets report edges: no event tells of it again. So
+ * irecv, whose buffer may be for the message, and progress_recv, which has read it but perhaps not what came behind it,
+ * set comm->more: call again, until a call finds the socket empty. */
 enum sk_unread {
   SK_UNREAD_NONE,
   SK_UNREAD_MESSAGE, /* a message whose buffer is not posted, and all behind it */

@@ -40,7 +40,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->free_grants);
   for (int i = 0; i < SK_MAX_BUFFERS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
   STAILQ_INIT(&sc->to_announce);
-  STAILQ_INIT(&sc->announced);
+  STAILQ_INIT(&sc->partly_framed);
   STAILQ_INIT(&sc->zero_length);
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
@@ -135,9 +135,7 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
 
 /* ---- frames ---------------------------------------------------------------- */
 
-/* The last of its frames is made: the request is done when they are written (with FAILOVER: have arrived), so not
- * before all streams are established. Until then the peer may refuse the connection, and a caller that has no request
- * left would never learn that. */
+/* The last of its frames is made: the request is done when they are written (with FAILOVER: have arrived). */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
@@ -186,9 +184,11 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   return true;
 }
 
-/* The announcement carries the first chunk, if the main stream is free: one call does for both. Else a payload that is
- * worth a call of its own goes to the first stream that is free, as its later chunks do. With FAILOVER it always does:
- * on the main stream, messages of one chunk would leave all other devices idle. */
+/* The announcement on the main stream, and with it of the payload
+ *   - the first chunk, mostly all of it: one call does for both;
+ *   - nothing, where it is large, streams are several and the main one is busy: it goes to whichever is free;
+ *   - nothing, where it is large and with FAILOVER, which announces on every stream: on the main stream, messages of
+ *     one chunk would leave all other devices idle. */
 static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send) {
   const bool worth_a_call = send->size >= sc->spread_from;
   if (rail_likely(!sk_has_failover(&sc->base))) {
@@ -210,16 +210,16 @@ static void announce_all(struct sk_send_comm *sc) {
     if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_sample(&sc->shares, sc->base.streams, send->size);
     announce(sc, main_stream, send);
     if (send->framed == send->size) all_framed(sc, send);
-    else STAILQ_INSERT_TAIL(&sc->announced, send, next);
+    else STAILQ_INSERT_TAIL(&sc->partly_framed, send, next);
   }
 }
 
 /* The free stream takes the next chunk: a slow one just takes fewer. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
-  struct sk_send *send = STAILQ_FIRST(&sc->announced);
+  struct sk_send *send = STAILQ_FIRST(&sc->partly_framed);
   queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, s, send));
   if (send->framed < send->size) return;
-  STAILQ_REMOVE_HEAD(&sc->announced, next);
+  STAILQ_REMOVE_HEAD(&sc->partly_framed, next);
   all_framed(sc, send);
 }
 
@@ -249,7 +249,9 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
         queue_resends(sc, s);
       }
       if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
-      if (!s->out_count && !STAILQ_EMPTY(&sc->announced) && sk_path_has_room(comm, s)) take_chunk(sc, s);
+      if (!s->out_count && !STAILQ_EMPTY(&sc->partly_framed) && sk_path_has_room(comm, s)) take_chunk(sc, s);
+      /* Nothing is written, and so no send done, before all streams are established. Until then the peer may refuse the
+       * connection, and a caller that has no request left would never learn that. */
       if (!s->out_count || rail_unlikely(comm->not_established)) continue;
       rail_result_t result = sk_stream_flush(s, &written);
       if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(comm))) return result;
@@ -279,7 +281,7 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
   struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
   if (!r) return NULL;
   struct sk_send *send = rail_container_of(r, struct sk_send, base);
-  atomic_store_explicit(&r->completion, 1, memory_order_relaxed);
+  atomic_store_explicit(&r->completion, 1, memory_order_relaxed); /* until all_framed */
   send->node.tag = (uint32_t)tag;
   send->data = data;
   send->size = size;

@@ -11,7 +11,7 @@
 struct sk_send {
   struct sk_request base;
   struct sk_match_node node;          /* in `waiting` */
-  STAILQ_ENTRY(sk_send) next;         /* in `to_announce`, then in `announced`, or in `zero_length` */
+  STAILQ_ENTRY(sk_send) next;         /* in `to_announce`, then in `partly_framed`, or in `zero_length` */
   TAILQ_ENTRY(sk_send) undelivered;
   const uint8_t *data;
   uint64_t size;
@@ -57,7 +57,7 @@ struct sk_send_comm {
   uint32_t eager_size, eager_count, eager_bytes;
 
   struct sk_send_list to_announce; /* matched, in this order */
-  struct sk_send_list announced;   /* with bytes that are in no frame yet */
+  struct sk_send_list partly_framed; /* announced, with bytes that are in no frame yet */
   uint32_t next_seq;
   uint32_t seen;  /* messages that the peer had seen when it wrote its latest report */
   uint32_t rest_max;       /* bytes: what is left of a message, if it is no more, goes in one frame */
@@ -98,7 +98,7 @@ static inline void sk_stream_established(struct sk_comm *comm, struct sk_stream 
 
 /* Are there messages that may go, and are not announced or not all in frames? */
 static inline bool sk_send_has_unframed(const struct sk_send_comm *sc) {
-  return !STAILQ_EMPTY(&sc->to_announce) || !STAILQ_EMPTY(&sc->announced);
+  return !STAILQ_EMPTY(&sc->to_announce) || !STAILQ_EMPTY(&sc->partly_framed);
 }
 /* Is there nothing that test might wait for? */
 bool sk_send_is_idle(const struct sk_send_comm *sc);

@@ -11,7 +11,8 @@
 #include "common/base/log.h"
 #include "plugin/template/tpl_comm.h"
 
-/* What a slot grants, and its DONEs: they are written before it is used again. */
+/* Never overflows: per slot at most one GRANT and one DONE per buffer are queued, and a slot is used again only after
+ * both are written. */
 #define OUT_BYTES (TPL_SLOTS * TPL_MAX_RECVS * 2 * TPL_FRAME_SIZE)
 
 enum buffer_state {
@@ -30,7 +31,7 @@ struct buffer {
 
 struct tpl_recv {
   struct tpl_request base;
-  STAILQ_ENTRY(tpl_recv) link; /* in comm->arrived */
+  STAILQ_ENTRY(tpl_recv) link; /* in rc->arrived */
   unsigned int n, missing;     /* buffers; those whose message is not here */
   struct buffer buffers[TPL_MAX_RECVS];
 };

@@ -16,7 +16,7 @@
 
 enum grant_state {
   GRANT_NONE,
-  GRANT_OPEN,  /* in comm->grants */
+  GRANT_OPEN,  /* in sc->grants */
   GRANT_TAKEN, /* by `send` */
 };
 
@@ -32,7 +32,7 @@ struct tpl_grant {
 
 struct tpl_send {
   struct tpl_request base;
-  STAILQ_ENTRY(tpl_send) link; /* in comm->free or comm->queue */
+  STAILQ_ENTRY(tpl_send) link; /* in sc->free or sc->queue */
   const uint8_t *data;
   size_t size, written; /* `written` counts the frame, too */
   struct tpl_mr *mr;
