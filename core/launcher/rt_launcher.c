@@ -316,10 +316,10 @@ static rail_result_t through_tmp(const railLaunch_t *launch, uint64_t job, bool 
   char dir[512];
   const char *tmp = env("TMPDIR");
   if (launch->nranks > 1 && launch->localSize != launch->nranks) {
-    char here[32] = "nobody says how many";
+    char here[32] = "an unknown number";
     if (launch->localSize >= 0) snprintf(here, sizeof here, "%d", launch->localSize);
-    rt_error(RAIL_BAD_USAGE, "launcher: %d ranks, of which %s are on this host (%s): set RAIL_STORE to a directory that "
-             "all see, or NCCL_COMM_ID=host:port of rank 0", launch->nranks, here,
+    rt_error(RAIL_BAD_USAGE, "launcher: %d ranks, of which %s are on this host (%s): set RAIL_STORE to a directory "
+             "that all see, or NCCL_COMM_ID=host:port of rank 0", launch->nranks, here,
              launch->source ? launch->source : "no launcher");
     return RAIL_BAD_USAGE;
   }

@@ -24,10 +24,10 @@
 /* Kernels see a failure at once, but may be queued behind the program's own kernels. */
 #define RUN_END_NS 30000000000ull
 
-/* How long the executor leaves a new plan to a thread that waits, and how many such naps without work it
+/* How long the executor leaves a new plan to a thread that waits, and how many such short sleeps without work it
  * makes before it sleeps until it is woken: waking it costs the caller a system call. */
 #define EXECUTOR_GRACE_NS 500000u
-#define EXECUTOR_NAPS 20
+#define EXECUTOR_SHORT_SLEEPS 20
 
 /* ---- running one plan ------------------------------------------------------ */
 
@@ -158,7 +158,7 @@ static void run_queue(struct rt_queue *q) {
   pthread_cond_broadcast(&q->idle);
 }
 
-static void nap(struct rt_queue *q) {
+static void sleep_briefly(struct rt_queue *q) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_nsec += EXECUTOR_GRACE_NS;
@@ -166,29 +166,29 @@ static void nap(struct rt_queue *q) {
     until.tv_sec++;
     until.tv_nsec -= 1000000000;
   }
-  q->napping = true;
+  q->sleeps_briefly = true;
   pthread_cond_timedwait(&q->work, &q->lock, &until);
-  q->napping = false;
+  q->sleeps_briefly = false;
 }
 
 static void *executor(void *arg) {
   struct rt_queue *q = arg;
-  struct rt_plan *waiting = NULL; /* the first plan before the last nap: no waiter has come for it */
-  int naps = 0;
+  struct rt_plan *waiting = NULL; /* the first plan before the last short sleep: no waiter has come for it */
+  int short_sleeps = 0;
   pthread_mutex_lock(&q->lock);
   while (!q->stop) {
     struct rt_plan *first = q->running ? NULL : STAILQ_FIRST(&q->plans);
     bool launched = !q->running && !STAILQ_EMPTY(&q->launches);
     if (launched || (first && (q->urgent || first == waiting))) {
       run_queue(q);
-      naps = 0;
-    } else if (q->pending > 0 || naps < EXECUTOR_NAPS) {
-      naps = q->pending > 0 ? 0 : naps + 1;
+      short_sleeps = 0;
+    } else if (q->pending > 0 || short_sleeps < EXECUTOR_SHORT_SLEEPS) {
+      short_sleeps = q->pending > 0 ? 0 : short_sleeps + 1;
       waiting = first;
-      nap(q);
+      sleep_briefly(q);
     } else {
       pthread_cond_wait(&q->work, &q->lock);
-      naps = 0;
+      short_sleeps = 0;
     }
   }
   pthread_mutex_unlock(&q->lock);
@@ -257,7 +257,7 @@ void rt_queue_enqueue(struct rt_queue *q, struct rt_plan *plan, bool urgent) {
   q->pending++;
   atomic_store_explicit(&q->pending_hint, q->pending, memory_order_release);
   q->urgent |= urgent;
-  if (q->urgent || !q->napping) pthread_cond_signal(&q->work);
+  if (q->urgent || !q->sleeps_briefly) pthread_cond_signal(&q->work);
   pthread_mutex_unlock(&q->lock);
 }
 
@@ -266,8 +266,8 @@ void rt_queue_add_launch(struct rt_queue *q, struct rt_launch *launch) {
   STAILQ_INSERT_TAIL(&q->launches, launch, link);
   q->pending++;
   atomic_store_explicit(&q->pending_hint, q->pending, memory_order_release);
-  /* Only a proxy that has no thread of its own waits for the executor to end its nap. */
-  if (!q->napping || (launch->nops > 0 && !q->comm->proxy.threaded)) pthread_cond_signal(&q->work);
+  /* Only a proxy that has no thread of its own waits for the executor to end its short sleep. */
+  if (!q->sleeps_briefly || (launch->nops > 0 && !q->comm->proxy.threaded)) pthread_cond_signal(&q->work);
   pthread_mutex_unlock(&q->lock);
 }
 

@@ -34,7 +34,7 @@ struct rt_queue {
   struct rt_launches failed_launches;
   bool running, stop, thread_started;
   bool urgent;  /* begin at once: a waiter may wait for another communicator first */
-  bool napping; /* the executor will wake by itself: no signal needed */
+  bool sleeps_briefly; /* the executor will wake by itself: no signal needed */
   int pending;  /* plans and launches that are not finished */
   pthread_t thread;
   atomic_int pending_hint; /* `pending`, to be read without the lock */
