@@ -3,8 +3,7 @@
 """make lint: what the compilers do not say.
 
 Headers compile alone (public ones as C++ too), files and functions have a
-length, rooms include only rooms below them, no path of somebody's machine, no
-note to self, then clang-tidy and cppcheck. Looks at the files git knows.
+length, modules include only modules below them, no path of somebody's machine, no TODO, then clang-tidy and cppcheck. Looks at the files git knows.
 """
 import argparse
 import concurrent.futures
@@ -20,7 +19,7 @@ FLAGS = ["-D_GNU_SOURCE", "-Iinclude", "-I."]
 WARN = ["-Wall", "-Wextra", "-Werror"]
 C_LIKE = (".c", ".h", ".cc", ".cu", ".cuh")
 
-# Room → what it may include. Arrows go downward only.
+# Module → what it may include. Arrows go downward only.
 MAY_INCLUDE = {
     "include": {"rail"},
     "common": {"common", "rail"},
@@ -36,7 +35,7 @@ MAY_INCLUDE = {
 # Inside of common: each folder includes itself and those that are named here.
 COMMON_MAY_INCLUDE = {"base": set(), "net": {"base", "conn"}, "conn": {"base"}, "obs": {"base"}}
 MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:home|root|work|Users|mnt|tmp/brief)/\w")
-NOTE_TO_SELF = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
+TODO = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([\w.-]+)/([\w./-]+)[">]')
 
 problems = []
@@ -112,8 +111,8 @@ def check_text(name, exceptions):
         for number, line in enumerate(lines, 1):
             if m := MACHINE_PATH.search(line):
                 problem(f"{name}:{number}", f"a path of somebody's machine: {m.group(0)}…")
-            if code and NOTE_TO_SELF.search(line):
-                problem(f"{name}:{number}", "a note to self; do it, or describe the limit in the documents")
+            if code and TODO.search(line):
+                problem(f"{name}:{number}", "TODO is not allowed; do it, or describe the limit in the documents")
             if code and len(line) > COLUMN_LIMIT:
                 problem(f"{name}:{number}", f"{len(line)} columns; the limit is {COLUMN_LIMIT}")
     if path.suffix in C_LIKE:
@@ -125,13 +124,13 @@ def check_c(name, lines, exceptions):
         if exceptions.over(f"{name}:{function}", length, FUNCTION_LIMIT):
             problem(f"{name}:{first}", f"{function} has {length} lines; the limit is {FUNCTION_LIMIT}")
     parts = name.split("/")
-    room = "/".join(parts[:2]) if "/".join(parts[:2]) in MAY_INCLUDE else parts[0]
+    module = "/".join(parts[:2]) if "/".join(parts[:2]) in MAY_INCLUDE else parts[0]
     for number, line in enumerate(lines, 1):
         m = INCLUDE.match(line)
-        if not m or room not in MAY_INCLUDE or not (ROOT / m.group(1)).is_dir() and m.group(1) != "rail":
+        if not m or module not in MAY_INCLUDE or not (ROOT / m.group(1)).is_dir() and m.group(1) != "rail":
             continue
-        if not {m.group(1), "/".join(m.groups())} & MAY_INCLUDE[room]:
-            problem(f"{name}:{number}", f"{room} must not include {m.group(1)}/")
+        if not {m.group(1), "/".join(m.groups())} & MAY_INCLUDE[module]:
+            problem(f"{name}:{number}", f"{module} must not include {m.group(1)}/")
         folder = m.group(2).split("/")[0]
         if parts[0] == "plugin" and m.group(1) == "plugin" and parts[1] != folder:
             problem(f"{name}:{number}", "a plugin must not include another's headers")
@@ -184,11 +183,11 @@ def queue_header():
 
 def cppcheck_command():
     # The calls of ghost's driver are declared by one macro: cppcheck takes all of them for one function.
-    rooms = ("common", "loader", "core", "plugin", "kit", "emu", "ghost", "tools")
-    rooms = [r for r in rooms if list((ROOT / r).rglob("*.c"))]
+    modules = ("common", "loader", "core", "plugin", "kit", "emu", "ghost", "tools")
+    modules = [r for r in modules if list((ROOT / r).rglob("*.c"))]
     return ["cppcheck", "--quiet", "--std=c11", "--error-exitcode=1", "--inline-suppr", "--enable=warning,portability",
             "--suppress=missingIncludeSystem", "--suppress=*:*_impl.c", "--suppress=ctunullpointer:ghost/*",
-            "--suppress=ctuuninitvar:ghost/*", *queue_header(), "-j", str(os.cpu_count() or 1), *FLAGS, *rooms]
+            "--suppress=ctuuninitvar:ghost/*", *queue_header(), "-j", str(os.cpu_count() or 1), *FLAGS, *modules]
 
 
 def main():

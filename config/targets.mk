@@ -43,8 +43,8 @@ help:  ## this list
 clean:  ## remove everything built
 	$(Q)rm -rf build
 
-setup:  ## install what the targets below need (apt, as root; else print the line to run)
-	$(setup) build test bench lint
+setup:  ## install what building needs (apt, as root; else print the line to run); other targets bring theirs
+	$(setup) build
 
 demo:  ## 4 ranks all-reduce over the socket plugin, checked; then a small training run
 	$(setup) build

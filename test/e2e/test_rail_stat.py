@@ -159,7 +159,7 @@ def prometheus():
              "print(f['rail_comm_sent_bytes'].type, len(f['rail_comm_sent_bytes'].samples),"
              " f['rail_odd_things'].samples[0].labels['label_9bad_key'])\n")
     done = subprocess.run(["/usr/bin/python3", "-c", check], input=text, capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stderr}\n(make setup brings python3-prometheus-client)"
+    assert done.returncode == 0, f"{done.stderr}\n(make test brings python3-prometheus-client)"
     assert done.stdout == "counter 4 back\\slash\n", done.stdout
 
 
