@@ -118,7 +118,8 @@ TEST(garbage) {
     CHECK_INT(write(comm.peer, wire, sizeof wire), sizeof wire);
     UNTIL(atomic_load(&comm.events));
     CHECK_INT(atomic_load(&comm.events), RAIL_OOB_PEER_LOST);
-    UNTIL(log_said("invalid frame on the oob connection") && log_said("10.0.0.2:4711")); /* the line is written afterwards */
+    /* The line is written afterwards. */
+    UNTIL(log_said("invalid frame on the oob connection") && log_said("10.0.0.2:4711"));
     end(&watch, &comm);
   }
   add(&watch, &comm, true, 7);
