@@ -267,8 +267,9 @@ def document(results, reference, runs):
     yield "Written by `make kit-proof`. `test/broken/` holds one small plugin that keeps the whole contract and, by its"
     yield f"file's name, breaks it in one of {len(defects())} ways. The kit knows nothing of it."
     yield ""
-    yield (f"- The reference: {runs} runs of all checks ({counts['MUST']} MUST, {counts['SHOULD']} SHOULD, "
-           f"{counts['OBSERVED']} OBSERVED; figures and messages of gigabytes once), {len(failed) or 'no'} failures.")
+    yield (f"- The reference: {runs} runs of all checks that a v12 plugin without fused devices has "
+           f"({counts['MUST']} MUST, {counts['SHOULD']} SHOULD, {counts['OBSERVED']} OBSERVED; figures and messages of "
+           f"gigabytes once), {len(failed) or 'no'} failures.")
     if skipped:
         yield f"  Skipped: {', '.join(skipped)}."
     for r in failed:
