@@ -3,8 +3,8 @@
 """Plugins under NCCL's own host code, with no GPU (docs/nccl.md): releases of NCCL by plugins, one table.
 
 Each cell is a run of `rail-kit nccl`; each column a release and options of that command: ranks that are a host each,
-and several ranks a host with GPUDirect, where NCCL receives in groups. The ib plugin runs over the emulated verbs
-device, the ofi plugin over each provider that is named: the environment of each row selects these."""
+and several ranks a host with GPUDirect, where NCCL receives in groups. The ib plugin and NCCL's own IB run over the
+emulated verbs device, the ofi plugin over each provider that is named: the environment of each row selects these."""
 import argparse
 import json
 import os
@@ -24,14 +24,18 @@ COLUMNS = ("--ranks 2", "--ranks 4", "--ranks 4 --ranks-per-host 2 --gdr on")
 LIMIT = 3600  # seconds for one cell
 
 
-def ours(build, providers):
-    """[(name, file, environment)]"""
+def ours_and_nccls(build, providers):
+    """[(name, plugin, environment)]"""
     lib = build / "lib"
     verbs = lib / "emu/libibverbs.so.1"
+    path = ":".join(filter(None, [str(verbs.parent), os.environ.get("LD_LIBRARY_PATH")]))
     rows = [("RailSocket", lib / "libnccl-net-socket.so", {}),
             ("RailIB, emulated RoCE", lib / "libnccl-net-ib.so", {"NCCL_IBVERBS_LIB": str(verbs),
                                                                  "RAIL_EMU": "device emu0"})]
-    return rows + [(f"RailOFI, {p}", lib / "libnccl-net-ofi.so", {"RAIL_OFI_PROVIDER": p}) for p in providers]
+    rows += [(f"RailOFI, {p}", lib / "libnccl-net-ofi.so", {"RAIL_OFI_PROVIDER": p}) for p in providers]
+    return rows + [("NCCL's Socket", "builtin:Socket", {}),
+                   ("NCCL's IB, emulated RoCE", "builtin:IB", {"LD_LIBRARY_PATH": path, "RAIL_EMU": "device emu0",
+                                                               "NCCL_IB_GID_INDEX": "3"})]
 
 
 def without(plugin):
@@ -81,7 +85,7 @@ def main():
     p.add_argument("--types", help="as of rail-kit nccl, in all columns")
     o = p.parse_args()
     build = o.build.resolve()
-    rows = ours(build, [x for x in o.provider.split(",") if x])
+    rows = ours_and_nccls(build, [x for x in o.provider.split(",") if x])
     rows += [(*x.split("=", 1), {}) for x in o.plugin]
     env = environments(o, p)
     for name in set(env) - {name for name, _, _ in rows}:

@@ -117,11 +117,19 @@ static void print_figures(FILE *f, const struct kit_result *r) {
   if (r->nfigures) putc('\n', f);
 }
 
+/* Of the vtable; blank where there is none: a plugin that does not load, NCCL's own network. */
+static const char *version_text(const struct kit_result *r, char text[16]) {
+  text[0] = 0;
+  if (r->version > 0) snprintf(text, 16, "v%d", r->version);
+  return text;
+}
+
 static void print_result(const struct kit_report *report, const struct kit_result *r) {
   FILE *f = report->table;
   bool bad = kit_result_bad(r), seen = r->level == KIT_OBSERVED;
-  fprintf(f, "  %-6s %-44s %-8s v%-3d %-6s %7.2f s\n", r->id, r->name, kit_level_text(r->level), r->version,
-          word_of(r), r->seconds);
+  char version[16];
+  fprintf(f, "  %-6s %-44s %-8s %-4s %-6s %7.2f s\n", r->id, r->name, kit_level_text(r->level),
+          version_text(r, version), word_of(r), r->seconds);
   if (bad || r->end == KIT_END_SKIPPED || *r->text) print_lines(f, r->end == KIT_END_SKIPPED ? "why" : "seen", r->text);
   if (bad) {
     print_lines(f, "wanted", r->what);
@@ -366,13 +374,15 @@ static void print_bad(const struct kit_report *r) {
   int n = 0, same;
   for (int i = 0; bad && i < r->count; i++)
     if (kit_result_bad(&r->results[i])) bad[n++] = &r->results[i];
+  char version[16];
   if (n > 0 && r->count > 1) {
     qsort(bad, (size_t)n, sizeof *bad, compare_numbers);
     fprintf(r->table, "failed, the lowest number first:\n");
     for (int i = 0; i < n; i += same) {
       const struct kit_result *x = bad[i];
       for (same = 1; i + same < n && compare_numbers(&bad[i], &bad[i + same]) == 0;) same++;
-      fprintf(r->table, "  %-6s %-44s %-8s v%-3d %s", x->id, x->name, kit_level_text(x->level), x->version, word_of(x));
+      fprintf(r->table, "  %-6s %-44s %-8s %-4s %s", x->id, x->name, kit_level_text(x->level),
+              version_text(x, version), word_of(x));
       if (same > 1) fprintf(r->table, ", %d times", same);
       putc('\n', r->table);
     }

@@ -174,8 +174,14 @@ static void check_gdr(struct kit_result *r, const struct proof *p, const char *r
   }
 }
 
+const char *const kit_nccl_networks[] = {"Socket", "IB", NULL};
+
 /* NCCL says of its own networks what it says of a plugin of the same name. */
-static bool is_nccls_own(const char *name) { return strcasecmp(name, "Socket") == 0 || strcasecmp(name, "IB") == 0; }
+static bool is_nccls_own(const char *name) {
+  int i = 0;
+  while (kit_nccl_networks[i] && strcasecmp(name, kit_nccl_networks[i]) != 0) i++;
+  return kit_nccl_networks[i] != NULL;
+}
 
 /* Of one host, since a rank in the middle of a ring may have no connection to another one. */
 static struct proof check_host(struct kit_nccl_run *run, struct kit_result *r, const int *logs, int host) {
@@ -185,7 +191,7 @@ static struct proof check_host(struct kit_nccl_run *run, struct kit_result *r, c
   for (int i = 0; i < processes; i++) read_log(&p, logs[host * processes + i], run->probe.name);
   if (n > 1) snprintf(ranks, sizeof ranks, "ranks %d to %d", first, first + n - 1);
   else snprintf(ranks, sizeof ranks, "rank %d", first);
-  if (is_nccls_own(run->probe.name))
+  if (!run->how->network && is_nccls_own(run->probe.name))
     fail(r, "NCCL's own network has the plugin's name, so nothing shows who carries the connections: ",
          run->probe.name);
   if (p.elsewhere) fail(r, "a connection is not carried by the plugin: ", p.line);
@@ -302,8 +308,11 @@ static bool make_link(struct kit_nccl_run *run, char *why, size_t size) {
   struct kit_probe probe;
   if (!kit_fault_net_open(&run->net)) return snprintf(why, size, "%s", run->net.why), false;
   if (!kit_fault_net_restore(&run->net)) return snprintf(why, size, "the link does not come up"), false;
+  if (run->how->network && strcmp(run->how->network, "Socket") == 0) return true;
   snprintf(there.at[0].netns, sizeof there.at[0].netns, "%s", run->net.space[0]);
-  if (kit_probe(run->how->plugin, &there, &probe, why, size) && strstr(probe.devices[0], KIT_LINK_NAME)) return true;
+  if (!run->how->network && kit_probe(run->how->plugin, &there, &probe, why, size) &&
+      strstr(probe.devices[0], KIT_LINK_NAME))
+    return true;
   snprintf(why, size, "the plugin does not use the network interface that the kit would take down");
   return false;
 }
@@ -417,7 +426,8 @@ int kit_nccl_run(const struct kit_nccl *how) {
     fprintf(stderr, "rail-kit nccl: %s\n", why);
   } else if (find_ghost(run.ghost)) {
     kit_nccl_library_path(path, sizeof path, run.ghost);
-    bool loads = kit_probe(resolved.plugin, &with_ghost, &run.probe, why, sizeof why);
+    bool loads = how->network || kit_probe(resolved.plugin, &with_ghost, &run.probe, why, sizeof why);
+    if (how->network) snprintf(run.probe.name, sizeof run.probe.name, "%s", how->network);
     result = loads ? run_all(&run, &filter)
                    : kit_report_unusable(&run.report, kit_probe_newest(&run.probe), why);
   }

@@ -23,6 +23,7 @@ struct kit_nccl_rank;
 
 struct kit_nccl {
   const char *plugin, *library; /* files; of NCCL: libnccl.so.2 */
+  const char *network;          /* NCCL's own one that `plugin` names, as NCCL_NET and NCCL's log have it; NULL: none */
   int ranks, channels;
   int gpus_per_process;           /* ranks of a process, a divisor of ranks_per_host */
   int ranks_per_host;             /* a divisor of ranks, and less: there are several hosts */
@@ -38,6 +39,10 @@ struct kit_nccl {
   bool quiet;                     /* no rows of what went well */
   const char *json, *junit;
 };
+
+/* What stands before the name of one of NCCL's own networks in the place of a plugin. */
+#define KIT_NCCL_BUILTIN "builtin:"
+extern const char *const kit_nccl_networks[]; /* "Socket" … NULL */
 
 /* Exit status. */
 int kit_nccl_run(const struct kit_nccl *how);

@@ -80,7 +80,7 @@ void kit_nccl_make_env(struct kit_nccl_env *e, const struct kit_nccl_run *run, c
   kit_nccl_library_path(path, sizeof path, run->ghost);
   add_env(e, "%s", path);
   add_host(e, how, process, run->topology);
-  add_env(e, "NCCL_NET_PLUGIN=%s", how->plugin);
+  add_env(e, "NCCL_NET_PLUGIN=%s", how->network ? "none" : how->plugin);
   add_env(e, "NCCL_NET=%s", run->probe.name);
   add_env(e, "NCCL_DEBUG=%s", trace ? "TRACE" : "INFO");
   add_env(e, "NCCL_DEBUG_FILE=/proc/self/fd/%d", log);

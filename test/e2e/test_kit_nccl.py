@@ -41,6 +41,17 @@ __attribute__((constructor)) static void make(void) {
 }
 """
 
+# Says which network NCCL is told to use.
+SAYS_NETWORK = r"""
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void say(void) {
+  FILE *said = fopen(getenv("SAID"), "a");
+  fprintf(said, "%s %s\n", getenv("NCCL_NET_PLUGIN"), getenv("NCCL_NET"));
+  fclose(said);
+}
+"""
+
 # A plugin around another one whose table is there when CUDA's driver is, by the name that aws-ofi-nccl opens.
 NEEDS_CUDA = r"""
 #include <dlfcn.h>
@@ -139,8 +150,24 @@ def a_plugin_that_needs_cuda_finds_it():
         assert [r["name"] for r in results] == ["all_reduce.ring.LL"], results
 
 
+def nccls_own_networks_have_names():
+    """builtin:NAME has NCCL use its own network, and no plugin."""
+    with tempfile.TemporaryDirectory() as folder:
+        nccl = library(folder, "libnccl.so.2", "-Wl,--no-as-needed", str(BUILD / "lib/ghost/libcudart.so.13"),
+                       code=SAYS_NETWORK)
+        for plugin, network in ("builtin:socket", "Socket"), ("builtin:IB", "IB"):
+            said = pathlib.Path(f"{folder}/{network}")
+            done = run([KIT, "nccl", plugin, "--nccl", nccl, "--only", "all_reduce.ring.LL", "--json", "-"], SAID=said)
+            if "without libelf" in done.stderr:
+                raise Skip("this rail-kit was built without libelf")
+            assert said.read_text() == f"none {network}\n" * 2, (said.read_text(), done)
+            again = json.loads(done.stdout)["results"][0]["again"]
+            assert f"rail-kit nccl {plugin} " in again, again
+
+
 def arguments_are_checked():
     for args, word in ((("nccl",), "a plugin is missing"), (("nccl", SOCKET), "--nccl is missing"),
+                       (("nccl", "builtin:TCP", "--nccl", "x"), "builtin:Socket and builtin:IB, not 'builtin:TCP'"),
                        (("nccl", SOCKET, "--nccl", "x", "--types", "flot"), "flot"),
                        (("nccl", SOCKET, "--nccl", "x", "--sizes", "8,x"), "8,x"),
                        (("nccl", SOCKET, "--nccl", "x", "--ranks", "1"), "--ranks"),
@@ -192,6 +219,19 @@ def a_plugin_without_counters_is_named():
             figures = {f["name"] for f in json.load(out)["results"][0]["figures"]}
         assert done.returncode == 0 and words in done.stdout, done
         assert ("received_by_the_plugin" in figures) == ("sent_between_hosts" in figures) == counted, figures
+
+
+def nccls_own_networks_carry_collectives():
+    """They count nothing; one with the emulated device's library where NCCL looks for it."""
+    need_nccl()
+    verbs = {"LD_LIBRARY_PATH": BUILD / "lib/emu", "NCCL_IB_GID_INDEX": "3", "RAIL_EMU": "device emu0"}
+    there = (BUILD / "lib/emu/libibverbs.so").exists()
+    for plugin, env in (("builtin:Socket", {}), *([("builtin:IB", verbs)] if there else [])):
+        report = kit(plugin, "--only", "all_reduce.ring.*,all_gather.ring.LL,sendrecv", "--types", "float",
+                     "--redops", "sum", **env)
+        for r in report["results"]:
+            assert r["status"] == "pass" and [f["name"] for f in r["figures"]] == ["connections_by_the_plugin"], r
+            assert figure(r, "connections_by_the_plugin") >= 4, r
 
 
 def communicators_are_made_and_lost():
@@ -335,9 +375,9 @@ def another_network_is_noticed():
 if __name__ == "__main__":
     main([(case.__name__.replace("_", " "), case) for case in (
         what_is_no_nccl_is_refused, a_static_runtime_is_refused, the_line_that_repeats_a_case_repeats_it,
-        shared_memory_that_is_left_is_removed, a_plugin_that_needs_cuda_finds_it, arguments_are_checked,
-        our_plugin_carries_every_collective, a_plugin_without_counters_is_named, communicators_are_made_and_lost,
-        four_ranks_and_the_bootstrap, ranks_gather_and_scatter_by_pat,
-        what_is_left_out_has_the_reason, several_ranks_are_a_host, several_gpus_are_a_process,
-        ranks_of_a_host_receive_in_groups, groups_shrink, writes_to_gpu_memory_need_a_flush,
+        shared_memory_that_is_left_is_removed, a_plugin_that_needs_cuda_finds_it, nccls_own_networks_have_names,
+        arguments_are_checked, our_plugin_carries_every_collective, a_plugin_without_counters_is_named,
+        nccls_own_networks_carry_collectives, communicators_are_made_and_lost, four_ranks_and_the_bootstrap,
+        ranks_gather_and_scatter_by_pat, what_is_left_out_has_the_reason, several_ranks_are_a_host,
+        several_gpus_are_a_process, ranks_of_a_host_receive_in_groups, groups_shrink, writes_to_gpu_memory_need_a_flush,
         another_network_is_noticed)])

@@ -96,6 +96,7 @@ static const struct tool_command command = {
              "process for a host, so that all data between processes goes through the plugin (but see\n"
              "--ranks-per-host). Contents are compared with scalar code, and NCCL's log is asked which plugin carries\n"
              "each connection. Other cases make communicators, split and lose them. Times say nothing about a GPU.\n"
+             "PLUGIN may also be one of NCCL's own networks: " KIT_NCCL_BUILTIN "Socket, " KIT_NCCL_BUILTIN "IB.\n"
              "Variables that are set stay (NCCL_P2P_DISABLE=0); docs/nccl.md has those that do not.",
     .options = options,
     .noptions = sizeof options / sizeof *options,
@@ -114,6 +115,15 @@ static int refuse_hosts(const struct kit_nccl *how, const char *option) {
   return TOOL_EXIT_USAGE;
 }
 
+/* False: the plugin's name says that it is one of NCCL's own networks, and there is none of that name. */
+static bool find_network(struct kit_nccl *how) {
+  const size_t prefix = strlen(KIT_NCCL_BUILTIN);
+  if (strncmp(how->plugin, KIT_NCCL_BUILTIN, prefix) != 0) return true;
+  for (int i = 0; kit_nccl_networks[i] && !how->network; i++)
+    if (strcasecmp(how->plugin + prefix, kit_nccl_networks[i]) == 0) how->network = kit_nccl_networks[i];
+  return how->network != NULL;
+}
+
 int rk_nccl(int argc, char **argv) {
   struct nccl_options o = {.how = {.ranks = 2, .gpus_per_process = 1, .channels = 2, .repeat = REPEAT,
                                    .limit_ms = 60000, .nsizes = 4, .sizes = {8, 1000, 64 << 10, 1 << 20}}};
@@ -123,12 +133,15 @@ int rk_nccl(int argc, char **argv) {
   if (o.list) return kit_nccl_list(&o.how);
   if (!plugins[0]) return tool_misuse(&command, "a plugin is missing", NULL), TOOL_EXIT_USAGE;
   if (plugins[1]) return tool_misuse(&command, "one plugin at a time, not also", plugins[1]), TOOL_EXIT_USAGE;
+  o.how.plugin = plugins[0];
+  if (!find_network(&o.how))
+    return tool_misuse(&command, "NCCL's own networks are " KIT_NCCL_BUILTIN "Socket and " KIT_NCCL_BUILTIN "IB, not",
+                       plugins[0]), TOOL_EXIT_USAGE;
   if (!o.how.library) return tool_misuse(&command, "--nccl is missing", NULL), TOOL_EXIT_USAGE;
   const char *host_option = o.how.ranks_per_host ? "--ranks-per-host" : "--gpus-per-process";
   if (!o.how.ranks_per_host) o.how.ranks_per_host = o.how.gpus_per_process;
   if (o.how.ranks % o.how.ranks_per_host != 0 || o.how.ranks == o.how.ranks_per_host ||
       o.how.ranks_per_host % o.how.gpus_per_process != 0)
     return refuse_hosts(&o.how, host_option);
-  o.how.plugin = plugins[0];
   return kit_nccl_run(&o.how);
 }
