@@ -3,7 +3,6 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "common/obs/stats.h"
 #include "kit/bench/bench_process.h"
 #include "kit/kit_filter.h"
 #include "kit/kit_job.h"
@@ -11,7 +10,6 @@
 #include "kit/kit_report.h"
 #include "kit/nccl/kit_nccl.h"
 #include "kit/nccl/nccl_case.h"
-#include "kit/nccl/nccl_counters.h"
 #include "kit/trace/kit_trace.h"
 #include "test/harness/tap.h"
 
@@ -292,45 +290,7 @@ TEST(bytes_between_hosts) {
   }
 }
 
-static const struct rail_stats_counter of_both[] = {{"sent_bytes", RAIL_STATS_COUNTER, ""},
-                                                    {"received_bytes", RAIL_STATS_COUNTER, ""}};
-static const struct rail_stats_counter of_one[] = {{"bytes", RAIL_STATS_COUNTER, ""}};
-static const struct rail_stats_counter of_none[] = {{"messages", RAIL_STATS_COUNTER, ""}};
-
-/* Connections of plugins, whichever way each counts, and nothing else. */
-TEST(bytes_that_plugins_count) {
-  struct rail_stats *page[4];
-  uint64_t *record[7], bytes = 1;
-  CHECK(!kit_nccl_received(&bytes));
-  page[0] = rail_stats_open("None", &(struct rail_stats_group){"comm", of_none, 1, 2}, 1);
-  record[0] = rail_stats_take(page[0], 0, "side=receive,peer=a");
-  rail_stats_set(record[0], 1 << 20);
-  CHECK(!kit_nccl_received(&bytes));
-  page[1] = rail_stats_open("Both", &(struct rail_stats_group){"comm", of_both, 2, 2}, 1);
-  record[1] = rail_stats_take(page[1], 0, "side=receive,peer=a");
-  record[2] = rail_stats_take(page[1], 0, "side=send,peer=a");
-  rail_stats_set(&record[2][0], 1 << 21);
-  rail_stats_set(&record[1][1], 300);
-  CHECK(kit_nccl_received(&bytes));
-  CHECK_INT(bytes, 300);
-  static const struct rail_stats_group groups[] = {{"comm", of_one, 1, 2}, {"rail", of_one, 1, 1}};
-  page[2] = rail_stats_open("One", groups, 2);
-  record[3] = rail_stats_take(page[2], 0, "side=receive,peer=a");
-  record[4] = rail_stats_take(page[2], 0, "side=send,peer=a");
-  record[5] = rail_stats_take(page[2], 1, "side=receive,peer=a");
-  for (int i = 3; i < 6; i++) rail_stats_set(record[i], 40);
-  CHECK(kit_nccl_received(&bytes));
-  CHECK_INT(bytes, 340);
-  page[3] = rail_stats_open("Full", &(struct rail_stats_group){"comm", of_one, 1, 0}, 1);
-  record[6] = rail_stats_take(page[3], 0, "side=receive,peer=a"); /* unseen: the sum would be too small */
-  CHECK(!kit_nccl_received(&bytes));
-  static const int in[] = {0, 1, 1, 2, 2, 2, 3};
-  for (int i = 0; i < 7; i++) rail_stats_drop(page[in[i]], in[i] == 2 && i == 5, record[i]);
-  for (int i = 0; i < 4; i++) rail_stats_close(page[i]);
-  CHECK(!kit_nccl_received(&bytes));
-}
-
 TEST_MAIN(TEST_CASE(job_args), TEST_CASE(job_check), TEST_CASE(choices), TEST_CASE(reasons), TEST_CASE(json),
           TEST_CASE(json_of_a_trace), TEST_CASE(quoting), TEST_CASE(what_counts), TEST_CASE(outcomes_and_words),
           TEST_CASE(bench_of_a_slow_or_unknown_machine), TEST_CASE(sums_of_fp8),
-          TEST_CASE(limits_of_nccl), TEST_CASE(bytes_between_hosts), TEST_CASE(bytes_that_plugins_count))
+          TEST_CASE(limits_of_nccl), TEST_CASE(bytes_between_hosts))
