@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python whose torch is tried: RAIL_TEST_PYTHON, else the system's, for which Debian's python3-torch is."""
+import functools
 import os
 import subprocess
 
@@ -8,6 +9,7 @@ from coll import ROOT, Skip, environment
 PYTHON = os.environ.get("RAIL_TEST_PYTHON", "/usr/bin/python3")
 
 
+@functools.cache  # importing torch takes more than a second
 def runs(code):
     return not subprocess.run([PYTHON, "-c", code], capture_output=True,
                               env=environment(PYTHONPATH=ROOT / "python")).returncode
