@@ -5,7 +5,9 @@
 """The backend "railyard" of torch.distributed (python/): every collective against its definition, over shared memory
 and over the socket plugin, with 1 to 3 ranks; futures, several groups, messages, a training beside Gloo; ranks that
 die, stop calling or never come. The system's Python runs the ranks: Debian's python3-torch is for that one."""
-import os
+import atexit
+import functools
+import json
 import pathlib
 import subprocess
 import sys
@@ -19,25 +21,28 @@ RANKS = pathlib.Path(__file__).with_name("torch_ranks.py")
 POWER_SGD = "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook"
 
 
+@functools.cache
+def forks():
+    process = subprocess.Popen([PYTHON, str(RANKS)], env=environment(OMP_NUM_THREADS=1), text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(process.communicate)
+    return process
+
+
 def ranks(names, n, limit=500, ends=None, **variables):
     """Runs the ranks, which go through these cases together. Their output; all must end well, or with the status in
     `ends`."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as folder:
         env = environment(RAIL_LIBRARY=BUILD / "lib" / "librailyard.so.0", OMP_NUM_THREADS=1,
                           RAIL_BOOTSTRAP_TIMEOUT="240s", **variables)
-        started = [subprocess.Popen([PYTHON, str(RANKS), names, str(rank), str(n), f"{scratch}/"], env=env, text=True,
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(n)]
-        try:
-            ended = [process.communicate(timeout=limit) for process in started]
-        finally:
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-                    process.communicate()
-    wrong = [f"rank {rank} ended with {started[rank].returncode}:\n{out}{err}" for rank, (out, err) in enumerate(ended)
-             if started[rank].returncode != (ends or {}).get(rank, 0)]
+        job = {"names": names, "n": n, "scratch": f"{folder}/", "limit": limit, "env": env}
+        print(json.dumps(job), file=forks().stdin, flush=True)
+        statuses = json.loads(forks().stdout.readline())
+        said = [[pathlib.Path(folder, f"{rank}.{name}").read_text() for name in ("out", "err")] for rank in range(n)]
+    wrong = [f"rank {rank} ended with {status}:\n{''.join(said[rank])}" for rank, status in enumerate(statuses)
+             if status != (ends or {}).get(rank, 0)]
     assert not wrong, "".join(wrong)
-    return [out for out, _ in ended]
+    return [out for out, _ in said]
 
 
 def case(names, n, needs="", **more):

@@ -328,3 +328,21 @@ def ends_by_an_exception():
         assert time.monotonic() < deadline, "rank 0 has not ended"
         time.sleep(0.05)
     os._exit(0)
+
+
+def forked_process_that_ends():
+    """Of two processes that multiprocessing forked one ends, its group not destroyed, before the other receives."""
+    def forked():
+        init()
+        dist.barrier()
+        if rank == 1:
+            meet(2)
+        t = torch.full((10,), float(rank))
+        dist.broadcast(t, 0)
+        same(t, torch.zeros(10))
+    process = multiprocessing.get_context("fork").Process(target=forked, daemon=True)
+    process.start()
+    process.join(400)
+    assert process.exitcode == 0, f"the forked process of rank {rank} ended with {process.exitcode}"
+    if rank == 0:
+        meet(2)

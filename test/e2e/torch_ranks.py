@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of test_torch.py: python3 torch_ranks.py CASE[,CASE...] RANK RANKS STORE. Prints what a case is to show, or
-a traceback."""
+"""The ranks of test_torch.py, forks (torch_forks.py) with the command line CASE[,CASE...] RANK RANKS STORE. Each prints
+what a case is to show, or a traceback."""
 import datetime
-import multiprocessing
 import os
 import sys
 import time
 import weakref
 
 sys.dont_write_bytecode = True
-import torch_parts
-from torch_parts import combined, dist, everybody, init, meet, n, raises, rank, replicated, same, sharded, torch, values
+import torch_forks
 
-import torch_failures
-from railyard_torch import RailyardError
+torch_forks.become_a_rank()
+import torch_parts  # noqa: E402
+from torch_parts import (  # noqa: E402
+    combined, dist, everybody, init, meet, n, raises, rank, replicated, same, sharded, torch, values)
+
+import torch_failures  # noqa: E402
+from railyard_torch import RailyardError  # noqa: E402
 
 TYPES = [torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COUNTS = [1, 3000, 200001]
@@ -473,24 +476,6 @@ def bad_arguments():
     raises(ValueError, texts, group.allgather_coalesced, n * [[torch.ones(1)]], [torch.ones(1), torch.ones(1)])
     dist.all_reduce(t)  # none of them did harm
     same(t, torch.full((4, 4), float(n)))
-
-
-def forked_process_that_ends():
-    """Of two processes that multiprocessing forked one ends, its group not destroyed, before the other receives."""
-    def forked():
-        init()
-        dist.barrier()
-        if rank == 1:
-            meet(2)
-        t = torch.full((10,), float(rank))
-        dist.broadcast(t, 0)
-        same(t, torch.zeros(10))
-    process = multiprocessing.get_context("fork").Process(target=forked, daemon=True)
-    process.start()
-    process.join(400)
-    assert process.exitcode == 0, f"the forked process of rank {rank} ended with {process.exitcode}"
-    if rank == 0:
-        meet(2)
 
 
 for case in sys.argv[1].split(","):
