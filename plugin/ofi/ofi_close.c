@@ -9,12 +9,13 @@
  *   stopped   no call begins anything; operations that wait for room in libfabric are dropped, but those that tell the
  *             peer that the connection ends (REVOKE, REVOKED, a refusal)
  *   revoked   a receiver has asked its peer (REVOKE) to write nothing more, and the peer has said so (REVOKED), has
- *             closed, or is dead. A message that the fabric loses with its connection is sent anew
- *   idle      tagged receives are cancelled, and libfabric has completed every operation
+ *             closed, or is dead. A message that the fabric loses with its connection is sent anew. A peer that does
+ *             not answer, as over a fabric that carries nothing to it, may be kept out (keep_out)
+ *   idle      tagged receives are cancelled, and libfabric has completed every operation that names the caller's memory
  *
- * What has not come to that within RAIL_OFI_CLOSE_TIMEOUT never may: a peer that is stopped in the middle of a message,
- * a fabric that does not answer. Then the endpoint is shut, which ends the other connections over it too: memory that
- * is written after it was freed would be worse.
+ * What has not come to that within RAIL_OFI_CLOSE_TIMEOUT never may: a send that libfabric does not give back, writes
+ * that may be half here. Then the endpoint is shut, which ends the other connections over it too: memory that is
+ * written after it was freed would be worse.
  */
 #include "plugin/ofi/ofi_close.h"
 
@@ -120,17 +121,17 @@ static bool any_names_memory(struct ofi_comm *comm) {
   return any;
 }
 
-/* libfabric has completed the comm's operations. A provider may never complete those with a peer that is gone: when
- * none has ended for a while, control messages are abandoned, and stay in the comm's memory until the endpoint is
- * closed. What names the caller's memory is not. */
-static bool await_idle(struct ofi_comm *comm, uint64_t deadline) {
+/* libfabric has completed the comm's operations. A provider may never complete those with a peer that is gone, or that
+ * does not answer: when none has ended for a while, or the deadline has passed, control messages are abandoned, and
+ * stay in the comm's memory until the endpoint is closed. What names the caller's memory is not. */
+static bool await_idle(struct ofi_comm *comm, bool answers, uint64_t deadline) {
   uint64_t gone = 0, ping = rail_now_ns();
   for (uint32_t before = comm->nops; comm->nops && !comm->endpoint->shut; before = comm->nops) {
     poll_once(comm, &ping);
-    if (!peer_is_gone(comm) || comm->nops != before) gone = 0;
+    if ((answers && !peer_is_gone(comm)) || comm->nops != before) gone = 0;
     else if (!gone) gone = rail_deadline_in_ms(GONE_MS);
     if (rail_deadline_passed(gone) && !any_names_memory(comm)) return true;
-    if (rail_deadline_passed(deadline)) return comm->nops == 0;
+    if (rail_deadline_passed(deadline)) return !any_names_memory(comm);
   }
   return true;
 }
@@ -140,13 +141,30 @@ static bool is_granting(struct ofi_comm *comm) {
   return !comm->sender && atomic_load_explicit(&comm->outstanding, memory_order_relaxed) != 0;
 }
 
+/* Else a receive that is cancelled is all that reaches the caller's memory. */
+static bool is_written_to(const struct ofi_recv_comm *rc) {
+  for (unsigned int r = 0; r < OFI_MAX_RECVS; r++) {
+    const struct ofi_recv *recv = &rc->recvs[r];
+    for (unsigned int i = 0; recv->pending && recv->granted && i < recv->n; i++)
+      if (recv->buffers[i].kind == OFI_BUFFER_RMA && !recv->buffers[i].done) return true;
+  }
+  return false;
+}
+
+/* A peer that has not said that it writes no more may have begun to. Behind a registration that is closed it cannot go
+ * on where a NIC looks at that for each piece of a write that it places; elsewhere what is half here comes. */
+static bool keep_out(struct ofi_comm *comm) {
+  return ofi_provider_checks_writes(comm->device->rails[0]->provider) && ofi_comm_close_mrs(comm);
+}
+
 static void stop_locked(struct ofi_comm *comm) {
   uint64_t deadline = rail_deadline_in_ms(ofi_params.close_ms);
   atomic_store(&comm->stopped, true);
   cancel_all(comm, false);
-  bool quiet = !is_granting(comm) || await_revoked(comm, deadline);
+  bool granting = is_granting(comm), written = granting && is_written_to(ofi_recv_comm_of(comm));
+  bool quiet = !granting || await_revoked(comm, written ? deadline : rail_deadline_in_ms(ofi_params.close_ms / 2));
   cancel_all(comm, true);
-  if (quiet && await_idle(comm, deadline)) return;
+  if (await_idle(comm, quiet, deadline) && (quiet || !written || keep_out(comm))) return;
   RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: within %lld ms (RAIL_OFI_CLOSE_TIMEOUT) %s, and %u "
             "operations have not ended", comm->peer_text, comm->device->name, (long long)ofi_params.close_ms,
             quiet ? "the peer writes no more" : "the peer has not said that it writes no more", comm->nops);

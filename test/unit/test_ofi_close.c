@@ -5,11 +5,13 @@
  * in any order, with peers that go on and peers that do not. What was the plugin's may not be touched afterwards: it is
  * taken away, so that a touch ends this program.
  */
+#include <netinet/in.h>
 #include <sys/mman.h>
 
 #include "test/unit/ofi_rig.h"
 
 #define SIDE (4u << 20)
+#define SIZE_OF_OTHERS 9000
 
 static struct rig r;
 static uint8_t *out, *in; /* pages of their own */
@@ -278,6 +280,73 @@ TEST(a_revoke_that_is_lost) {
   }
 }
 
+/* ---- a fabric that is dead towards one peer -------------------------------------------------------------- */
+
+static void kill_endpoint(void *comm) {
+  char script[32];
+  struct sockaddr_in name; /* its port is the endpoint's number */
+  memcpy(&name, rig_comm(comm)->endpoint->nics[0].name.bytes, sizeof name);
+  snprintf(script, sizeof script, "dead=%d", ntohs(name.sin_port));
+  fake_script(script);
+}
+
+static bool has_grant(void *comm) {
+  return RIG_LOCKED(comm, ((struct ofi_send_comm *)comm)->grants_applied) == OFI_FIRST_SEQ + 1;
+}
+
+static void poll_both(void) {
+  rig_poll(r.rc);
+  rig_poll(r.sc);
+}
+
+/* That peer alone loses its connections, unless it may have begun a write that nothing keeps out. What it sends when
+ * the fabric carries messages again touches no memory. */
+TEST(a_fabric_that_is_dead_towards_one_peer) {
+  static const struct { const char *offers, *provider; size_t size; bool all_end; } rows[] = {
+    {"nic=fake0 no=rma", "fake", 9000, false},
+    {"nic=fake0 prov=verbs;ofi_rxm", "verbs;ofi_rxm", 9000, false},
+    {"nic=fake0 prov=verbs;ofi_rxm mr_mode=local,endpoint", "verbs;ofi_rxm", 9000, false},
+    {"nic=fake0 prov=tcp;ofi_rxm", "tcp;ofi_rxm", 9000, true},
+    {"nic=fake0 prov=tcp;ofi_rxm", "tcp;ofi_rxm", 100, false}}; /* comes in a control message */
+  for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
+    uint8_t got[SIZE_OF_OTHERS];
+    rig_start(rows[i].offers);
+    ofi_params.provider = rows[i].provider;
+    rig_open(&r, 1, 1);
+    out = pages();
+    in = pages();
+    mh_out = rig_reg(r.sc, out, SIDE);
+    mh_in = rig_reg(r.rc, in, SIDE);
+    struct rig other = {.ctx = {rig_ctx(), r.ctx[1]}};
+    rig_connect(&other, 0, 0);
+    void *mo = rig_reg(other.sc, out, SIDE), *mi = rig_reg(other.rc, got, sizeof got);
+    CHECK(rig_recv(&r, in, rows[i].size, 1, mh_in));
+    RIG_UNTIL(rows[i].size <= (size_t)ofi_params.inline_bytes || has_grant(r.sc), poll_both());
+    kill_endpoint(r.sc);
+    CHECK(rig_isend(r.sc, out, RAIL_MIN(rows[i].size, 3000), 1, mh_out));
+    ofi_params.close_ms = 200;
+    CHECK_OK(net->dereg_mr(r.rc, mh_in));
+    ofi_params.close_ms = RIG_PATIENCE_MS;
+    take_away(in);
+    CHECK_MSG(log_said("is closed, and all its connections") == rows[i].all_end, "row %zu: %s", i, log_lines);
+    fake_script("reset=1");
+    RIG_UNTIL(RIG_LOCKED(r.sc, rig_comm(r.sc)->nops) == 0, poll_both());
+    if (!rows[i].all_end) {
+      void *recv = rig_recv(&other, got, sizeof got, 1, mi);
+      CHECK_INT(rig_finish(&other, rig_send(&other, out, sizeof got, 1, mo), recv), sizeof got);
+    }
+    CHECK_OK(net->close_recv(r.rc));
+    CHECK_OK(net->dereg_mr(r.sc, mh_out));
+    CHECK_OK(net->close_send(r.sc));
+    CHECK_OK(net->dereg_mr(other.sc, mo));
+    CHECK_OK(net->dereg_mr(other.rc, mi));
+    CHECK_OK(net->close_send(other.sc));
+    CHECK_OK(net->close_recv(other.rc));
+    CHECK_OK(net->finalize(other.ctx[0]));
+    end();
+  }
+}
+
 static struct ofi_comm *flushing;
 static int late_reads;
 static ssize_t no_room_for_reads(struct fid_ep *ep, void *buf, size_t len, void *desc, fi_addr_t from, uint64_t addr,
@@ -408,6 +477,7 @@ TEST(an_end_that_comes_before_a_flush) {
 
 RIG_MAIN(TEST_CASE(with_everything_in_flight), TEST_CASE(a_sender_that_has_sent_nothing),
          TEST_CASE(a_message_for_a_comm_that_is_closed), TEST_CASE(a_receive_that_the_provider_keeps),
-         TEST_CASE(a_revoke_that_is_lost), TEST_CASE(a_flush_that_waits),
+         TEST_CASE(a_revoke_that_is_lost), TEST_CASE(a_fabric_that_is_dead_towards_one_peer),
+         TEST_CASE(a_flush_that_waits),
          TEST_CASE(a_peer_that_goes_while_others_are_busy), TEST_CASE(a_flush_while_another_thread_polls),
          TEST_CASE(an_end_that_comes_before_a_flush))
