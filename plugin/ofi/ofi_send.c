@@ -443,7 +443,7 @@ static rail_result_t begin(struct ofi_send_comm *sc, const struct message *messa
 
 rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                         void **request) {
-  (void)phandle; /* NCCL's profiler has no description of what a libfabric provider does */
+  (void)phandle; /* NCCL's profilers know no event of a libfabric operation */
   struct ofi_comm *comm = ofi_comm_of(send_comm, OFI_SEND_COMM_MAGIC, "isend");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!rail_net_memory_covers(mhandle, comm, data, size) || size > RAIL_NET_MAX_BYTES))
