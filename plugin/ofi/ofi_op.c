@@ -8,8 +8,7 @@
 
 #include "plugin/ofi/ofi_comm.h"
 
-/* A message that the provider copies and never completes. Only on one host, where nothing can lose it: other providers
- * say nothing of one whose connection breaks. */
+/* A message that the provider copies and never completes: the endpoint's max_inject. */
 #define INJECTED 1
 static bool can_inject(const struct ofi_op *op) {
   return op->head_size + op->size <= op->nic->max_inject;

@@ -65,7 +65,9 @@ struct ofi_op {
 };
 STAILQ_HEAD(ofi_op_list, ofi_op);
 
-#define OFI_MAX_INJECT 4096 /* bytes of a frame and its payload that are copied for fi_inject */
+/* Bytes of a frame and its payload that are copied for fi_inject; over tcp, whose own copies have 128. */
+#define OFI_MAX_INJECT 4096
+#define OFI_MAX_INJECT_TCP 128
 
 /* Posts an operation of a comm, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle,
  * too, where the provider has taken a copy and will not complete it (fi_inject). */

@@ -69,8 +69,8 @@ static void handle_completion(struct ofi_endpoint *endpoint, void *context, cons
 }
 
 /* An error without an operation: completions were lost, or the queue does not work any more. A message that is injected
- * on one host has no operation either, and the end of its peer is its connection's to notice; no provider is known to
- * report one (libfabric's fi_inject over shm leaves no pending entry). */
+ * has no operation either, and the end of its peer is its connection's to notice; no provider is known to report one
+ * (fi_inject leaves no pending entry over shm, and tcp drops it with a line of its log). */
 static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic) {
   char text[256];
   struct fi_cq_err_entry entry = {0};

@@ -36,10 +36,12 @@ bool ofi_provider_is_ip(const char *provider) {
          core_is(provider, "net") || core_is(provider, "xnet");
 }
 
+bool ofi_provider_is_tcp(const char *provider) { return core_is(provider, "tcp") || core_is(provider, "xnet"); }
+
 /* Not sockets: its target answers a write that it refuses, and goes on with what is behind it. */
 bool ofi_provider_is_connected(const char *provider) {
   const char *layer = strchr(provider, ';');
-  return core_is(provider, "tcp") || core_is(provider, "xnet") || (layer && strcmp(layer, ";ofi_rxm") == 0);
+  return ofi_provider_is_tcp(provider) || (layer && strcmp(layer, ";ofi_rxm") == 0);
 }
 
 /* Not efa, opx, psm2, psm3: their software may place a write, piece by piece, after one look. */

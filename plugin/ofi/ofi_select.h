@@ -68,6 +68,8 @@ int ofi_provider_rank(const char *provider);
 bool ofi_provider_is_ip(const char *provider);
 /* Its endpoints have a connection to each peer, in whose order operations fail, too: tcp, and what ofi_rxm is over. */
 bool ofi_provider_is_connected(const char *provider);
+/* tcp, with what is layered over it. */
+bool ofi_provider_is_tcp(const char *provider);
 /* Its NICs look at the registration for each piece of a write that they place: cxi, verbs. */
 bool ofi_provider_checks_writes(const char *provider);
 /* Processes of one host only: shm. */

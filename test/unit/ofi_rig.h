@@ -51,8 +51,11 @@ __attribute__((unused)) static void rig_use(const char *program) {
 static const char *const rig_kinds[] = {"mr", "ep", "av", "cq", "domain", "fabric", "info"};
 static long rig_live[RAIL_COUNT_OF(rig_kinds)]; /* what a case that failed has left */
 
-/* What the provider offers from now on; all parameters have their defaults. Before it all contexts are finalized. */
+/* What the provider offers from now on; all parameters have their defaults, but the provider is that of the offers.
+ * Before it all contexts are finalized. */
 __attribute__((unused)) static void rig_start(const char *offers) {
+  static char provider[64];
+  const char *prov = strstr(offers, "prov=");
   char script[1024];
   ofi_devices_unload();
   snprintf(script, sizeof script, "nics=none reset=1 %s", offers);
@@ -60,6 +63,10 @@ __attribute__((unused)) static void rig_start(const char *offers) {
   fake_forgive();
   log_forget();
   ofi_params = rig_defaults;
+  if (prov) {
+    snprintf(provider, sizeof provider, "%.*s", (int)strcspn(prov + 5, " "), prov + 5);
+    ofi_params.provider = provider;
+  }
   ofi_params.close_ms = RIG_PATIENCE_MS; /* this machine may stand still for longer than the default */
   for (size_t i = 0; i < RAIL_COUNT_OF(rig_kinds); i++) rig_live[i] = fake_live(rig_kinds[i]);
 }

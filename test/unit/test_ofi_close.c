@@ -302,21 +302,15 @@ static void poll_both(void) {
 /* That peer alone loses its connections, unless it may have begun a write that nothing keeps out. What it sends when
  * the fabric carries messages again touches no memory. */
 TEST(a_fabric_that_is_dead_towards_one_peer) {
-  static const struct { const char *offers, *provider; size_t size; bool all_end; } rows[] = {
-    {"nic=fake0 no=rma", "fake", 9000, false},
-    {"nic=fake0 prov=verbs;ofi_rxm", "verbs;ofi_rxm", 9000, false},
-    {"nic=fake0 prov=verbs;ofi_rxm mr_mode=local,endpoint", "verbs;ofi_rxm", 9000, false},
-    {"nic=fake0 prov=tcp;ofi_rxm", "tcp;ofi_rxm", 9000, true},
-    {"nic=fake0 prov=tcp;ofi_rxm", "tcp;ofi_rxm", 100, false}}; /* comes in a control message */
+  static const struct { const char *offers; size_t size; bool all_end; } rows[] = {
+    {"nic=fake0 no=rma", 9000, false},
+    {"nic=fake0 prov=verbs;ofi_rxm", 9000, false},
+    {"nic=fake0 prov=verbs;ofi_rxm mr_mode=local,endpoint", 9000, false},
+    {"nic=fake0 prov=tcp;ofi_rxm", 9000, true},
+    {"nic=fake0 prov=tcp;ofi_rxm", 100, false}}; /* comes in a control message */
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
     uint8_t got[SIZE_OF_OTHERS];
-    rig_start(rows[i].offers);
-    ofi_params.provider = rows[i].provider;
-    rig_open(&r, 1, 1);
-    out = pages();
-    in = pages();
-    mh_out = rig_reg(r.sc, out, SIDE);
-    mh_in = rig_reg(r.rc, in, SIDE);
+    open_pair(rows[i].offers, 1);
     struct rig other = {.ctx = {rig_ctx(), r.ctx[1]}};
     rig_connect(&other, 0, 0);
     void *mo = rig_reg(other.sc, out, SIDE), *mi = rig_reg(other.rc, got, sizeof got);

@@ -189,6 +189,7 @@ static const char storm[] = "eagain=20 late=10 reorder=40 overtake=40 eager=1000
 TEST(a_hundred_thousand_written) { run("nic=fake0", 1, 1, 100000, "late=2 reorder=10 overtake=20"); }
 TEST(a_hundred_thousand_tagged) { run("nic=fake0 no=rma", 1, 1, 100000, "late=2 reorder=10 overtake=20"); }
 TEST(written_in_a_storm) { run("nic=fake0", 1, 1, 20000, storm); }
+TEST(written_and_injected) { run("nic=fake0 prov=tcp;ofi_rxm inject=4096", 1, 1, 10000, storm); }
 TEST(written_without_order) { run("nic=fake0 no=saw", 1, 1, 20000, storm); }
 TEST(written_in_pieces) { run("nic=fake0 no=saw,sas", 1, 1, 20000, "torn=1000 overtake=70 late=4"); }
 TEST(tagged_in_a_storm) { run("nic=fake0 no=rma", 1, 1, 20000, storm); }
@@ -214,5 +215,6 @@ TEST(several_nics) {
 }
 
 RIG_MAIN(TEST_CASE(a_hundred_thousand_written), TEST_CASE(a_hundred_thousand_tagged), TEST_CASE(written_in_a_storm),
+         TEST_CASE(written_and_injected),
          TEST_CASE(written_without_order), TEST_CASE(written_in_pieces), TEST_CASE(tagged_in_a_storm),
          TEST_CASE(tagged_without_order), TEST_CASE(short_queues), TEST_CASE(strict_provider), TEST_CASE(several_nics))

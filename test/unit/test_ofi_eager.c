@@ -16,12 +16,12 @@ static struct rig r;
 static uint8_t out[SLOTS * SMALL + SIZE], in[SLOTS * SMALL + 2 * SIZE];
 
 static const char *const kinds[] = {"nic=fake0", "nic=fake0 no=rma", "nic=fake0 no=sas,saw", "nic=fake0 no=rma,sas",
-                                    "nic=fake0 prov=shm inject=4096 gone=silent"};
+                                    "nic=fake0 prov=shm inject=4096 gone=silent",
+                                    "nic=fake0 prov=tcp;ofi_rxm inject=4096"};
 static const char *const ways[] = {"", "late=5 reorder=50 overtake=60", "eagain=40 burst=2"};
 
 static void open_pair(const char *offers) {
   rig_start(offers);
-  if (strstr(offers, "prov=shm")) ofi_params.provider = "shm";
   rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)(i * 31 + (i >> 8));
   memset(in, 0xee, sizeof in);

@@ -17,14 +17,14 @@ static struct rig r;
 static uint8_t out[OFI_MAX_RECVS * SIZE], in[OFI_MAX_RECVS * SIZE];
 
 static const char *const kinds[] = {"nic=fake0", "nic=fake0 no=rma", "nic=fake0 no=sas,saw",
-                                    "nic=fake0 prov=shm inject=4096 gone=silent"};
+                                    "nic=fake0 prov=shm inject=4096 gone=silent",
+                                    "nic=fake0 prov=tcp;ofi_rxm inject=4096"};
 static const char *const ways[] = {"", "late=5 reorder=50 overtake=60", "eagain=40 burst=2"};
 
 /* Without credit nothing but GRANTs brings a message. */
 static void open_pair(const char *offers, bool credit) {
   rig_start(offers);
   if (!credit) ofi_params.inline_bytes = 0;
-  if (strstr(offers, "prov=shm")) ofi_params.provider = "shm";
   int nics = strstr(offers, "fake3") ? 4 : 1;
   rig_open_pair(&r, nics, nics, out, sizeof out, in, sizeof in);
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)(i * 31 + (i >> 8));

@@ -59,6 +59,7 @@ static const char message[] = "1 messages and 0 receives";
 TEST(a_receive_whose_message_is_lost) {
   static const struct { const char *offers, *script; size_t size; const char *why; } rows[] = {
     {"nic=fake0", "lose=any:1:ever", 100, nothing},          {"nic=fake0", "lose=send:1:1", 100, message},
+    {"nic=fake0 prov=tcp;ofi_rxm inject=4096", "lose=send:1:1", 10, message}, /* by fi_inject */
     {"nic=fake0", "lose=any:1:ever", 8000, nothing},         {"nic=fake0", "lose=send:1:1", 8000, message}, /* FIN */
     {"nic=fake0 no=saw", "lose=send:1:1", 8000, message},    {"nic=fake0 no=rma", "lose=any:1:ever", 8000, nothing},
     {"nic=fake0 no=rma", "lose=tsend:1:1", 8000, message}};
@@ -69,6 +70,7 @@ TEST(a_receive_whose_message_is_lost) {
     fake_script(rows[i].script);
     void *send = rig_send(&r, out, rows[i].size, 1, r.mh_out);
     RIG_UNTIL(rig_done(send, NULL), rig_poll(r.sc)); /* its memory is the caller's */
+    poll_both(); /* and it has left */
     fails(r.rc, recv, rows[i].why);
     end();
   }

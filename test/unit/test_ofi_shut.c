@@ -29,7 +29,6 @@ static ssize_t read_nothing(struct fid_cq *cq, void *buf, size_t count) {
 TEST(the_last_is_read_but_not_over_shm) {
   for (int shm = 0; shm <= 1; shm++) {
     rig_start(shm ? "nic=fake0 prov=shm" : "nic=fake0");
-    if (shm) ofi_params.provider = "shm";
     rig_open(&r, 1, 1);
     struct ofi_endpoint *endpoint = rig_comm(r.sc)->endpoint;
     CHECK_OK(net->close_send(r.sc));
@@ -107,21 +106,24 @@ TEST(a_receive_of_control_messages_that_is_refused) {
 /* What is injected has no operation that an error could be reported for: a peer that is gone ends its own connection
  * alone. */
 TEST(a_peer_that_is_gone_while_a_message_is_injected) {
-  rig_start("nic=fake0 prov=shm inject=4096");
-  ofi_params.provider = "shm";
-  rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
-  struct rig other = {.ctx = {rig_ctx(), r.ctx[1]}};
-  rig_connect(&other, 0, 0);
-  CHECK(rig_comm(other.rc)->endpoint == rig_comm(r.rc)->endpoint && rig_comm(r.rc)->endpoint->nics[0].max_inject);
-  CHECK_OK(net->close_send(other.sc));
-  CHECK_OK(net->finalize(other.ctx[0])); /* its endpoint is closed */
-  CHECK_INT(RIG_LOCKED(other.rc, ofi_comm_ping(rig_comm(other.rc), 0)), RAIL_OK);
-  for (int i = 0; i < 50; i++) rig_poll(r.rc);
-  CHECK_OK(net->close_recv(other.rc));
-  void *recv = rig_recv(&r, in, SIZE, 1, r.mh_in);
-  CHECK_INT(rig_finish(&r, rig_send(&r, out, SIZE, 1, r.mh_out), recv), SIZE);
-  CHECK_MSG(!log_said("the endpoint of fake0 is closed"), "%s", log_lines);
-  rig_close_pair(&r);
+  static const char *const offers[] = {"nic=fake0 prov=shm inject=4096", "nic=fake0 prov=tcp;ofi_rxm inject=4096"};
+  for (size_t i = 0; i < RAIL_COUNT_OF(offers); i++) {
+    rig_start(offers[i]);
+    rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
+    struct rig other = {.ctx = {rig_ctx(), r.ctx[1]}};
+    rig_connect(&other, 0, 0);
+    CHECK(rig_comm(other.rc)->endpoint == rig_comm(r.rc)->endpoint && rig_comm(r.rc)->endpoint->nics[0].max_inject);
+    CHECK_OK(net->close_send(other.sc));
+    CHECK_OK(net->finalize(other.ctx[0])); /* its endpoint is closed */
+    CHECK_INT(RIG_LOCKED(other.rc, ofi_comm_ping(rig_comm(other.rc), 0)), RAIL_OK);
+    CHECK_INT(RIG_LOCKED(other.rc, rig_comm(other.rc)->pings[0].state), OFI_OP_IDLE);
+    for (int k = 0; k < 50; k++) rig_poll(r.rc);
+    CHECK_OK(net->close_recv(other.rc));
+    void *recv = rig_recv(&r, in, SIZE, 1, r.mh_in);
+    CHECK_INT(rig_finish(&r, rig_send(&r, out, SIZE, 1, r.mh_out), recv), SIZE);
+    CHECK_MSG(!log_said("the endpoint of fake0 is closed"), "%s", log_lines);
+    rig_close_pair(&r);
+  }
 }
 
 /* Registrations of everything are bound to it, and receives are posted: it closes, and nothing is left. */
@@ -159,7 +161,6 @@ static ssize_t read_error_of_a_send(struct fid_cq *cq, struct fi_cq_err_entry *e
 TEST(an_error_that_belongs_to_no_operation) {
   for (int injects = 0; injects <= 1; injects++) {
     rig_start(injects ? "nic=fake0 prov=shm inject=4096" : "nic=fake0");
-    if (injects) ofi_params.provider = "shm";
     rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
     struct ofi_endpoint *endpoint = rig_comm(r.rc)->endpoint;
     struct fid_cq *cq = endpoint->nics[0].cq;
