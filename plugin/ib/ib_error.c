@@ -378,6 +378,7 @@ const char *ib_error_why_lost(const struct ib_comm *comm, unsigned int index) {
   uint32_t faults = atomic_load(&fq->faults);
   if (faults & IB_FAULT_DEVICE) return "its HCA failed";
   if (faults & IB_FAULT_PORT) return "its port went down";
+  if (faults & IB_FAULT_SILENT) return "nothing completed over it, while the peer answered over another";
   if (fq->has_wc && fq->wc.status != IBV_WC_WR_FLUSH_ERR) return ib_error_row(fq->wc.status)->what;
   if (faults & IB_FAULT_EVENT) return "an asynchronous event said so";
   if (faults & IB_FAULT_POST) return "a work request could not be posted";

@@ -2,7 +2,7 @@
  *
  * Loss of a QP. docs/protocol-ib.md, 8, has the steps; here they are, in this order:
  *
- *   lose_qp, move_to_err   1: UP → AWAIT_FLUSH, after a failed completion or post, an event, or the peer's STOPPED
+ *   ib_failover_lose       1: UP → AWAIT_FLUSH, after a failed completion or post, an event, or the peer's STOPPED
  *   await_flush            2 and 3: → AWAIT_PEER
  *   await_peer             4: → DOWN, and then reconcile, or move_cts_and_flushes
  *   resend_all             what is to be written again, over QPs that are UP
@@ -63,8 +63,7 @@ static bool is_last(struct ib_comm *comm) {
   return ib_count_qps_up(comm) == 1;
 }
 
-/* False: it is the last one. */
-static bool lose_qp(struct ib_comm *comm, unsigned int index) {
+bool ib_failover_lose(struct ib_comm *comm, unsigned int index) {
   struct ib_failover *f = comm->failover;
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   struct ib_qp *qp = &comm->qps[index];
@@ -100,7 +99,7 @@ static bool lose_qp_by(struct ib_comm *comm, unsigned int index, const struct ib
     fq->wc = *wc;
     fq->has_wc = true;
   }
-  return lose_qp(comm, index);
+  return ib_failover_lose(comm, index);
 }
 
 /* A flush QP has failed: its rail has. */
@@ -188,7 +187,7 @@ static rail_result_t handle_qp_faults(struct ib_comm *comm, unsigned int index) 
     return RAIL_OK;
   }
   if (faults == IB_FAULT_PORT && fq->state == IB_FAILOVER_UP && port_may_return(comm, index)) return RAIL_OK;
-  if (lose_qp(comm, index)) return RAIL_OK;
+  if (ib_failover_lose(comm, index)) return RAIL_OK;
   return ib_error_last_qp(comm, index, faults);
 }
 

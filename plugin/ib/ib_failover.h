@@ -44,6 +44,7 @@ enum ib_failover_state {
 #define IB_FAULT_POST 8u          /* a work request could not be posted; written by the progress thread */
 #define IB_FAULT_PEER_STOPPED 16u /* the peer's STOPPED is there */
 #define IB_FAULT_PEER_REFUSED 32u /* the peer's REFUSED is there */
+#define IB_FAULT_SILENT 64u       /* nothing completes over it; written by the progress thread (ib_detect.c) */
 
 /* ib_failover_qp.return_events: what the watch thread has read that concerns its return. */
 #define IB_EVENT_PEER_NEW 1u
@@ -77,6 +78,11 @@ struct ib_failover_qp {
   bool verified;              /* VERIFYING: the first write has completed */
   unsigned int tries;         /* to rebuild it, since it was in use for long */
   uint64_t lost_at, up_since, began, retry_at; /* rail_now_ns() */
+  /* UP, ib_detect.c's: */
+  uint64_t mark;              /* changes when something completes */
+  uint64_t quiet_since;       /* rail_now_ns(): it has been the same since; 0: nothing is outstanding */
+  uint64_t asked_at;          /* ... of the probe since then; 0: none */
+  uint64_t asked_again_at;    /* ... and of one since a witness has answered */
 };
 
 /* A connection's failover state. */
@@ -87,6 +93,12 @@ struct ib_failover {
   uint32_t resent;             /* parts, or CTS */
   uint64_t idle_ns;            /* without a completion, when it was noticed */
   uint64_t noticed, switched;  /* rail_now_ns(): the first was noticed, the last was DOWN */
+
+  /* ib_detect.c's: */
+  uint32_t empty_tests;        /* tests that found nothing */
+  unsigned int witness;        /* the QP over which the last probe for another went */
+  uint64_t witness_asked;      /* rail_now_ns() of that */
+  bool witness_answered;
 
   _Atomic bool frames;         /* ib_failover_next has something to look for */
   _Atomic uint64_t retry_at;   /* rail_now_ns(): a QP is to be rebuilt then; 0: none */
@@ -136,6 +148,9 @@ static inline bool ib_failover_awaits(const struct ib_comm *comm) {
   return comm->failover && comm->failover->open && ib_count_qps_awaiting(comm);
 }
 
+/* A QP is lost. False: it is the last one, and is not. */
+bool ib_failover_lose(struct ib_comm *comm, unsigned int qp);
+
 /* What a sender has to resend. Of a lost QP of whose tails the receiver has counted so many: keeps in qp->posted the
  * tails that have not arrived, and writes all other entries, which are over, into `over` (IB_SEND_DEPTH). Returns how
  * many are kept. Pure. */
@@ -152,6 +167,17 @@ bool ib_failover_qp_fatal(struct ib_comm *comm, const struct ibv_qp *qp);
 /* rail_oob_ops. */
 bool ib_failover_frame(void *comm, const struct rail_oob_frame *frame);
 enum rail_oob_next ib_failover_next(void *comm, struct rail_oob_frame *frame);
+
+/* ---- ib_detect.c: by the progress thread ----------------------------------------- */
+
+/* Are there several paths? */
+static inline bool ib_detect_is_possible(const struct ib_comm *comm) {
+  return comm->failover && (comm->nrails > 1 || comm->nremote_rails > 1);
+}
+/* A test has found nothing, of a comm for which it is possible. */
+void ib_detect_empty_test(struct ib_comm *comm);
+/* A probe over that QP has completed. */
+void ib_detect_answered(struct ib_comm *comm, unsigned int qp);
 
 /* ---- ib_return.c: by the progress thread ----------------------------------------- */
 

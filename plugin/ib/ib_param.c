@@ -182,7 +182,13 @@ static const struct rail_param rows[] = {
    .doc = "A connection with several queue pairs goes on without one that fails, whose port goes down, or whose HCA "
           "fails; what it carried is sent again over the others. It is used again when its port is up (not where the "
           "RDMA CM set it up). Never over iWARP. Off if either side has it off."},
-  {.name = "RAIL_IB_PORT_GRACE", .type = RAIL_PARAM_MS, .def = "1s", .lo = 0, .hi = 3600 * 1000,
+  {.name = "RAIL_IB_PATH_TIMEOUT", .type = RAIL_PARAM_MS, .def = "200ms", .lo = 0, .hi = 3600 * 1000,
+   .offset = AT(path_ms),
+   .doc = "With RAIL_IB_FAILOVER: a queue pair is given up, however long the HCA would retry, when nothing has "
+          "completed over it for this long, a write of zero bytes included, and the peer has answered such a write "
+          "over another path. What is outstanding has besides the time that it takes at a hundredth of the port's "
+          "speed. 0: only the HCA's retries count."},
+  {.name = "RAIL_IB_PORT_GRACE", .type = RAIL_PARAM_MS, .def = "200ms", .lo = 0, .hi = 3600 * 1000,
    .offset = AT(port_grace_ms),
    .doc = "With RAIL_IB_FAILOVER: for how long a port may be down, while its HCA retries, before connections give up "
           "their queue pairs over it. 0: at once."},

@@ -39,6 +39,7 @@ struct ib_params {
   int64_t striping;     /* RAIL_IB_STRIPING: enum ib_striping */
   int64_t flush;        /* RAIL_IB_FLUSH: enum ib_flush_mode */
   int64_t port_grace_ms; /* RAIL_IB_PORT_GRACE: how long a port may be down before it counts as lost */
+  int64_t path_ms;      /* RAIL_IB_PATH_TIMEOUT: how long a path may be silent while another answers; 0: no limit */
   int64_t failover;     /* RAIL_IB_FAILOVER: a connection outlives a QP, where it has another */
   int64_t progress;     /* RAIL_IB_PROGRESS: enum ib_progress_kind */
 };

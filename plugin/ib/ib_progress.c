@@ -54,6 +54,7 @@ static void clear_probe(struct ib_comm *comm) {
 /* The peer's process has no part in a probe, so it does not count as progress: a stopped peer would seem alive. */
 static void probe_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_recv_cts_done(comm, wc);
+  ib_detect_answered(comm, ib_wr_qp(wc->wr_id));
   clear_probe(comm);
   comm->completions--; /* its batch is counted */
 }
@@ -272,6 +273,7 @@ static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_re
   bool found;
   if (poll_rails(comm, 1)) return after_completions(comm);
   if (comm->completions) after_empty_poll(comm);
+  if (ib_detect_is_possible(comm)) ib_detect_empty_test(comm);
   const uint32_t work = atomic_load_explicit(&comm->pending_work, memory_order_acquire);
   if (work) return handle_pending(r, work);
   RAIL_TRY(check_turn(comm));

@@ -16,7 +16,7 @@ enum ib_wr_kind {
   IB_WR_CTS = 3,    /* a signaled CTS write: count = CTS writes it stands for */
   IB_WR_FLUSH = 4,  /* arg = index of the flush request */
   IB_WR_VERIFY = 5, /* first writes: the handshake's, and of a QP that comes back */
-  IB_WR_PROBE = 6,  /* a receiver's write of zero bytes behind CTS writes: count = those it stands for, and itself */
+  IB_WR_PROBE = 6,  /* a write of zero bytes: count = itself, and the CTS writes before it that it stands for */
   IB_WR_BUFFER = 7, /* a receive WR with the caller's memory: arg = ib_buffer_arg (ib_two_sided.h) */
 };
 

@@ -63,7 +63,7 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
   use_cts_qp(rc, 0);
   for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
   comm->progress = progress;
-  comm->test_has_more = comm->nrails > 1 || comm->event_driven;
+  comm->test_has_more = comm->nrails > 1 || comm->event_driven || ib_detect_is_possible(comm);
   if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
   ib_comm_limit_inline(comm);
 }

@@ -52,7 +52,7 @@ static bool routes_adaptively(const struct ib_port *port) {
 bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm)) {
   struct ib_send_comm *sc = ib_send_comm_of(comm);
   comm->progress = progress;
-  comm->test_has_more = comm->nrails > 1 || comm->event_driven || comm->plan.two_sided;
+  comm->test_has_more = comm->nrails > 1 || comm->event_driven || comm->plan.two_sided || ib_detect_is_possible(comm);
   free(sc->posted);
   sc->posted = calloc(comm->plan.nqps, IB_SEND_DEPTH * sizeof *sc->posted);
   if (!sc->posted) return false;
