@@ -235,7 +235,7 @@ static void *churn(void *arg) {
 
 /* ---- commands ---- */
 
-/* stop: end in order; hold MS: post nothing new; pause MS: call nothing; close; quit */
+/* stop: end in order; hold MS: post nothing new; pause MS: call nothing; lap: forget the longest pause; close; quit */
 static void command(const char *line, uint64_t *held_until) {
   char word[32] = "";
   int ms = 0;
@@ -247,6 +247,8 @@ static void command(const char *line, uint64_t *held_until) {
     for (int i = 0; i < nflows; i++) flows[i].hold = true;
   } else if (strcmp(word, "pause") == 0) {
     usleep((useconds_t)ms * 1000);
+  } else if (strcmp(word, "lap") == 0) {
+    for (int i = 0; i < nflows; i++) flows[i].pause_ns = 0;
   } else {
     quitting = true;
   }

@@ -9,7 +9,7 @@ import lab
 from lab import BUILD, hosts
 
 IB = BUILD / "lib/libnccl-net-ib.so"
-os.environ["RAIL_TEST_PLUGIN"] = str(IB)
+os.environ.setdefault("RAIL_TEST_PLUGIN", str(IB))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
 import rig  # noqa: E402
 
