@@ -24,8 +24,9 @@ REMOTE, SYSTEM = 6, 2
 RETRIES = 3.8  # seconds: 7 times 0.54; a crowded machine stops the guest for a second and more
 SLACK = 3.0  # retries end in steps of the timeout's power of two, ticks come late, and the machine is slow
 FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep"}
-# Soft-RoCE takes 7 retries for endless ones.
-QUICK = {"NCCL_IB_TIMEOUT": "17", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "6s"}
+# Soft-RoCE takes 7 retries for endless ones. Here they detect; what detects earlier has lab/test_ib_failover.py, and
+# takes a path of a crowded machine for a dead one.
+QUICK = {"NCCL_IB_TIMEOUT": "17", "NCCL_IB_RETRY_CNT": "6", "RAIL_IB_DEADLINE": "6s", "RAIL_IB_PATH_TIMEOUT": "0"}
 SOON = {"RAIL_IB_DEADLINE": "3s", "RAIL_IB_PEER_WARN": "2s"}  # else half a minute, and 10 s
 # What is lost is sent again after half a second, not four, and again when that is lost, too.
 LOSSY = {"NCCL_IB_TIMEOUT": "17", "RAIL_IB_LINGER": "3s"}
