@@ -142,7 +142,10 @@ def environment(program, mark, scratch):
            and (k.startswith(("RAIL_TEST_", "RAIL_LAB_")) or not k.startswith(("NCCL_", "RAIL_")))}
     # Marks add up, so that a runner inside a test does not hide its programs from the outer one.
     env |= {MARK: os.environ.get(MARK, "") + mark, "RAIL_BUILD": str(program.build), "TMPDIR": scratch,
-            "PYTHONDONTWRITEBYTECODE": "1"}
+            "PYTHONDONTWRITEBYTECODE": "1",
+            # It compares two paths within a quarter of this; by default that is less than a crowded machine keeps a
+            # process waiting. fault/test_ib_detect, whose clock is its own, has the default.
+            "RAIL_IB_PATH_TIMEOUT": "8s"}
     if program.preload:
         env["LD_PRELOAD"] = ":".join(preloaded(program.build, name) for name in program.preload)
         env["RAIL_FAIL_IN"] = "@program,librailyard.so,libnccl-net-"

@@ -197,5 +197,6 @@ int main(int argc, char **argv) {
                                           TEST_CASE(an_idle_connection),
                                           TEST_CASE(all_paths_swallow_for_a_while),
                                           TEST_CASE(without_detection_the_hca_decides)};
+  unsetenv("RAIL_IB_PATH_TIMEOUT"); /* the default; test/run.py has another for other tests */
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
