@@ -119,8 +119,8 @@ struct ib_comm {
   uint32_t sample_above;            /* after more completions than this it is set; else when a poll finds none */
   bool last_poll_empty;             /* after some of those */
   bool event_driven;                /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
-  uint32_t test_has_more;           /* not 0: where the first rail has no completion a test has more to do: other rails,
-                                       to wait, to look at the wait for a turn */
+  uint32_t test_has_more;           /* not 0: a test that finds nothing over rail 0 goes on: polls other rails, waits
+                                       for an event, checks turns (SEND protocol), looks for silent paths */
   struct ib_wait wait;
   uint64_t probe_deadline;          /* the HCA must complete something by then; 0: no limit yet */
   LIST_HEAD(, ib_mhandle) mhandles; /* under the lock of ib_mr.c */

@@ -180,9 +180,9 @@ RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
 
 /* ---- irecv -------------------------------------------------------------- */
 
-static inline bool has_room(const struct ib_recv_comm *rc) { return rc->cts && rc->cts->sq_avail; }
+static inline bool can_post(const struct ib_recv_comm *rc) { return rc->cts && rc->cts->sq_avail; }
 /* Where the QP is lost (NULL) a receive is taken all the same, and announced later. */
-static inline bool is_full(const struct ib_recv_comm *rc) { return rc->cts && !rc->cts->sq_avail; }
+static inline bool must_wait(const struct ib_recv_comm *rc) { return rc->cts && !rc->cts->sq_avail; }
 
 struct recv_args {
   unsigned int n;
@@ -221,8 +221,8 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
    * may have no request left to test. */
   unsigned int slot = rc->next_seq % IB_MAX_RECVS;
   struct ib_recv *recv = rc->recvs + slot;
-  if (rail_unlikely(!has_room(rc)) || (two_sided && !ib_two_sided_has_room(rc, n, sizes))) (void)comm->progress(comm);
-  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || is_full(rc)) ||
+  if (rail_unlikely(!can_post(rc)) || (two_sided && !ib_two_sided_has_room(rc, n, sizes))) (void)comm->progress(comm);
+  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || must_wait(rc)) ||
       (two_sided && !ib_two_sided_has_room(rc, n, sizes))) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
     return rail_first_error(&comm->error);
@@ -324,7 +324,7 @@ RAIL_COLD static rail_result_t peer_refused_size(struct ib_comm *comm, const str
 /* One part of a message is in its buffer: what its immediate says, and the bytes of the write that came with it.
  * Everything is checked: the peer may be wrong. */
 RAIL_HOT_INLINE rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *wc, uint32_t bits,
-                                          uint64_t tail) {
+                                          uint64_t tail_bytes) {
   struct ib_comm *comm = &rc->base;
   const unsigned int all = comm->plan.qps_per_message;
   struct ib_imm imm;
@@ -337,7 +337,7 @@ RAIL_HOT_INLINE rail_result_t handle_part(struct ib_recv_comm *rc, const struct 
   if (rail_unlikely(imm.error)) return peer_refused_size(comm, wc, &imm, recv, b);
   if (rail_unlikely(imm.parts > all || (b->parts && b->parts != imm.parts)))
     return protocol_error(comm, wc, "a wrong number of parts");
-  const uint64_t bytes = imm.body + tail;
+  const uint64_t bytes = imm.body + tail_bytes;
   if (rail_unlikely(bytes > b->capacity - b->arrived))
     return protocol_error(comm, wc, "more data than the buffer holds");
   if (!b->parts) b->parts = b->left = (uint16_t)imm.parts;

@@ -109,7 +109,8 @@ static rail_result_t check_tag(struct ib_send_comm *sc, uint32_t tag) {
   return ib_error_tag_timeout(sc, tag);
 }
 
-/* For nanoseconds, or until the peer's HCA retransmits: by its timeout and 7 retries; with timeout 0 at any time. */
+/* A CTS is torn for nanoseconds, or, where a packet of it was lost, until the peer's HCA has sent it again: at most its
+ * timeout and 7 retries. With timeout 0 there is no such bound, and RAIL_IB_TAG_TIMEOUT limits the wait. */
 RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
   const struct ib_qp_attr peers = {.timeout = sc->base.receiver_timeout, .retry_cnt = IB_MAX_RETRIES};
   const uint64_t limit = ib_qp_limit_ms(&peers), ms = limit ? limit : (uint64_t)ib_params.tag_ms;
@@ -274,7 +275,7 @@ RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
   return !fq || (fq->state == IB_FAILOVER_UP && !(atomic_load(&fq->faults) & IB_FAULT_POST));
 }
 
-/* The QP that a part is given to. */
+/* The QP that a part is given to: in turn, from first_qp on, or its share's. */
 static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_send *send) {
   const unsigned int place = send->first_qp + send->part;
   if (rail_likely(place < sc->nlive)) return sc->live[place];
@@ -297,7 +298,7 @@ static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *s
     struct ib_qp *qp = usable_qp(sc, &send->at, qp_of_part(sc, send));
     if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
     RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->part, .at = &send->at, .qp = qp}));
-    if (!send->at.posted) send->part++;
+    if (!send->at.posted) send->part++; /* 0 again: all of the part is posted */
   }
   send->base.pending--; /* its writes remain */
   return RAIL_OK;

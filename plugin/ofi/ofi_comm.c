@@ -40,9 +40,9 @@ static bool new_sender(struct ofi_comm *comm) {
 
 static bool new_receiver(struct ofi_comm *comm) {
   struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
-  rc->next_seq = rc->first_incomplete = rc->ungranted = rc->ngrants = OFI_FIRST_SEQ;
-  rc->report.seen = rc->report.freed = OFI_FIRST_SEQ;
-  rc->reported = rc->report;
+  rc->next_seq = rc->first_incomplete = rc->first_ungranted = rc->ngrants = OFI_FIRST_SEQ;
+  rc->have.seen = rc->have.freed = OFI_FIRST_SEQ;
+  rc->reported = rc->have;
   SLIST_INIT(&rc->free_flushes);
   for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) {
     rc->recvs[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
@@ -306,7 +306,7 @@ static struct ofi_counts counts_of(struct ofi_comm *comm) {
     return (struct ofi_counts){.eagers = sc->next_eager, .filled = sc->granted_sends, .grants = sc->grants_applied};
   }
   const struct ofi_recv_comm *rc = ofi_recv_comm_of(comm);
-  return (struct ofi_counts){.eagers = rc->report.seen, .filled = rc->report.filled, .grants = rc->ngrants};
+  return (struct ofi_counts){.eagers = rc->have.seen, .filled = rc->have.filled, .grants = rc->ngrants};
 }
 
 /* An error says nothing more than no answer does: a peer that has closed takes no message. */

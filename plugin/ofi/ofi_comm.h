@@ -228,7 +228,7 @@ struct ofi_recv_comm {
   struct ofi_comm base;
   uint32_t next_seq;
   uint32_t first_incomplete; /* receives before it have all their messages */
-  uint32_t ungranted; /* receives before it are granted, or done */
+  uint32_t first_ungranted; /* receives before it are granted, or done */
   uint32_t ngrants;   /* number of the next GRANT */
   bool grants_due;    /* the next poll grants all receives that are not; control is in the list */
   uint64_t last_grant_poll; /* endpoint->polls when an irecv granted at once */
@@ -236,7 +236,7 @@ struct ofi_recv_comm {
   bool grant_wanted;       /* the sender asks for the GRANT of the next receive, whatever it is */
   bool sender_unreachable; /* a control message to it failed while no receive was outstanding */
 
-  struct ofi_report report, reported; /* what there is to say; what the sender was told */
+  struct ofi_report have, reported; /* how things are; what the sender was told */
   bool report_wanted;                 /* by the sender, when as much is here as report_wanted_at says */
   struct ofi_report report_wanted_at;
   struct ofi_control_link control;

@@ -66,7 +66,7 @@ static void add_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv, struct of
 /* By the operation and in the memory of the first receive that the frame is about. */
 static rail_result_t send_grants(struct ofi_recv_comm *rc, struct ofi_recv *first, struct ofi_frame *frame) {
   struct ofi_comm *comm = &rc->base;
-  frame->report = rc->reported = rc->report;
+  frame->report = rc->reported = rc->have;
   rc->grant_wanted = false;
   if (rc->control.due == OFI_CONTROL_LATER) ofi_endpoint_set_control(comm->endpoint, &rc->control, OFI_CONTROL_NONE);
   return ofi_comm_post_frame(comm, &first->grant, OFI_OP_GRANT, 0, frame, first->frame);
@@ -76,8 +76,8 @@ static rail_result_t send_grants(struct ofi_recv_comm *rc, struct ofi_recv *firs
  * that are not would fill the sender's queue, and the ones that are posted wait behind them. NULL: there is none, or
  * the provider has no room yet, or the comm has failed. */
 static struct ofi_recv *next_to_grant(struct ofi_recv_comm *rc) {
-  for (; rc->ungranted != rc->next_seq; rc->ungranted++) {
-    struct ofi_recv *recv = ofi_recv_at(rc, rc->ungranted);
+  for (; rc->first_ungranted != rc->next_seq; rc->first_ungranted++) {
+    struct ofi_recv *recv = ofi_recv_at(rc, rc->first_ungranted);
     if (recv->pending == 0) continue; /* EAGERs have filled all of it */
     if (!recv->posted && post_trecvs(rc, recv) != RAIL_OK) return NULL;
     if (rail_likely(!is_waiting(recv))) return recv;
@@ -99,7 +99,7 @@ void ofi_grant_all(struct ofi_recv_comm *rc) {
     frame.nkeys = rc->base.endpoint->nnics;
     do {
       add_grant(rc, recv, &frame);
-      rc->ungranted++;
+      rc->first_ungranted++;
       recv = next_to_grant(rc);
     } while (recv && (frame.nbuffers + recv->n) * each <= OFI_BUFFERS_MAX);
     if (send_grants(rc, first, &frame) != RAIL_OK) return;
@@ -117,7 +117,7 @@ void ofi_grant_soon(struct ofi_recv_comm *rc) {
 }
 
 bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *recv) {
-  if (!rc->base.eager || rc->grant_wanted || rc->report.seen - rc->report.freed >= rc->base.eager / 2) return true;
+  if (!rc->base.eager || rc->grant_wanted || rc->have.seen - rc->have.freed >= rc->base.eager / 2) return true;
   for (unsigned int i = 0; i < recv->n; i++)
     if (recv->buffers[i].kind != OFI_BUFFER_INLINE && ofi_recv_is_unfilled(&recv->buffers[i])) return true;
   return false;
@@ -126,7 +126,7 @@ bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *
 /* ---- ACKs ------------------------------------------------------------------------ */
 
 void ofi_ack_soon(struct ofi_recv_comm *rc) {
-  const struct ofi_report *r = &rc->report;
+  const struct ofi_report *r = &rc->have;
   uint32_t freed = r->freed - rc->reported.freed, credit_left = rc->base.eager - (r->seen - r->freed);
   bool now = freed && freed >= credit_left / 2; /* half of what the sender can have */
   if (rail_unlikely(rc->report_wanted) && (int32_t)(r->seen - rc->report_wanted_at.seen) >= 0 &&
@@ -149,7 +149,7 @@ static void send_ack(struct ofi_recv_comm *rc) {
   struct ofi_frame frame;
   ofi_frame_begin(&frame, OFI_FRAME_ACK);
   frame.seq = rc->ngrants;
-  frame.report = rc->reported = rc->report;
+  frame.report = rc->reported = rc->have;
   ofi_comm_address(&rc->base, &rc->ack, 0, &frame, rc->ack_frame);
   rc->ack.head_size = ofi_frame_encode(&frame, rc->ack_frame);
   ofi_comm_prepare(&rc->base, &rc->ack, OFI_OP_ACK, 0);
@@ -165,7 +165,7 @@ void ofi_control_send(struct ofi_control_link *link) {
   if (rail_unlikely(ofi_comm_status(&rc->base) != RAIL_OK)) return;
   if (rc->grants_due) ofi_grant_all(rc);
   uint32_t gone = atomic_load_explicit(&rc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
-  if (gone || rc->sender_unreachable || memcmp(&rc->report, &rc->reported, sizeof rc->report) == 0) return;
+  if (gone || rc->sender_unreachable || memcmp(&rc->have, &rc->reported, sizeof rc->have) == 0) return;
   if (rail_unlikely(rc->ack.state != OFI_OP_IDLE)) return; /* its completion asks again */
   send_ack(rc);
 }

@@ -46,8 +46,8 @@ static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const
   if (rail_unlikely(frame->type == OFI_FRAME_PING)) ofi_comm_pinged(comm, frame);
   else if (rail_unlikely(!comm->npaths)) return; /* the peer is not known yet: nothing can be answered */
   else if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK && !ends)) return;
-  else if (comm->sender) ofi_send_frame(ofi_send_comm_of(comm), frame);
-  else ofi_recv_frame(ofi_recv_comm_of(comm), frame, payload);
+  else if (comm->sender) ofi_send_on_frame(ofi_send_comm_of(comm), frame);
+  else ofi_recv_on_frame(ofi_recv_comm_of(comm), frame, payload);
 }
 
 static void malformed(struct ofi_comm *comm, unsigned int type, size_t size) {

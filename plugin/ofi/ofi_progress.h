@@ -17,7 +17,8 @@ rail_result_t ofi_test(void *request, int *done, int *sizes);
 
 rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                         void **request);
-void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame);
+/* A control message has come for a sender. */
+void ofi_send_on_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame);
 void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion);
 void ofi_send_finish(struct ofi_send *send, int *sizes);
 void ofi_send_revoked(struct ofi_send_comm *sc);
@@ -26,7 +27,8 @@ void ofi_send_revoked(struct ofi_send_comm *sc);
 
 rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                         void **phandles, void **request);
-void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
+/* A control message has come for a receiver. */
+void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
 void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion);
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes);
 

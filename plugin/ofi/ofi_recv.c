@@ -34,7 +34,7 @@ static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
 
 /* A message has come by other means than an EAGER. */
 static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
-  rc->report.filled++;
+  rc->have.filled++;
   complete_buffer(b, size);
   ofi_ack_soon(rc);
 }
@@ -102,8 +102,8 @@ static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void
   return true;
 }
 
-/* The oldest buffer of the tag whose message is not another one: of a GRANT before `count` the sender knew. NULL: none
- * is posted. */
+/* The oldest unfilled buffer of the tag that the EAGER's sender did not know of. Receives with GRANTs before `count`
+ * are skipped: the sender had those, and would have named the buffer. NULL: none is posted. */
 static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count) {
   for (uint32_t seq = rc->first_incomplete; seq != rc->next_seq; seq++) {
     struct ofi_recv *recv = ofi_recv_at(rc, seq);
@@ -119,13 +119,13 @@ static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t ta
 }
 
 static void free_places(struct ofi_recv_comm *rc) {
-  while (rc->report.freed != rc->report.seen && place_at(rc, rc->report.freed)->state == OFI_PLACE_FREE)
-    rc->report.freed++;
+  while (rc->have.freed != rc->have.seen && place_at(rc, rc->have.freed)->state == OFI_PLACE_FREE)
+    rc->have.freed++;
 }
 
 /* The next one in the order of the numbers, from its frame or from its place. False: the comm has failed. */
 static bool take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, const void *payload, uint32_t size) {
-  uint32_t seq = rc->report.seen++;
+  uint32_t seq = rc->have.seen++;
   struct ofi_place *place = place_at(rc, seq);
   struct ofi_recv_buffer *b = find_buffer(rc, tag, count);
   if (rail_likely(b != NULL)) {
@@ -139,7 +139,7 @@ static bool take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, c
 }
 
 static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  uint32_t ahead = frame->seq - rc->report.seen, used = rc->report.seen - rc->report.freed;
+  uint32_t ahead = frame->seq - rc->have.seen, used = rc->have.seen - rc->have.freed;
   struct ofi_place *place = NULL;
   if (rc->base.eager && ahead < rc->base.eager - used) place = place_at(rc, frame->seq);
   if (rail_unlikely(!place || place->state != OFI_PLACE_FREE || frame->size > rc->base.max_inline)) {
@@ -157,8 +157,8 @@ static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame
     return;
   }
   bool good = take_eager(rc, frame->tag, frame->count, payload, (uint32_t)frame->size);
-  while (good && (place = place_at(rc, rc->report.seen))->state == OFI_PLACE_EARLY)
-    good = take_eager(rc, place->tag, place->count, payload_at(rc, rc->report.seen), place->size);
+  while (good && (place = place_at(rc, rc->have.seen))->state == OFI_PLACE_EARLY)
+    good = take_eager(rc, place->tag, place->count, payload_at(rc, rc->have.seen), place->size);
   if (rail_unlikely(!good)) return;
   free_places(rc);
   ofi_ack_soon(rc);
@@ -167,7 +167,7 @@ static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame
 /* Messages that came before their receive, the oldest of each tag first. False: the comm has failed. */
 static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
   for (unsigned int i = 0; i < recv->n; i++)
-    for (uint32_t seq = rc->report.freed; seq != rc->report.seen; seq++) {
+    for (uint32_t seq = rc->have.freed; seq != rc->have.seen; seq++) {
       struct ofi_place *place = place_at(rc, seq);
       if (place->state != OFI_PLACE_UNEXPECTED || place->tag != recv->buffers[i].tag) continue;
       place->state = OFI_PLACE_FREE;
@@ -224,7 +224,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   }
   recv->seq = rc->next_seq++;
   rc->first_incomplete = clamp_to_table(rc, rc->first_incomplete);
-  rc->ungranted = clamp_to_table(rc, rc->ungranted);
+  rc->first_ungranted = clamp_to_table(rc, rc->first_ungranted);
   recv->n = recv->pending = (uint32_t)n;
   recv->posted = recv->granted = false;
   for (int i = 0; i < n; i++) {
@@ -310,7 +310,7 @@ static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) 
   ofi_ack_soon(rc);
 }
 
-void ofi_recv_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
   switch (frame->type) {
     case OFI_FRAME_EAGER: handle_eager(rc, frame, payload); break;
     case OFI_FRAME_DATA:

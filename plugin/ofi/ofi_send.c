@@ -165,7 +165,7 @@ RAIL_COLD static void peer_refused_size(struct ofi_comm *comm, uint64_t size) {
                       "has posted for it; send and receive do not fit together", (unsigned long long)size);
 }
 
-void ofi_send_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
+void ofi_send_on_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
   bool good = false;
   if (frame->type == OFI_FRAME_REVOKE) {
     sc->base.revoked = sc->base.revoked_due = true;
@@ -198,9 +198,9 @@ void ofi_send_revoked(struct ofi_send_comm *sc) {
 static struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   for (uint32_t seq = sc->grants_used; seq != sc->grants_applied; seq++) {
     struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
-    bool full = !slot->kept || slot->seq != seq;
-    if (full && seq == sc->grants_used) sc->grants_used++;
-    for (unsigned int i = 0; !full && i < slot->n; i++)
+    bool all_taken = !slot->kept || slot->seq != seq;
+    if (all_taken && seq == sc->grants_used) sc->grants_used++;
+    for (unsigned int i = 0; !all_taken && i < slot->n; i++)
       if (!(slot->taken & 1u << i) && slot->buffers[i].tag == tag) {
         *index = i;
         return slot;

@@ -27,7 +27,7 @@
 
 void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   buffer->is_ungranted = true;
-  buffer->needs_grant = buffer->capacity > rc->unexpected.size;
+  buffer->needs_grant = buffer->capacity > rc->unexpected.max_size;
   TAILQ_INSERT_TAIL(&rc->ungranted, buffer, ungranted);
   rc->ungranted_count++;
   rc->ungranted_large += buffer->needs_grant;

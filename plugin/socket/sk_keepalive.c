@@ -201,7 +201,7 @@ static void collect_recvs(const struct sk_recv_comm *rc, struct outstanding *o) 
   for (uint32_t b = 0; b < SK_MATCH_BUCKETS; b++)
     TAILQ_FOREACH(node, &rc->posted.bucket[b], next)
       add_waiting(o, rail_container_of(node, const struct sk_recv_buffer, node)->capacity);
-  o->moving = rc->partial;
+  o->moving = rc->incomplete;
   for (uint32_t b = 0; b < SK_SEQ_BUCKETS; b++)
     LIST_FOREACH(target, &rc->by_seq[b], by_seq) o->missing += target->size - target->received;
   for (uint32_t i = 0; i < rc->base.nstreams; i++) {

@@ -103,7 +103,7 @@ static const struct rail_param rows[] = {
    .offset = AT(peer_timeout_ms),
    .doc = "With requests outstanding, a peer whose host answers but whose process gives no sign of life for this long "
           "is an error: it is stopped, in a debugger, or being checkpointed. Peers that are merely slow answer PING "
-          "and may take any time. 0: wait for ever."},
+          "and may take any time, but for one that has not called accept: it is not known to live. 0: wait for ever."},
   {.name = "RAIL_SOCKET_STALL_WARN", .type = RAIL_PARAM_MS, .def = "10s", .lo = 0, .hi = 24 * 3600 * 1000,
    .offset = AT(stall_ms),
    .doc = "When nothing has moved for this long though requests are outstanding, a line says who waits for what; "

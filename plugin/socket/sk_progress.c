@@ -195,23 +195,23 @@ RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
   bool all_ended = true;
   if (sk_has_failover(comm)) {
     RAIL_TRY(sk_failover_check(comm, &all_ended));
-    return all_ended && (rc->partial || rc->posted.count) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
+    return all_ended && (rc->incomplete || rc->posted.count) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
   }
   for (uint32_t i = 0; i < comm->nstreams; i++) {
     const struct sk_stream *s = &comm->streams[i];
     bool broke = s->eof && s->in_errno;
     if (s->eof && s->len) return sk_comm_fail_lost(comm, s); /* in the middle of a payload */
     /* A TLS stream that ended without close_notify may have lost a message for a posted buffer. */
-    if (broke && s->tls && (rc->partial || rc->posted.count)) return sk_comm_fail_lost(comm, s);
+    if (broke && s->tls && (rc->incomplete || rc->posted.count)) return sk_comm_fail_lost(comm, s);
     /* It may have lost a chunk. Not the first stream: that is written too, and a peer which has delivered everything
      * and closed answers what is written with a reset. */
-    if (broke && i > 0 && rc->partial) return sk_comm_fail_lost(comm, s);
+    if (broke && i > 0 && rc->incomplete) return sk_comm_fail_lost(comm, s);
     if (!s->eof && first->eof && sk_stream_have(s) >= SK_HEAD)
       return sk_comm_fail_lost(comm, first); /* waits for an announcement that will not come */
     all_ended &= s->eof;
   }
   /* Announced messages may still come in over the other streams; unannounced ones never. */
-  if (rc->partial ? all_ended : first->eof && rc->posted.count) return sk_comm_fail_lost(comm, first);
+  if (rc->incomplete ? all_ended : first->eof && rc->posted.count) return sk_comm_fail_lost(comm, first);
   return RAIL_OK;
 }
 

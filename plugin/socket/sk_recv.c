@@ -44,7 +44,7 @@ _Static_assert(sizeof(struct sk_bounce) <= 128, "sk_credit_of counts two lines f
  * of the ring, which they are counted for, stays unused meanwhile. */
 rail_result_t sk_unexpected_init(struct sk_unexpected *u, uint32_t size, uint32_t count, uint32_t bytes) {
   sk_match_init(&u->table);
-  u->size = size;
+  u->max_size = size;
   u->count = count;
   u->bytes = bytes & ~63u;
   u->ring = aligned_alloc(64, (size_t)u->bytes + sk_credit_of(size));
@@ -61,7 +61,7 @@ static struct sk_bounce *bounce_at(const struct sk_unexpected *u, uint64_t posit
 }
 
 bool sk_unexpected_charge(struct sk_unexpected *u, uint64_t size) {
-  if (size > u->size) return false;
+  if (size > u->max_size) return false;
   u->bytes_used += sk_credit_of(size);
   u->count_used++;
   return u->bytes_used - u->bytes_reported <= u->bytes && u->count_used - u->count_reported <= u->count;
@@ -143,7 +143,7 @@ static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struc
 
 /* The last byte is here. */
 static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
-  rc->partial--;
+  rc->incomplete--;
   if (!target->unexpected) {
     finish_buffer(rc, rail_container_of(target, struct sk_recv_buffer, target));
     return;
@@ -257,7 +257,9 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   }
   sk_recv_start_submitted(rc);
   if (start_recv(rc, recv) == RAIL_OK) sk_grant_report_after_irecv(rc); /* a failure is for test to report */
-  const bool waits = rc->unread == SK_UNREAD_MESSAGE; /* now it has its buffer, and no event tells of it any more */
+  /* For the engine's thread, if there is one: the message that was left unread has its buffer now, and no event tells
+   * of it any more. */
+  const bool waits = rc->unread == SK_UNREAD_MESSAGE;
   comm->more |= waits;
   atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended || waits, memory_order_relaxed);
   sk_comm_disown(comm);
@@ -277,7 +279,8 @@ static rail_result_t begin_payload(struct sk_recv_comm *rc, struct sk_stream *s,
                                    uint8_t *to, struct sk_target *target) {
   s->head += SK_HEAD;
   sk_stream_expect(s, to, frame->len, target);
-  return frame->len ? RAIL_OK : sk_recv_on_payload(rc, s); /* a message of 0 bytes is complete */
+  /* Without payload: a message of 0 bytes is complete, an announcement alone completes nothing (add_chunk). */
+  return frame->len ? RAIL_OK : sk_recv_on_payload(rc, s);
 }
 
 /* A chunk of an announced message. */
@@ -321,7 +324,7 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
  * ring. */
 static inline bool may_leave_unread(const struct sk_recv_comm *rc, const struct sk_frame *frame) {
   const struct sk_unexpected *u = &rc->unexpected;
-  return !rc->posted.count && rc->can_leave_unread && !rc->read_all && !rc->partial &&
+  return !rc->posted.count && rc->can_leave_unread && !rc->read_all && !rc->incomplete &&
          (frame->size >= SK_BULK_BYTES || u->tail - u->head >= SK_KEPT_BYTES) && !(frame->flags & SK_FRAME_GRANTED);
 }
 
@@ -349,7 +352,7 @@ rail_result_t sk_recv_on_msg(struct sk_comm *comm, struct sk_stream *s, const st
   struct sk_target *target = match_msg(rc, frame);
   if (rail_unlikely(!target)) return sk_comm_error(comm);
   rc->next_seq++;
-  rc->partial++;
+  rc->incomplete++;
   target->announced_bytes = frame->len;
   target->received = target->coverage_sum = 0;
   target->in_chunks = false;

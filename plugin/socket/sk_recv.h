@@ -60,7 +60,7 @@ struct sk_unexpected {
   struct sk_match table; /* messages without buffer, by tag */
   uint8_t *ring;
   uint64_t head, tail;   /* live part, in bytes since the ring was empty */
-  uint32_t size;         /* of the largest message */
+  uint32_t max_size;     /* of a message: above it the sender needs a grant */
   uint32_t bytes, count; /* the credit in all */
   uint64_t bytes_used, bytes_freed, bytes_reported; /* spent by the sender; free again; and it knows */
   uint32_t count_used, count_freed, count_reported;
@@ -82,7 +82,7 @@ void sk_unexpected_free(struct sk_unexpected *u, struct sk_bounce *bounce);
 
 /* The sender can hardly send eagerly any more. */
 static inline bool sk_unexpected_is_low(const struct sk_unexpected *u) {
-  return u->bytes - (u->bytes_used - u->bytes_reported) < 2 * sk_credit_of(u->size) ||
+  return u->bytes - (u->bytes_used - u->bytes_reported) < 2 * sk_credit_of(u->max_size) ||
          u->count - (u->count_used - u->count_reported) < 2;
 }
 /* A good part is free again and the sender does not know. */
@@ -109,7 +109,7 @@ struct sk_recv_comm {
   struct sk_match posted;          /* buffers without message */
   struct sk_unexpected unexpected; /* messages without buffer */
   uint32_t next_seq;               /* of the next MSG */
-  uint32_t partial;                /* matched buffers with bytes to come */
+  uint32_t incomplete;             /* announced messages with bytes to come, for a buffer or for the ring */
   uint32_t in_chunks;              /* messages in by_seq */
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
   uint64_t hash_key; /* random; of the hash that checks how their chunks fit (add_chunk) */

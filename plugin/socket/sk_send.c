@@ -171,7 +171,7 @@ static void queue_chunk(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
                         uint32_t len) {
   queue_frame(sc, s, send, type, send->framed, len);
   send->framed += len;
-  sk_completion_add(&send->base.completion);
+  sk_completion_add(&send->base.completion); /* until it is written; with FAILOVER: has arrived (sk_path.c) */
 }
 
 static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_stream) {
@@ -184,11 +184,11 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   return true;
 }
 
-/* The announcement on the main stream, and with it of the payload
- *   - the first chunk, mostly all of it: one call does for both;
- *   - nothing, where it is large, streams are several and the main one is busy: it goes to whichever is free;
- *   - nothing, where it is large and with FAILOVER, which announces on every stream: on the main stream, messages of
- *     one chunk would leave all other devices idle. */
+/* Announces on the main stream. Along with the announcement goes
+ *   - the first chunk of the payload, mostly all of it: one call does for both;
+ *   - nothing, if the message is large and the main one of several streams is busy: whichever is free takes the chunk;
+ *   - nothing, if the message is large and FAILOVER announces it on every stream: on the main stream, messages of one
+ *     chunk would leave all other devices idle. */
 static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send) {
   const bool worth_a_call = send->size >= sc->spread_from;
   if (rail_likely(!sk_has_failover(&sc->base))) {

@@ -90,6 +90,7 @@ static rail_result_t write_frames(struct tpl_recv_comm *rc) {
     if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
   }
   rc->out_have = rc->out_done = 0;
+  /* Here a receive is complete: its bytes have arrived, and its DONEs are with the kernel. */
   while ((r = STAILQ_FIRST(&rc->arrived))) {
     STAILQ_REMOVE_HEAD(&rc->arrived, link);
     r->base.state = TPL_COMPLETE;

@@ -79,7 +79,7 @@ TEST(receives_that_are_not_granted) {
     CHECK_INT(rig_finish(&r, rig_send(&r, out, SMALL, 1, r.mh_out), recv), SMALL);
   }
   CHECK_INT(RIG_LOCKED(r.rc, rc()->ngrants), OFI_FIRST_SEQ);
-  CHECK_INT(RIG_LOCKED(r.rc, rc()->report.seen), OFI_FIRST_SEQ + 10 * OFI_MAX_EAGER); /* across the wrap */
+  CHECK_INT(RIG_LOCKED(r.rc, rc()->have.seen), OFI_FIRST_SEQ + 10 * OFI_MAX_EAGER); /* across the wrap */
   rig_close_idle_pair(&r);
 }
 
