@@ -10,7 +10,7 @@
  *             peer that the connection ends (REVOKE, REVOKED, a refusal)
  *   revoked   a receiver has asked its peer (REVOKE) to write nothing more, and the peer has said so (REVOKED), has
  *             closed, or is dead. A message that the fabric loses with its connection is sent anew. A peer that does
- *             not answer, as over a fabric that carries nothing to it, may be kept out (keep_out)
+ *             not answer, as over a fabric that carries nothing to it, matters where it may have begun to write
  *   idle      tagged receives are cancelled, and libfabric has completed every operation that names the caller's memory
  *
  * What has not come to that within RAIL_OFI_CLOSE_TIMEOUT never may: a send that libfabric does not give back, writes
@@ -151,12 +151,6 @@ static bool is_written_to(const struct ofi_recv_comm *rc) {
   return false;
 }
 
-/* A peer that has not said that it writes no more may have begun to. Behind a registration that is closed it cannot go
- * on where a NIC looks at that for each piece of a write that it places; elsewhere what is half here comes. */
-static bool keep_out(struct ofi_comm *comm) {
-  return ofi_provider_checks_writes(comm->device->rails[0]->provider) && ofi_comm_close_mrs(comm);
-}
-
 static void stop_locked(struct ofi_comm *comm) {
   uint64_t deadline = rail_deadline_in_ms(ofi_params.close_ms);
   atomic_store(&comm->stopped, true);
@@ -164,7 +158,7 @@ static void stop_locked(struct ofi_comm *comm) {
   bool granting = is_granting(comm), written = granting && is_written_to(ofi_recv_comm_of(comm));
   bool quiet = !granting || await_revoked(comm, written ? deadline : rail_deadline_in_ms(ofi_params.close_ms / 2));
   cancel_all(comm, true);
-  if (await_idle(comm, quiet, deadline) && (quiet || !written || keep_out(comm))) return;
+  if (await_idle(comm, quiet, deadline) && (quiet || !written)) return;
   RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: within %lld ms (RAIL_OFI_CLOSE_TIMEOUT) %s, and %u "
             "operations have not ended", comm->peer_text, comm->device->name, (long long)ofi_params.close_ms,
             quiet ? "the peer writes no more" : "the peer has not said that it writes no more", comm->nops);

@@ -127,20 +127,18 @@ int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const 
   return 0;
 }
 
-bool ofi_comm_close_mrs(struct ofi_comm *comm) {
+void ofi_comm_close_mrs(struct ofi_comm *comm) {
   struct ofi_mhandle *mr;
-  bool closed = true;
   LIST_FOREACH(mr, &comm->mhandles, link)
     for (unsigned int i = 0; i < OFI_MAX_PATHS; i++) {
-      if (mr->mrs[i]) closed &= fi_close(&mr->mrs[i]->fid) == 0;
+      if (mr->mrs[i]) (void)fi_close(&mr->mrs[i]->fid);
       mr->mrs[i] = NULL;
     }
-  return closed;
 }
 
 void ofi_comm_free(struct ofi_comm *comm) {
   struct ofi_mhandle *mr;
-  (void)ofi_comm_close_mrs(comm);
+  ofi_comm_close_mrs(comm);
   while ((mr = LIST_FIRST(&comm->mhandles))) {
     LIST_REMOVE(mr, link);
     mr->memory.magic = 0;

@@ -291,8 +291,8 @@ struct ofi_comm *ofi_comm_new(bool sender, struct ofi_endpoint *endpoint);
 int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const struct ofi_offer *peer);
 /* Takes it from its endpoint and frees everything; no operation is posted. Under the endpoint's lock. */
 void ofi_comm_free(struct ofi_comm *comm);
-/* Closes its registrations. False: the provider keeps some. Under the lock. */
-bool ofi_comm_close_mrs(struct ofi_comm *comm);
+/* Closes its registrations. Under the lock. */
+void ofi_comm_close_mrs(struct ofi_comm *comm);
 
 /* Ends the connection; every later isend, irecv and test returns the first error. Logs one line, "RailOFI: sending to
  * PEER over DEVICE: ...". Returns the first error. */

@@ -56,14 +56,14 @@ static void malformed(struct ofi_comm *comm, unsigned int type, size_t size) {
 }
 
 static void unbind(struct ofi_comm *comm) {
-  (void)ofi_comm_close_mrs(comm);
+  ofi_comm_close_mrs(comm);
   ofi_memory_close_mrs(&comm->frames);
   if (!comm->sender) ofi_memory_close_mrs(&ofi_recv_comm_of(comm)->flush_target);
 }
 
 static void shut(struct ofi_comm *comm, const char *why) {
   comm->nops = comm->noutgoing = 0;
-  (void)ofi_comm_close_mrs(comm);
+  ofi_comm_close_mrs(comm);
   if (comm->closed) ofi_comm_free(comm);
   else
     (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the endpoint was closed: %s; check: the earlier lines of this log",

@@ -44,9 +44,6 @@ bool ofi_provider_is_connected(const char *provider) {
   return ofi_provider_is_tcp(provider) || (layer && strcmp(layer, ";ofi_rxm") == 0);
 }
 
-/* Not efa, opx, psm2, psm3: their software may place a write, piece by piece, after one look. */
-bool ofi_provider_checks_writes(const char *provider) { return core_is(provider, "cxi") || core_is(provider, "verbs"); }
-
 bool ofi_provider_is_local(const char *provider) { return core_is(provider, "shm") || core_is(provider, "sm2"); }
 
 /* *whole: by its whole name. */

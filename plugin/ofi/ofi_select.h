@@ -70,8 +70,6 @@ bool ofi_provider_is_ip(const char *provider);
 bool ofi_provider_is_connected(const char *provider);
 /* tcp, with what is layered over it. */
 bool ofi_provider_is_tcp(const char *provider);
-/* Its NICs look at the registration for each piece of a write that they place: cxi, verbs. */
-bool ofi_provider_checks_writes(const char *provider);
 /* Processes of one host only: shm. */
 bool ofi_provider_is_local(const char *provider);
 /* Place in a list such as "tcp;ofi_rxm,verbs" or "^shm": an entry is a provider's whole name, or its first component
