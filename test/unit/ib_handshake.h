@@ -182,6 +182,10 @@ __attribute__((unused)) static void hs_close_listen(struct hs *h) {
   h->listen = NULL;
 }
 
+/* How long calls take is looked at in up to so many connections: a crowded machine stops a process for longer now and
+ * then; a call that waits takes long in each. */
+#define HS_TRIES 5
+
 /* Everything that was made is gone afterwards. */
 static void hs_end(struct hs *h) {
   if (h->connect == RAIL_OK) ENSURE_INT(ib_close_send(h->sent), RAIL_OK);
