@@ -12,7 +12,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all of it */
 static struct rt_launch_lock_setup *setups;
 static int frees, kernels; /* kernels: launches, too */
 
-static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL); }
+static void sleep_briefly(void) { nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL); }
 
 /* ---- setups ------------------------------------------------------------------------ */
 
@@ -43,7 +43,7 @@ static bool any_setup(uint64_t comm, uint64_t call) {
 
 void rt_launch_lock_wait_for_setups(uint64_t comm, uint64_t call) {
   uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
-  while (any_setup(comm, call) && !rail_deadline_passed(until)) nap();
+  while (any_setup(comm, call) && !rail_deadline_passed(until)) sleep_briefly();
 }
 
 /* ---- frees and kernels --------------------------------------------------------------- */
@@ -60,7 +60,7 @@ void rt_launch_lock_launch_begin(void) {
   pthread_mutex_lock(&lock);
   while (frees > 0 && !rail_deadline_passed(until)) {
     pthread_mutex_unlock(&lock);
-    nap();
+    sleep_briefly();
     pthread_mutex_lock(&lock);
   }
   kernels++;
@@ -83,7 +83,7 @@ bool rt_launch_lock_free_begin(void) {
   uint64_t until = rail_deadline_in_ms(MAX_WAIT_MS);
   bool may = rt_launch_lock_free_try_begin();
   while (!may && !rail_deadline_passed(until)) {
-    nap();
+    sleep_briefly();
     may = rt_launch_lock_free_try_begin();
   }
   return may;

@@ -187,7 +187,7 @@ struct ib_send {
   uint16_t number;       /* of the request: its place in `sends` */
   const struct ib_cts *buffer;
   struct ib_mhandle *mr;
-  struct ib_share *shares; /* of its parts, if there are several and they are not equal; NULL: without striping */
+  struct ib_share *shares; /* of its parts, with striping; NULL: without, where parts are equal */
 };
 #define IB_SHARES 0x8000u /* above all numbers of QPs */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Detection of a path that swallows packets, long before the HCA's retries are over: RAIL_IB_PATH_TIMEOUT. The progress
- * thread looks at its QPs where tests find nothing. One that has something outstanding, of which nothing completes for
- * a while, is suspect, and goes through these steps:
+ * Detection of a path that drops all packets, long before the HCA's retries are over: RAIL_IB_PATH_TIMEOUT. The
+ * progress thread looks at its QPs where tests find nothing. One that has something outstanding, of which nothing
+ * completes for a while, is suspect, and goes through these steps:
  *
  *   half of the time     a write of zero bytes over it: the peer's HCA asks for what it has missed, so where only
  *                        packets were lost they are resent now
@@ -21,7 +21,7 @@
 #include "plugin/ib/ib_recv.h"
 #include "plugin/ib/ib_send.h"
 
-#define LOOK_EACH 8 /* tests that found nothing between two looks at the clock */
+#define LOOK_EACH 8  /* tests that found nothing between two looks at the clock */
 #define SLOWEST 100  /* a path carries a hundredth of its port's speed, at least */
 
 static uint64_t limit_ns(void) { return (uint64_t)ib_params.path_ms * 1000000; }

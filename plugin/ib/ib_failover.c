@@ -462,7 +462,7 @@ static bool next_of_qp(struct ib_failover_qp *fq, struct rail_oob_frame *frame) 
   return true;
 }
 
-/* A tick of the watch thread: no event says when a QP whose way only swallows packets is to be tried again. */
+/* A tick of the watch thread: no event says when a QP whose path drops all packets is to be tried again. */
 static void check_retry_time(struct ib_comm *comm) {
   uint64_t at = atomic_load(&comm->failover->retry_at);
   if (at && rail_deadline_passed(at) && atomic_compare_exchange_strong(&comm->failover->retry_at, &at, 0))

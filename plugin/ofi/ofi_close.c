@@ -9,8 +9,8 @@
  *   stopped   no call begins anything; operations that wait for room in libfabric are dropped, but those that tell the
  *             peer that the connection ends (REVOKE, REVOKED, a refusal)
  *   revoked   a receiver has asked its peer (REVOKE) to write nothing more, and the peer has said so (REVOKED), has
- *             closed, or is dead. A message that the fabric loses with its connection is sent anew. A peer that does
- *             not answer, as over a fabric that carries nothing to it, matters where it may have begun to write
+ *             closed, or is dead. A message that the fabric loses with its connection is sent anew. Without an answer
+ *             the connection may end all the same if the peer writes to none of the receives that are left
  *   idle      tagged receives are cancelled, and libfabric has completed every operation that names the caller's memory
  *
  * What has not come to that within RAIL_OFI_CLOSE_TIMEOUT never may: a send that libfabric does not give back, writes

@@ -236,7 +236,7 @@ struct ofi_recv_comm {
   bool grant_wanted;       /* the sender asks for the GRANT of the next receive, whatever it is */
   bool sender_unreachable; /* a control message to it failed while no receive was outstanding */
 
-  struct ofi_report have, reported; /* how things are; what the sender was told */
+  struct ofi_report have, reported; /* what has arrived, and what credit is free; what of it the sender knows */
   bool report_wanted;                 /* by the sender, when as much is here as report_wanted_at says */
   struct ofi_report report_wanted_at;
   struct ofi_control_link control;

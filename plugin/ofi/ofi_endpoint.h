@@ -74,7 +74,7 @@ struct ofi_endpoint_nic {
   struct ofi_memory frames_in;
   unsigned int failed_receives; /* in a row */
   uint64_t next_key;     /* of registrations, where the provider leaves keys to us */
-  uint64_t bytes_outstanding; /* of comms, outstanding */
+  uint64_t bytes_outstanding; /* of the operations of comms */
   uint64_t passes; /* over what waits */
   size_t max_inject;    /* bytes of a frame and its payload that go by fi_inject; 0: none go so */
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A path of the ib plugin's connection swallows packets while its ports are up, and no HCA says so for half a minute:
+ * A path of the ib plugin's connection drops packets while its ports are up, and no HCA says so for half a minute:
  * the connection goes on over the other rails after RAIL_IB_PATH_TIMEOUT. Slow, lossy and idle paths are not given up,
  * nor the last one. Every byte is checked. Time is virtual.
  *
@@ -63,9 +63,9 @@ static void close_and_tell(struct pipes *io, uint64_t took) {
   pipe_write(io, &r, sizeof r);
 }
 
-/* ---- a path that swallows ------------------------------------------------------------------------ */
+/* ---- a path that drops ------------------------------------------------------------------------ */
 
-static void swallows(struct pipes *io, void *statement) {
+static void drops(struct pipes *io, void *statement) {
   open_rails(3);
   emu_do(statement);
   const uint64_t begin = time_skipped_ns();
@@ -76,19 +76,19 @@ static void swallows(struct pipes *io, void *statement) {
 }
 
 /* What arrives at a sender's port are acknowledgements, and CTS writes over the first one; at a receiver's, data. */
-static void check_swallows(const char *statement) {
+static void check_drops(const char *statement) {
   struct result r;
   char copy[64];
   snprintf(copy, sizeof copy, "%s", statement);
-  in_a_process(swallows, copy, &r);
+  in_a_process(drops, copy, &r);
   printf("# %s: lost after %.3f s\n", statement, (double)r.took / 1e9);
   CHECK_INT(r.lost, 2); /* one of each side */
   CHECK_MSG(r.took <= DETECT + LATE, "%.3f s", (double)r.took / 1e9);
 }
 
-TEST(a_path_that_swallows_data) { check_swallows("port emu4 1 one_way=1"); }
-TEST(a_path_that_swallows_acknowledgements) { check_swallows("port emu2 1 one_way=1"); }
-TEST(a_path_that_swallows_clear_to_send) { check_swallows("port emu0 1 one_way=1"); }
+TEST(a_path_that_drops_data) { check_drops("port emu4 1 one_way=1"); }
+TEST(a_path_that_drops_acknowledgements) { check_drops("port emu2 1 one_way=1"); }
+TEST(a_path_that_drops_clear_to_send) { check_drops("port emu0 1 one_way=1"); }
 
 /* ---- paths that are not lost --------------------------------------------------------------------- */
 
@@ -150,7 +150,7 @@ TEST(an_idle_connection) {
 /* ---- no witness --------------------------------------------------------------------------------------- */
 
 /* Nothing of the peer's answers: its host may be what is gone, and the HCA goes on trying. */
-static void all_swallow(struct pipes *io, void *arg) {
+static void all_drop(struct pipes *io, void *arg) {
   (void)arg;
   open_rails(2);
   emu_do("port emu2 1 one_way=1; port emu3 1 one_way=1");
@@ -163,9 +163,9 @@ static void all_swallow(struct pipes *io, void *arg) {
   close_and_tell(io, 0);
 }
 
-TEST(all_paths_swallow_for_a_while) {
+TEST(all_paths_drop_for_a_while) {
   struct result r;
-  in_a_process(all_swallow, NULL, &r);
+  in_a_process(all_drop, NULL, &r);
   CHECK_INT(r.lost, 0);
 }
 
@@ -189,13 +189,13 @@ TEST(without_detection_the_hca_decides) {
 }
 
 int main(int argc, char **argv) {
-  static const struct tap_case cases[] = {TEST_CASE(a_path_that_swallows_data),
-                                          TEST_CASE(a_path_that_swallows_acknowledgements),
-                                          TEST_CASE(a_path_that_swallows_clear_to_send),
+  static const struct tap_case cases[] = {TEST_CASE(a_path_that_drops_data),
+                                          TEST_CASE(a_path_that_drops_acknowledgements),
+                                          TEST_CASE(a_path_that_drops_clear_to_send),
                                           TEST_CASE(a_path_with_latency),
                                           TEST_CASE(a_packet_is_lost_now_and_then),
                                           TEST_CASE(an_idle_connection),
-                                          TEST_CASE(all_paths_swallow_for_a_while),
+                                          TEST_CASE(all_paths_drop_for_a_while),
                                           TEST_CASE(without_detection_the_hca_decides)};
   unsetenv("RAIL_IB_PATH_TIMEOUT"); /* the default; test/run.py has another for other tests */
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A port of the ib plugin's connection is down for an hour, flaps for an hour, or is up and swallows packets for an
+ * A port of the ib plugin's connection is down for an hour, flaps for an hour, or is up and drops packets for an
  * hour, while messages go on over the other one: it is used again when that is over, as soon as docs/protocol-ib.md
  * (The return) says. Every byte is checked. Time is virtual: hours take less than a second.
  *
@@ -140,7 +140,7 @@ static void check_delay(int n, uint64_t ns) {
 
 /* Both sides try together: one sends NEW, and the other answers at once. So a queue pair that is made long after the
  * latest begins a try. */
-static void swallows_for_an_hour(struct pipes *io, void *arg) {
+static void drops_for_an_hour(struct pipes *io, void *arg) {
   (void)arg;
   struct result r = {.longest = 0};
   setenv("RAIL_IB_FLUSH", "never", 1); /* whose queue pair returns, too */
@@ -166,9 +166,9 @@ static void swallows_for_an_hour(struct pipes *io, void *arg) {
   close_and_tell(io, r);
 }
 
-TEST(a_path_that_swallows_for_an_hour) {
+TEST(a_path_that_drops_for_an_hour) {
   struct result r;
-  in_a_process(swallows_for_an_hour, &r);
+  in_a_process(drops_for_an_hour, &r);
   printf("# %d tries, in use again %.3f s after it was well\n", r.tries, (double)r.longest / 1e9);
   CHECK_INT(r.lost, 2);
   CHECK_INT(r.returned, 2);
@@ -178,6 +178,6 @@ TEST(a_path_that_swallows_for_an_hour) {
 int main(int argc, char **argv) {
   static const struct tap_case cases[] = {TEST_CASE(a_port_that_was_down_for_an_hour),
                                           TEST_CASE(a_port_that_flaps_for_an_hour),
-                                          TEST_CASE(a_path_that_swallows_for_an_hour)};
+                                          TEST_CASE(a_path_that_drops_for_an_hour)};
   return tap_main(argc, argv, cases, RAIL_COUNT_OF(cases));
 }

@@ -88,7 +88,7 @@ def cable(nic, plugged):
 
     A veth pair has no queue, so a packet without a way out is an error to rxe, which tries again without pause, in
     softirq, until the kernel has seen that the carrier is gone; on a busy machine it does not get to that for seconds.
-    A NIC's queue swallows such packets, and so does netem, which takes the place of what netem() had put there."""
+    A NIC's queue drops such packets, and so does netem, which takes the place of what netem() had put there."""
     if not plugged:
         netem(nic, "loss", "100%")
     _control("ip", "-n", SWITCH, "link", "set", nic.switch_port, "up" if plugged else "down")
@@ -102,7 +102,7 @@ def link(nic, up):
 
 
 def reachable(host, on):
-    """Off: all of the host's networks swallow what is sent to it and by it, as when it lost its power."""
+    """Off: all of the host's networks drop what is sent to it and by it, as when it lost its power."""
     for nic in host.nics:
         cable(nic, on)
     _control("ip", "-n", SWITCH, "link", "set", f"{host.name}net", "up" if on else "down")

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # TEST-LIMIT: 300
 """Random failures of ports under traffic over fused NICs, every message checked: one port, two together, a second one
-soon after the first, ports that flap. Ports go down at the host, lose their cable, or stay up and swallow what is sent.
+soon after the first, ports that flap. Ports go down at the host, lose their cable, or stay up and drop what is sent.
 
 make lab NICS=3 LIMIT=7200 CMD='RAIL_LAB_ROUNDS=300 RAIL_LAB_SEED=1 python3 test/lab/test_ib_failover.py' plays more
 rounds and prints medians; each is a line of JSON in $RAIL_LAB_OUT. With RAIL_TEST_PLUGIN=PATH another plugin plays
