@@ -119,6 +119,8 @@ STAILQ_HEAD(cm_events, cm_event);
 struct cm_channel {
   struct rdma_event_channel ch; /* first; an eventfd, readable while there are events */
   struct cm_events events;
+  unsigned int readers; /* threads inside rdma_get_cm_event */
+  bool is_destroyed;    /* freed by the last of them */
 };
 
 struct cm_id {

@@ -22,16 +22,29 @@ struct rdma_event_channel *rdma_create_event_channel(void) {
   return NULL;
 }
 
+static void free_channel(struct cm_channel *c) {
+  close(c->ch.fd);
+  free(c);
+}
+
+/* Under the lock. A thread that waits in the channel waits on, as in a file of the kernel that another thread closes:
+ * rping ends like that. */
+static void destroy_channel(struct cm_channel *c) {
+  c->is_destroyed = true;
+  if (!c->readers) free_channel(c);
+}
+
 void rdma_destroy_event_channel(struct rdma_event_channel *channel) {
-  close(channel->fd);
-  free(channel_of(channel));
+  pthread_mutex_lock(&cm.lock);
+  destroy_channel(channel_of(channel));
+  pthread_mutex_unlock(&cm.lock);
 }
 
 /* With its events, and the channel that is its own. */
 void cm_free(struct cm_id *id) {
   cm_events_withdraw(id);
   cm_remove(id);
-  if (id->sync) rdma_destroy_event_channel(id->id.channel);
+  if (id->sync) destroy_channel(channel_of(id->id.channel));
   free(id->path);
   free(id->late);
   free(id->ep_attr);
@@ -78,26 +91,36 @@ void cm_report(struct cm_id *id, enum rdma_cm_event_type type, int status) {
   if (e) cm_event_push(e);
 }
 
-struct cm_event *cm_event_read(struct cm_channel *c, void (*on_read)(struct cm_event *event)) {
-  for (;;) {
-    pthread_mutex_lock(&cm.lock);
-    struct cm_event *e = STAILQ_FIRST(&c->events);
-    if (e) {
-      take_off(c, e);
-      e->counted->events++;
-      on_read(e);
-    }
-    pthread_mutex_unlock(&cm.lock);
-    if (e) return e;
-    struct pollfd p = {.fd = c->ch.fd, .events = POLLIN};
-    int flags = fcntl(c->ch.fd, F_GETFL);
-    if (flags < 0) return NULL;
-    if (flags & O_NONBLOCK) {
-      errno = EAGAIN;
-      return NULL;
-    }
-    if (poll(&p, 1, -1) < 0) return NULL;
+/* Waits without the lock until the channel may have an event. */
+static bool wait_for_event(const struct cm_channel *c) {
+  struct pollfd p = {.fd = c->ch.fd, .events = POLLIN};
+  int flags = fcntl(c->ch.fd, F_GETFL);
+  if (flags < 0) return false;
+  if (flags & O_NONBLOCK) {
+    errno = EAGAIN;
+    return false;
   }
+  pthread_mutex_unlock(&cm.lock);
+  int n = poll(&p, 1, -1);
+  pthread_mutex_lock(&cm.lock);
+  return n >= 0;
+}
+
+struct cm_event *cm_event_read(struct cm_channel *c, void (*on_read)(struct cm_event *event)) {
+  struct cm_event *e;
+  pthread_mutex_lock(&cm.lock);
+  c->readers++;
+  while (!(e = STAILQ_FIRST(&c->events)) && wait_for_event(c)) continue;
+  if (e) {
+    take_off(c, e);
+    e->counted->events++;
+    on_read(e);
+  }
+  int err = errno;
+  if (!--c->readers && c->is_destroyed) free_channel(c);
+  pthread_mutex_unlock(&cm.lock);
+  errno = err;
+  return e;
 }
 
 void cm_events_withdraw(struct cm_id *id) {
@@ -167,8 +190,8 @@ int rdma_migrate_id(struct rdma_cm_id *ibv, struct rdma_event_channel *channel) 
   bool was_sync = id->sync;
   id->sync = own;
   cm_wait_acked(id);
+  if (was_sync) destroy_channel(channel_of(old));
   pthread_mutex_unlock(&cm.lock);
-  if (was_sync) rdma_destroy_event_channel(old);
   return 0;
 }
 

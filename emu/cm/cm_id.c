@@ -18,6 +18,7 @@ int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, 
   struct cm_id *id = calloc(1, sizeof *id);
   struct rdma_event_channel *own = channel ? NULL : rdma_create_event_channel();
   if (!id || (!channel && !own)) {
+    if (own) rdma_destroy_event_channel(own);
     free(id);
     return cm_result(ENOMEM);
   }

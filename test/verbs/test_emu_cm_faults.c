@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The emulated RDMA CM: statements that lose, delay and reject, processes that end, nonsense. TEST-LIMIT: 240 */
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
@@ -164,6 +166,67 @@ TEST(a_queue_that_stays_full) {
   CHECK(emu_command("reset"));
 }
 
+static void on_signal(int number) { (void)number; }
+
+struct reader {
+  struct rdma_event_channel *channel;
+  atomic_int thread; /* its number, once it runs */
+  int error;         /* of rdma_get_cm_event; 0: it read an event */
+  atomic_bool is_done;
+};
+
+static void *read_one_event(void *arg) {
+  struct reader *r = arg;
+  struct rdma_cm_event *event;
+  atomic_store(&r->thread, (int)syscall(SYS_gettid));
+  if (rdma_get_cm_event(r->channel, &event) == 0)
+    rdma_ack_cm_event(event);
+  else
+    r->error = errno;
+  atomic_store(&r->is_done, true);
+  return NULL;
+}
+
+/* Whether the thread sleeps in poll, which the C library makes a ppoll on some machines. */
+static bool is_in_poll(int thread) {
+  char path[64];
+  int number = -1;
+  snprintf(path, sizeof path, "/proc/self/task/%d/syscall", thread);
+  FILE *in = fopen(path, "re");
+  CHECK(in);
+  int n = fscanf(in, "%d", &number);
+  fclose(in);
+#ifdef SYS_poll
+  if (n == 1 && number == SYS_poll) return true;
+#endif
+  return n == 1 && number == SYS_ppoll;
+}
+
+/* The reader wakes up for an event that is withdrawn before it has the lock, and the channel is destroyed. Which of the
+ * two threads is first is chance: hence the rounds. */
+TEST(a_channel_is_destroyed_while_a_thread_reads_it) {
+  struct sigaction interrupt = {.sa_handler = on_signal};
+  CHECK(sigaction(SIGUSR1, &interrupt, NULL) == 0);
+  for (int round = 0; round < 300; round++) {
+    struct side s;
+    pthread_t thread;
+    side_open(&s, RDMA_PS_TCP);
+    struct reader r = {.channel = s.channel};
+    CHECK_OK(pthread_create(&thread, NULL, read_one_event, &r));
+    while (!atomic_load(&r.thread) || !is_in_poll(r.thread)) sched_yield();
+    struct sockaddr_in a = address("10.77.0.1", 9);
+    CHECK_OK(rdma_resolve_addr(s.id, NULL, any_address(&a), 1000));
+    while (!atomic_load(&r.is_done) && !has_event(s.channel)) continue;
+    side_close(&s);
+    while (!atomic_load(&r.is_done)) {
+      CHECK_OK(pthread_kill(thread, SIGUSR1));
+      poll(NULL, 0, 1);
+    }
+    CHECK_OK(pthread_join(thread, NULL));
+    CHECK_MSG(!r.error || r.error == EINTR, "%s", strerror(r.error));
+  }
+}
+
 /* ---- other processes --------------------------------------------------------------------------- */
 
 static void say(int fd, const void *what, size_t size) { CHECK(write(fd, what, size) == (ssize_t)size); }
@@ -293,6 +356,7 @@ static const struct tap_case cases[] = {
   TEST_CASE(messages_that_are_lost_late_or_rejected),
   TEST_CASE(a_goodbye_that_is_lost),
   TEST_CASE(a_queue_that_stays_full),
+  TEST_CASE(a_channel_is_destroyed_while_a_thread_reads_it),
   TEST_CASE(nonsense_hurts_nobody)};
 
 int main(int argc, char **argv) { return cm_test_main(argc, argv, cases, sizeof cases / sizeof cases[0]); }

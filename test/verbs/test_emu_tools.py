@@ -101,9 +101,9 @@ def meet(server_argv, client_argv, is_ready=None):
                 if client.returncode == 0 or is_ready or server.poll() is not None or time.monotonic() > end:
                     break
                 time.sleep(0.2)
-            assert client.returncode == 0, client.stdout
+            assert client.returncode == 0, f"the client ended with {client.returncode}: {client.stdout}"
             said, _ = server.communicate(timeout=LIMIT)
-            assert server.returncode == 0, said
+            assert server.returncode == 0, f"the server ended with {server.returncode}: {said}"
         finally:
             server.kill()
 
@@ -124,9 +124,23 @@ def meet_over_cm(name, port, server, client):
          lambda: any(map(listens.search, pathlib.Path("/proc/net/unix").read_text().splitlines())))
 
 
+def again_where_it_says(sign, attempt):
+    """A program with a defect of its own that it meets now and then, which its output shows."""
+    for _ in range(10):
+        try:
+            return attempt()
+        except AssertionError as e:
+            if not re.search(sign, str(e)):
+                raise
+    raise AssertionError(f"ten times in turn: {sign}")
+
+
 def rping():
-    common = ["-a", "10.77.1.1", "-p", free_port(), "-C", "50", "-V"]
-    meet_over_cm("rping", common[3], [*common, "-s"], [*common, "-c"])
+    """Before rdma-core 61 its thread for events reads what main has freed, if DISCONNECTED is the last thing it did."""
+    def attempt():
+        common = ["-a", "10.77.1.1", "-p", free_port(), "-C", "50", "-V"]
+        meet_over_cm("rping", common[3], [*common, "-s"], [*common, "-c"])
+    again_where_it_says("ended with -11: (client|server) DISCONNECT EVENT", attempt)
 
 
 def ucmatose():
@@ -146,14 +160,10 @@ def udaddy():
 
 def perftest_over_cm():
     """Its server does not listen for a moment between its two connections, and its client ends when it comes then."""
-    for _ in range(10):
-        try:
-            common = ["-R", "-d", "emu0", "-p", free_port(), "-F", "-n", "500"]
-            return meet_over_cm("ib_write_bw", common[4], common, [*common, "10.77.0.1"])
-        except AssertionError as e:
-            if "RDMA_CM_EVENT_REJECTED" not in str(e):
-                raise
-    raise AssertionError("rejected ten times")
+    def attempt():
+        common = ["-R", "-d", "emu0", "-p", free_port(), "-F", "-n", "500"]
+        meet_over_cm("ib_write_bw", common[4], common, [*common, "10.77.0.1"])
+    again_where_it_says("RDMA_CM_EVENT_REJECTED", attempt)
 
 
 def libfabric():
