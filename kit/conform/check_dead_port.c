@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Connecting where no one is. Where a process has just died: check_death.c. */
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/base/clock.h"
 #include "kit/conform/kit_check.h"
+#include "kit/kit_tcp.h"
+
+#define MOST_PORTS 64 /* of one process, that are held */
 
 struct try { int rc; void *comm; double seconds; };
 
@@ -53,11 +58,30 @@ static void dead_port(struct kit_process *self) {
   check_still_works(&n);
 }
 
+/* Binds what a closed listen comm was bound to, and does not listen: connections are refused, and no other program can
+ * listen there meanwhile. A plugin may have no TCP port, or close it later: then nothing is held. */
+static int hold_ports(const struct kit_tcp_socket *listening, int n, int *fds) {
+  int held = 0;
+  for (int i = 0; i < n; i++) {
+    int fd = socket(listening[i].local.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) continue;
+    if (bind(fd, (const struct sockaddr *)&listening[i].local, listening[i].local_len) == 0) fds[held++] = fd;
+    else close(fd);
+  }
+  return held;
+}
+
 static void dead_port_is_noticed(struct kit_process *self) {
   struct kit_net n;
+  struct kit_tcp_socket listening[MOST_PORTS];
   char handle[RAIL_NET_HANDLE_SIZE];
+  int fds[MOST_PORTS];
   kit_net_open(&n);
-  dead_handle(&n, handle);
+  void *comm = kit_net_listen(&n, handle);
+  int ports = kit_tcp_new_listeners(NULL, 0, listening, MOST_PORTS);
+  int rc = n.vt->close_listen(comm);
+  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
+  int held = hold_ports(listening, ports, fds);
   struct try t = try_to_connect(&n, handle, 45000);
   ENSURE(!t.comm, "connect to a port that was closed gave a connection");
   ENSURE(t.rc != 0, "connect to a port that was closed has waited for %.0f s; NCCL has no limit", t.seconds);
@@ -65,6 +89,7 @@ static void dead_port_is_noticed(struct kit_process *self) {
          "connect to a port that was closed returned %s; expected ncclRemoteError (6) or ncclSystemError (2)",
          kit_rc_text(t.rc));
   kit_metric(self, "noticed_after", t.seconds, "s");
+  while (held > 0) close(fds[--held]);
   close_send(&n, NULL);
   check_still_works(&n);
 }
