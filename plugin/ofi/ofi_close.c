@@ -17,13 +17,12 @@
  * that may be half here. Then the endpoint is shut, which ends the other connections over it too: memory that is
  * written after it was freed would be worse.
  */
-#include "plugin/ofi/ofi_close.h"
-
 #include <sched.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
 #include "common/conn/watch.h"
+#include "plugin/ofi/ofi_comm.h"
 
 #define FIRST_PING_MS 1
 #define PING_MS 50 /* between two requests that the peer's watch thread poll */

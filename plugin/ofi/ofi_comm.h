@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One connection: its state, its requests, and the two kinds of comm. Made by ofi_connect.c during the handshake, used
- * by ofi_send.c, ofi_recv.c, ofi_grant.c, ofi_flush.c and ofi_progress.c, ended by ofi_close.c.
+ * One connection: its state, its requests, the two kinds of comm, and the functions that make, register, watch and end
+ * one. Those that move its data are in ofi_progress.h.
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
  * deregMr and close in its service thread. Any thread that polls the endpoint may complete requests of this comm. So
@@ -30,6 +30,7 @@
 #define OFI_PEER_FAULTS \
   (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST | RAIL_OOB_PEER_SILENT | RAIL_OOB_HOST_SILENT)
 
+struct rail_net_device_handle;
 struct rail_watch;
 struct rail_watched;
 
@@ -396,5 +397,32 @@ static inline void ofi_request_end(struct ofi_request *r) {
 static inline bool ofi_request_is_complete(const struct ofi_request *r) {
   return atomic_load_explicit(&r->state, memory_order_acquire) == OFI_COMPLETE;
 }
+
+/* ---- its life: ofi_connect.c, ofi_mr.c, ofi_watch.c, ofi_close.c ------------------ */
+
+/* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
+bool ofi_handshake_load(void);
+rail_result_t ofi_listen(void *ctx, int dev, void *handle, void **listen_comm);
+rail_result_t ofi_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
+rail_result_t ofi_close_listen(void *listen_comm);
+rail_result_t ofi_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
+                          struct rail_net_device_handle **dev_handle);
+
+rail_result_t ofi_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);
+rail_result_t ofi_dereg_mr(void *comm, void *mhandle);
+
+/* The watch thread (common/conn/watch.h) and the oob connections of the comms. rail_watch_remove sends GOODBYE, with
+ * the number of requests that this side gives up. */
+extern struct rail_watch ofi_watch;
+/* The comm's handshake is over. Logs why not. */
+rail_result_t ofi_watch_add(struct ofi_comm *comm);
+
+rail_result_t ofi_close_send(void *send_comm);
+rail_result_t ofi_close_recv(void *recv_comm);
+/* Ends the connection, with whatever is outstanding: when it returns, none of the caller's memory is touched any more.
+ * Waits up to RAIL_OFI_CLOSE_TIMEOUT for what libfabric and the peer have of it; then the endpoint is shut. Once. */
+void ofi_comm_stop(struct ofi_comm *comm);
+/* Everything of a comm, whole or half made. Its user of the endpoint too. */
+void ofi_comm_destroy(struct ofi_comm *comm);
 
 #endif

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The steps, and the calls that run them. */
-#include "plugin/ofi/ofi_connect.h"
-
+ *
+ * The handshake of both sides: steps of common/conn/setup.h, and the calls that run them. Each side opens its endpoint,
+ * tells the other its addresses (OFFER), and sends a PING over each path of the fabric. When the other side's PINGs are
+ * all there it says READY over the oob connection, and is through when the other has said so. So a connection that is
+ * handed out has carried a message each way, and neither side needs the other's calls any more to get through.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/net/net_setup.h"
-#include "plugin/ofi/ofi_close.h"
 #include "plugin/ofi/ofi_progress.h"
-#include "plugin/ofi/ofi_watch.h"
 
 struct ofi_setup {
   struct rail_setup base;

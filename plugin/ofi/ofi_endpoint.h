@@ -22,12 +22,19 @@
 #include "common/base/lock.h"
 #include "common/net/net_ctx.h"
 #include "plugin/ofi/ofi_device.h"
-#include "plugin/ofi/ofi_memory.h"
 #include "plugin/ofi/ofi_op.h"
 #include "plugin/ofi/ofi_timer.h"
 #include "plugin/ofi/ofi_wire.h"
 
 struct ofi_comm;
+
+/* Memory of ours that libfabric reads or writes, registered where the provider wants it (FI_MR_LOCAL). */
+struct ofi_memory {
+  void *bytes;
+  size_t size;
+  struct fid_mr *mrs[OFI_MAX_PATHS]; /* NULL: not needed */
+  void *descs[OFI_MAX_PATHS];
+};
 
 /* Another endpoint in an address vector. Comms with the same peer share it, by count. Some that no comm uses are kept:
  * a peer whose connection is being made may have sent its first message before this side knows of it, and a provider
@@ -42,7 +49,7 @@ struct ofi_peer {
   struct ofi_address name;
 };
 
-/* A receiver's place among those that have GRANTs or ACKs to send (ofi_grant.h). */
+/* A receiver's place among those that have GRANTs or ACKs to send (ofi_grant.c). */
 enum ofi_control_due {
   OFI_CONTROL_NONE,
   OFI_CONTROL_LATER, /* when no caller polls any more: the next GRANT has it, if there is one before */
@@ -185,6 +192,17 @@ int ofi_endpoint_resolve(struct ofi_endpoint *endpoint, unsigned int nic, const 
                          struct ofi_peer **out);
 /* One user less. Those that have been without one for longest are removed from the address vector. */
 void ofi_endpoint_release(struct ofi_endpoint *endpoint, unsigned int nic, struct ofi_peer *peer);
+
+/* ---- ofi_memory.c ------------------------------------------------------------ */
+
+/* Memory for libfabric, on pages of its own, registered with every NIC that wants it. False after one line. */
+bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_memory *memory);
+void ofi_memory_free(struct ofi_memory *memory);
+/* Closes its registrations alone. */
+void ofi_memory_close_mrs(struct ofi_memory *memory);
+/* Registers a range with one NIC. 0, or libfabric's error. attr->iface: FI_HMEM_SYSTEM or another. */
+int ofi_memory_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
+                        struct fid_mr **mr);
 
 /* ---- ofi_poll.c -------------------------------------------------------------- */
 

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a receiver tells its sender: GRANTs, then ACKs, then the poll that sends both.
+ * What a receiver tells its sender: GRANTs, which name its buffers, and ACKs, which report what has arrived and what
+ * credit is free again. A GRANT carries the same report, so an ACK goes only where no GRANT does. Both go at once, or
+ * with a later poll, which finds the comm in a list of the endpoint's (struct ofi_control_link) and calls
+ * ofi_control_send.
+ *
+ * GRANTs are made in the order of the receives: what stands before a receive that needs one is granted, too.
  */
-#include "plugin/ofi/ofi_grant.h"
-
 #include <string.h>
+
+#include "plugin/ofi/ofi_progress.h"
 
 /* ---- GRANTs: tagged receives are posted before their GRANT goes -------------------- */
 

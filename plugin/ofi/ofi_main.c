@@ -7,16 +7,12 @@
 #include <stdbool.h>
 
 #include "common/base/log.h"
+#include "common/conn/watch.h"
 #include "common/net/net_process.h"
 #include "common/net/net_setup.h"
-#include "plugin/ofi/ofi_close.h"
 #include "plugin/ofi/ofi_device.h"
-#include "plugin/ofi/ofi_mr.h"
 #include "plugin/ofi/ofi_param.h"
 #include "plugin/ofi/ofi_progress.h"
-#include "plugin/ofi/ofi_connect.h"
-#include "plugin/ofi/ofi_stats.h"
-#include "plugin/ofi/ofi_watch.h"
 
 static bool watching;
 

@@ -1,6 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugin/ofi/ofi_memory.h"
-
+/* SPDX-License-Identifier: Apache-2.0
+ * Memory that is registered with an endpoint's NICs. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -4,12 +4,10 @@
  * fi_write into it, for local use where the provider asks for that (FI_MR_LOCAL), for GPU memory. GPU memory is
  * registered by its address: a provider that needs a dma-buf of it asks the driver for one itself.
  */
-#include "plugin/ofi/ofi_mr.h"
-
 #include <stdlib.h>
 #include <string.h>
 
-#include "plugin/ofi/ofi_close.h"
+#include "plugin/ofi/ofi_comm.h"
 
 /* ---- registering ------------------------------------------------------------- */
 

@@ -5,7 +5,6 @@
 #include "plugin/ofi/ofi_progress.h"
 
 #include "common/base/clock.h"
-#include "plugin/ofi/ofi_grant.h"
 
 #define GONE_MS 1000   /* after a peer's end: for what libfabric has yet to complete, or has of it */
 #define GONE_POLLS 256 /* and so many polls: a caller may stand still for longer */

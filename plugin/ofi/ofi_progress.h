@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test, and what completions, control messages and the end of an endpoint mean: the table of functions that ofi_poll.c,
- * ofi_op.c, ofi_shut.c and ofi_close.c call. Below it are the files that post: each completion and frame goes to the
- * one that the operation is of.
+ * The functions that move the data of a connection: test, and what completions, control messages and the end of an
+ * endpoint mean (the table of functions that ofi_op.c and ofi_close.c call); below it the files that post, each
+ * with its calls of the vtable and with what becomes of its operations and frames.
  */
 #ifndef OFI_PROGRESS_H
 #define OFI_PROGRESS_H
@@ -31,6 +31,25 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
 void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
 void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion);
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes);
+
+/* ---- ofi_grant.c: under the endpoint's lock; an error has failed the comm -------------------- */
+
+/* Must the sender know of the receive? Not where its messages come on credit. */
+bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *recv);
+/* After an irecv. The first of several receives that are posted in a row, without a poll in between, is granted at
+ * once; the others go together, with the next poll. Whoever polls the endpoint does it: the watch thread if no caller
+ * does. */
+void ofi_grant_soon(struct ofi_recv_comm *rc);
+/* Grants all receives that are not, in as few frames as hold them. */
+void ofi_grant_all(struct ofi_recv_comm *rc);
+/* Something has arrived, or the sender has asked: an ACK with the next poll if half of the credit can be given back or
+ * the sender waits for it, else when no caller polls any more. */
+void ofi_ack_soon(struct ofi_recv_comm *rc);
+/* From a poll: the comm is in the endpoint's list. Sends GRANTs that were held back, and an ACK if they leave something
+ * to report. */
+void ofi_control_send(struct ofi_control_link *link);
+/* A GRANT or an ACK has gone out, or failed. */
+void ofi_control_done(struct ofi_op *op, const struct ofi_completion *completion);
 
 /* ---- ofi_flush.c ----------------------------------------------------------- */
 

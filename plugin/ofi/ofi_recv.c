@@ -18,7 +18,6 @@
 #include <string.h>
 
 #include "common/base/ordered_copy.h"
-#include "plugin/ofi/ofi_grant.h"
 #include "plugin/ofi/ofi_progress.h"
 
 static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {

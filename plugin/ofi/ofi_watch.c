@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the watch thread does with an ofi comm. */
-#include "plugin/ofi/ofi_watch.h"
-
-#include "plugin/ofi/ofi_close.h"
+#include "common/conn/watch.h"
+#include "plugin/ofi/ofi_comm.h"
 #include "plugin/ofi/ofi_param.h"
 
 static void load_limits(struct rail_oob_limits *limits) {

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "plugin/ofi/ofi_close.h"
 #include "plugin/ofi/ofi_progress.h"
 #include "test/fuzz/lib/fuzz.h"
 #include "test/unit/ofi_fake.h"

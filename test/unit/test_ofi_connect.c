@@ -4,7 +4,7 @@
  * The handshake of the ofi plugin, over a scripted libfabric: sides of different providers, a fabric that carries
  * nothing, peers that vanish in each step, closes in each step, and that nothing is left of many.
  */
-#include "plugin/ofi/ofi_connect.h"
+#include "plugin/ofi/ofi_comm.h"
 #include "test/unit/ofi_rig.h"
 
 static struct rig r;
