@@ -4,8 +4,8 @@
  * domain, an FI_EP_RDM endpoint, a completion queue, an address vector and receives posted for control messages. So a
  * process with thousands of connections has a handful of each.
  *
- * The files below it: ofi_poll.c reads completions, ofi_op.c posts operations, ofi_shut.c closes the endpoint, and
- * ofi_memory.c registers memory with it.
+ * The files below it: ofi_op.c posts operations, reads completions and closes the endpoint, ofi_memory.c registers
+ * memory with it.
  *
  * Threads. endpoint->lock guards the endpoint, its comms' state, and every call of libfabric on its objects: they are
  * opened with FI_THREAD_DOMAIN, so libfabric needs no locks of its own. Without it are `wanted`, which any thread
@@ -23,7 +23,6 @@
 #include "common/net/net_ctx.h"
 #include "plugin/ofi/ofi_device.h"
 #include "plugin/ofi/ofi_op.h"
-#include "plugin/ofi/ofi_timer.h"
 #include "plugin/ofi/ofi_wire.h"
 
 struct ofi_comm;
@@ -203,23 +202,5 @@ void ofi_memory_close_mrs(struct ofi_memory *memory);
 /* Registers a range with one NIC. 0, or libfabric's error. attr->iface: FI_HMEM_SYSTEM or another. */
 int ofi_memory_register(struct ofi_endpoint *endpoint, unsigned int nic, const struct fi_mr_attr *attr,
                         struct fid_mr **mr);
-
-/* ---- ofi_poll.c -------------------------------------------------------------- */
-
-/* Reads what has completed, posts what waits, has the GRANTs and ACKs sent that are due now. False: nothing had
- * completed. */
-bool ofi_poll(struct ofi_endpoint *endpoint);
-/* The same as no caller: what is due later is sent, too. */
-bool ofi_poll_quietly(struct ofi_endpoint *endpoint);
-
-/* ---- ofi_shut.c -------------------------------------------------------------- */
-
-/* Closes the endpoint's libfabric endpoints, so that none of the memory that was posted is touched again; every comm is
- * told. `why` is for log lines. */
-void ofi_shut(struct ofi_endpoint *endpoint, const char *why);
-/* The same without a line of its own. */
-void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why);
-/* Closes any object of a NIC, with a line if that fails. */
-void ofi_shut_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One operation: a call of libfabric's that completes later. It is posted by ofi_op_post, and is libfabric's from then
- * until ofi_poll.c has read its completion, or until the endpoint is shut. What libfabric has no room for (-FI_EAGAIN)
+ * until ofi_poll has read its completion, or until the endpoint is shut. What libfabric has no room for (-FI_EAGAIN)
  * waits in its NIC's list, in order, and is posted by a later poll. All under the endpoint's lock.
  */
 #ifndef OFI_OP_H
@@ -14,9 +14,10 @@
 struct ofi_comm;
 struct ofi_endpoint;
 struct ofi_endpoint_nic;
+struct ofi_nic;
 
-/* The order matters. What completes up to PROBE is no progress of its comm (ofi_poll.c). What stands behind TRECV goes
- * out, and completes whether or not the peer sends: comm->noutgoing counts it (ofi_op.c). */
+/* The order matters. What completes up to PROBE is no progress of its comm (handle_completion). What stands behind
+ * TRECV goes out, and completes whether or not the peer sends: comm->noutgoing counts it. */
 enum ofi_op_kind {
   OFI_OP_FRAME_IN, /* a receive of a control message; the endpoint's own */
   OFI_OP_PROBE,    /* PING of a connection in use, and PONG */
@@ -81,5 +82,30 @@ void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
 int ofi_op_cancel(struct ofi_op *op);
 /* It is over, and idle again. */
 void ofi_op_end(struct ofi_op *op);
+
+/* Reads what has completed, posts what waits, has the GRANTs and ACKs sent that are due now. False: nothing had
+ * completed. */
+bool ofi_poll(struct ofi_endpoint *endpoint);
+/* The same as no caller: what is due later is sent, too. */
+bool ofi_poll_quietly(struct ofi_endpoint *endpoint);
+
+/* Closes the endpoint's libfabric endpoints, so that none of the memory that was posted is touched again; every comm is
+ * told. `why` is for log lines. */
+void ofi_shut(struct ofi_endpoint *endpoint, const char *why);
+/* The same without a line of its own. */
+void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why);
+/* Closes any object of a NIC, with a line if that fails. */
+void ofi_shut_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
+
+/* The timer that wakes the watch thread: one for all endpoints of the process. Any thread may call. */
+#define OFI_FIRST_MS 2 /* from when something is outstanding to the watch thread's first look */
+
+/* Its descriptor, for the watch thread; -1 with errno. */
+int ofi_timer_open(void);
+void ofi_timer_close(void);
+/* It fires within so many: sets it unless it does already. One system call in some milliseconds. */
+void ofi_timer_set(long ms);
+/* It has fired, and may be set again. */
+void ofi_timer_read(void);
 
 #endif

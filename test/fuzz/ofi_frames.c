@@ -131,7 +131,7 @@ static void bed_close(struct bed *b) {
   free(b->area);
 }
 
-/* A message as frame_done of ofi_poll.c takes it. A peer may name any memory of its own: here it is `target`. */
+/* A message as frame_done of ofi_op.c takes it. A peer may name any memory of its own: here it is `target`. */
 static void message(struct bed *b, const uint8_t *bytes, size_t size) {
   struct ofi_frame frame;
   const void *payload;
