@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * HELLOs to half-open comms, half-open comms to accept, lost streams to their connections. */
-#include "plugin/socket/sk_acceptor.h"
+#include "plugin/socket/sk_connect.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -11,7 +11,6 @@
 #include "common/base/sockopt.h"
 #include "common/conn/handshake.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_tls.h"
 

@@ -9,13 +9,11 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/conn/linger.h"
-#include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_connect.h"
+#include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_path.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
-#include "plugin/socket/sk_watch.h"
 
 /* Sizes of a stream's receive buffer. CONTROL frames are parsed only when they are whole: a sender's buffer holds the
  * largest one more than twice. On a receiver, streams other than the first carry chunks of large messages, which are

@@ -28,7 +28,6 @@
 #include "common/net/net_ops.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"
-#include "plugin/socket/sk_keepalive.h"
 #include "plugin/socket/sk_stream.h"
 #include "plugin/socket/sk_wire.h"
 
@@ -44,6 +43,7 @@
 
 enum sk_side { SK_SENDER, SK_RECEIVER };
 
+struct pollfd;
 struct rail_net_ctx;
 struct rail_net_ctx_link;
 struct sk_comm;
@@ -76,6 +76,26 @@ struct sk_submitted {
   _Atomic uint32_t tail; /* the caller's */
   _Atomic uint32_t head; /* the owner's */
   struct sk_request *slots[SK_SUBMIT_SLOTS];
+};
+
+/* What the watch thread knows of a comm. Times are that thread's: nanoseconds in which it ran, so that a process that
+ * was stopped for a minute does not hold that against its peers. */
+struct sk_keepalive {
+  uint32_t idle, skip;                  /* ticks without events or requests, up to a few; ticks to let pass */
+  uint64_t in, out, useful, useful_out; /* bytes, as of the last check; useful: without PING and PONG */
+  uint64_t last_recv;    /* when a byte last came in */
+  uint64_t idle_until;   /* until when nothing was outstanding, here or in the kernel */
+  bool unacked;          /* bytes went out that the peer's host may not have yet */
+  uint64_t since;        /* when what is outstanding last made progress, or began */
+  uint64_t last_sign;    /* the last sign of life, or the same */
+  uint64_t progress_at;  /* CLOCK_MONOTONIC; 0: never */
+  uint64_t pinged;       /* time of the latest PING after `since`; 0: none sent */
+  uint64_t first_ping;   /* time of the first PING after `last_sign`; 0: none sent */
+  uint64_t warn_at;      /* age at which the next warning is due */
+  uint64_t host_checked; /* when it was last checked whether the peer's host answers */
+  uint64_t host_silence; /* for how long it had not: of several streams the longest time, with FAILOVER the shortest */
+  bool silent;           /* the peer's silence was reported */
+  uint64_t was_silent;   /* for how long, when it ended; 0: that was logged */
 };
 
 struct sk_comm {
@@ -260,20 +280,9 @@ static inline void sk_mr_release(struct sk_mr *mr) {
   if (mr) rail_net_memory_release(&mr->memory);
 }
 
-/* ---- the other calls ---------------------------------------------------------- */
+/* ---- sk_progress.c ---------------------------------------------------------------- */
 
-/* sk_connect.c */
-rail_result_t sk_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
-                         struct rail_net_device_handle **dev_handle);
-void sk_connect_drop(void *attempt); /* of a context's attempts */
-
-/* sk_listen.c */
-rail_result_t sk_listen(void *ctx, int dev, void *handle, void **listen_comm);
-rail_result_t sk_accept(void *listen_comm, void **recv_comm, struct rail_net_device_handle **dev_handle);
-rail_result_t sk_close_listen(void *listen_comm);
-void sk_listener_close(struct rail_net_ctx_link *link); /* of a context's listeners */
-
-/* sk_progress.c: starts what was submitted and moves what can be moved. For the owner. */
+/* Starts what was submitted and moves what can be moved. For the owner. */
 rail_result_t sk_progress(struct sk_comm *comm);
 /* The same for a thread of the engine, `arg` being the comm. It will not come back before something happens: reads also
  * what no request waits for if a socket is `readable`, and tells the peer all that it can use. */
@@ -283,6 +292,38 @@ rail_result_t sk_progress_watch(struct sk_comm *comm);
 /* Sends PING: asks the peer for a sign of life. */
 void sk_progress_ping(struct sk_comm *comm);
 rail_result_t sk_test(void *request, int *done, int *sizes);
+
+/* ---- sk_watch.c: the list of open comms, and the thread that watches them -------- */
+
+/* One thread per process, from the first comm until the last context is finalized (or the plugin is unloaded). It wakes
+ * every SK_TICK_MS, and never while there are no comms. All functions are thread-safe. A child of fork has no watch
+ * thread and none of its parent's comms: their sockets are closed there, without sending anything, so that a child that
+ * outlives its parent does not keep them open; a call that names such a comm finds it stopped. */
+#define SK_TICK_MS 250 /* half of the shortest limit's default, RAIL_SOCKET_RAIL_TIMEOUT; four wake-ups a second */
+
+/* From here on the thread may own the comm at times. */
+void sk_watch_add(struct sk_comm *comm);
+/* After return it does not touch it any more. Waits at most for one pass over this comm. */
+void sk_watch_remove(struct sk_comm *comm);
+/* Removes any comm and returns it, or NULL. Not while the thread runs. */
+struct sk_comm *sk_watch_take(void);
+/* Ends the thread; the next comm starts another. */
+void sk_watch_end(void);
+
+/* ---- sk_keepalive.c: what it does with one comm at a tick ------------------------ */
+
+enum sk_keepalive_need {
+  SK_KEEPALIVE_NONE, /* another thread moves it, or it has ended */
+  SK_KEEPALIVE_POLL, /* run it if a socket of it can be read */
+  SK_KEEPALIVE_RUN,
+};
+
+/* Under the lock of the list of comms; no system call. Sockets to poll, at most SK_MAX_STREAMS, go to fds and *nfds. */
+enum sk_keepalive_need sk_keepalive_check(struct sk_comm *comm, uint64_t now, struct pollfd *fds, uint32_t *nfds);
+/* Without that lock, while sk_watch_remove would wait. Takes the comm if no other thread has it. */
+void sk_keepalive_run(struct sk_comm *comm, uint64_t now);
+
+/* ---- the other calls of the vtable ------------------------------------------------ */
 
 /* sk_mr.c */
 rail_result_t sk_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);

@@ -16,9 +16,8 @@
 #include "common/conn/linger.h"
 #include "common/net/net_ctx.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_connect.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_stats.h"
 
 #define EAGER_BYTES_ALL_READ (1 << 20) /* without AHEAD */

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where a stream begins, what it sends first, and how it is connected again. */
-#include "plugin/socket/sk_dial.h"
-
+ *
+ * A stream's way to the acceptor: common/conn/dial.h with a HELLO to send. connect has one for each stream. Streams
+ * that need it are connected again: one that was cut before the acceptor had answered its HELLO (a flood took its
+ * place, or the acceptor was busy) sends the same HELLO once more; a lost one of a connection over several devices
+ * sends HELLO with the flag RECONNECT, and the receiver finds it at the listening sockets that it kept (sk_acceptor.c).
+ * What is sent again of the bytes that were lost is in sk_failover.c.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "plugin/socket/sk_connect.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_tls.h"
 
 #define PAUSE_MS 100  /* before the next attempt: a lost interface comes back after seconds */

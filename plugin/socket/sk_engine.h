@@ -10,7 +10,7 @@
  * leaves the rest to the thread, and reads flags in test.
  *
  * It works on descriptors and a function to call, not on comms. A child of fork has none of the threads, nor of its
- * parent's comms (sk_watch.h); its own comms get threads of their own.
+ * parent's comms (sk_watch.c); its own comms get threads of their own.
  */
 #ifndef SK_ENGINE_H
 #define SK_ENGINE_H

@@ -9,8 +9,7 @@
 #include <sys/ioctl.h>
 
 #include "common/base/log.h"
-#include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_connect.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"

@@ -9,7 +9,7 @@
  * credit now and then. Large buffers are granted at once while the sender's messages use grants, and otherwise when
  * nothing else is to be done.
  */
-#include "plugin/socket/sk_path.h"
+#include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_recv.h"
 
 /* Reports are sent at once when so many are due: a group of buffers, or the frames of one. */

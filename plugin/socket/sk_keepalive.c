@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One comm at one tick of the watch thread. */
-#include "plugin/socket/sk_keepalive.h"
-
+ *
+ * Is a connection alive? What the watch thread does with one comm at a tick: it moves it if its caller stays away,
+ * warns when nothing moves, asks the peer for a sign of life (PING), and gives up on a peer that is silent for too
+ * long: its host after RAIL_SOCKET_DEADLINE (sk_stream_host_silence), its process, while the host answers, after
+ * RAIL_SOCKET_PEER_TIMEOUT.
+ *
+ * Progress is bytes in or out of the kernel other than PING and PONG. A sign of life is any byte that came in, or
+ * progress: bytes go out for longer than a moment only if the peer's process reads them.
+ */
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>

@@ -6,9 +6,9 @@
 
 #include "common/base/log.h"
 #include "common/conn/linger.h"
-#include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_sockopt.h"
+#include "plugin/socket/sk_connect.h"
+#include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_stats.h"
 
 static void log_listening(const struct sk_device *device, const struct rail_handle *handle) {

@@ -6,15 +6,13 @@
 #include "common/base/log.h"
 #include "common/conn/linger.h"
 #include "common/net/net_process.h"
-#include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_connect.h"
 #include "plugin/socket/sk_device.h"
 #include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_sockopt.h"
 #include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_tls.h"
-#include "plugin/socket/sk_watch.h"
 
 static void load_params(void) {
   sk_params_load();

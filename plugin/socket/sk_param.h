@@ -49,4 +49,17 @@ extern struct sk_params sk_params; /* filled by sk_params_load, read-only afterw
 
 void sk_params_load(void);
 
+/* ---- options that a socket must have before it connects or listens ------------
+ *
+ * They count from the first packet on, and accepted sockets inherit them. */
+
+/* Does the kernel allow the congestion control that is asked for? Logs it, once, if not. Behind sk_params_load. */
+void sk_sockopt_load(void);
+
+/* Buffer sizes, congestion control, traffic class (-1: the system's). */
+void sk_sockopt_set(int fd, int traffic_class);
+
+/* The class a connection gets: RAIL_SOCKET_TC, else the call's, else its context's. -1: the system's. */
+int sk_traffic_class(int of_call, int of_ctx);
+
 #endif

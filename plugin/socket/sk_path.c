@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Frames that are on their way, and frames that have arrived. */
-#include "plugin/socket/sk_path.h"
+#include "plugin/socket/sk_failover.h"
 
 #include <stdlib.h>
 

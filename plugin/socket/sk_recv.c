@@ -16,8 +16,8 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/ordered_copy.h"
+#include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_path.h"
 
 rail_result_t sk_recv_init(struct sk_recv_comm *rc, const struct sk_comm_args *args) {
   if (rail_random_bytes(&rc->hash_key, sizeof rc->hash_key) != RAIL_OK) rc->hash_key = rail_now_ns() ^ (uintptr_t)rc;

@@ -16,9 +16,9 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
-#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_connect.h"
+#include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_path.h"
 
 #define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: a system call costs more than their copy */
 #define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */

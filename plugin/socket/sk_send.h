@@ -5,7 +5,30 @@
 
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_match.h"
-#include "plugin/socket/sk_share.h"
+
+/* ---- sk_share.c: how much of a message each of several streams is given at a time ---- */
+
+#define SK_LEAST_SHARE (16 * 1024) /* bytes: no stream is given less at a time */
+
+struct sk_shares {
+  uint32_t nstreams;
+  uint32_t max_chunk; /* most bytes that any stream is given at a time */
+  uint64_t bytes;     /* of messages since the latest sample */
+  uint32_t samples;   /* in this period */
+  uint32_t period;    /* number */
+  uint32_t chunk[SK_MAX_STREAMS]; /* most bytes that this stream is given at a time */
+  uint32_t busy[SK_MAX_STREAMS];  /* samples of this period that found it busy */
+};
+
+void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t max_chunk);
+/* A stream that was lost has another socket: nothing is known of it. */
+void sk_shares_renew(struct sk_shares *shares, uint32_t index);
+/* A message of `size` is announced: samples which streams are busy, if it is time to. */
+void sk_shares_sample(struct sk_shares *shares, struct sk_stream *streams, uint64_t size);
+/* What stream `index` takes of a message of `size`, of which `left` are in no frame yet. */
+uint32_t sk_shares_chunk(const struct sk_shares *shares, uint32_t index, uint64_t size, uint64_t left);
+
+/* ---- sk_send.c ------------------------------------------------------------------------ */
 
 /* A send. Life: waiting (for a grant, or for credit) → matched (to be announced) → announced → done. */
 struct sk_send {

@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How much of large messages each stream is given at a time. */
-#include "plugin/socket/sk_share.h"
+ *
+ * How much of a message each of several streams is given at a time. Whichever stream is free takes the next chunk, so a
+ * slow one takes fewer; but a message is complete only when its last chunk has arrived, and the caller has only so many
+ * messages under way: with chunks of the same size all streams would move at the pace of the slowest. So at new
+ * messages it is noted which streams are still busy with earlier ones. A stream that mostly is, while the others are
+ * not, is given half as much at a time, also ahead of what TCP has sent, and now and then twice as much again.
+ */
+#include "plugin/socket/sk_send.h"
 
 /* Chunks begin at multiples of this: NCCL's LL128 protocol needs lines of 128 bytes whole. */
 #define CHUNK_ALIGN 128

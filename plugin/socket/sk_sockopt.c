@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Socket options from parameters. */
-#include "plugin/socket/sk_sockopt.h"
+#include "plugin/socket/sk_param.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,6 @@
 #include "common/base/log.h"
 #include "common/base/sock.h"
 #include "common/base/sockopt.h"
-#include "plugin/socket/sk_param.h"
 
 #define ALLOWED "/proc/sys/net/ipv4/tcp_allowed_congestion_control"
 

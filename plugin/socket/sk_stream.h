@@ -16,7 +16,6 @@
 #include <sys/uio.h>
 
 #include "common/base/compiler.h"
-#include "plugin/socket/sk_frame.h"
 #include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_tls.h"
 #include "plugin/socket/sk_wire.h"
@@ -96,7 +95,7 @@ struct sk_host {       /* what this side knows of the kernel at the other end */
   bool has_unacked;    /* bytes that the peer's host does not have, as of the latest call */
 };
 
-/* `welcomed` and `established`, with the state of the path (sk_path.h), which without FAILOVER is always UP:
+/* `welcomed` and `established`, with the state of the path (sk_failover.h), which without FAILOVER is always UP:
  *
  *   -         -            UP     sender: waits for the answer; without a socket, until HELLO goes again
  *   welcomed  -            UP     in TLS' handshake

@@ -5,7 +5,7 @@
  * too, and waits if it is the one that is being run. So no lock is held across a system call, and no close waits for
  * more than one comm.
  */
-#include "plugin/socket/sk_watch.h"
+#include "plugin/socket/sk_comm.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -17,7 +17,6 @@
 #include "common/base/log.h"
 #include "common/base/thread.h"
 #include "common/conn/linger.h"
-#include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_param.h"
 
 #define BATCH 64

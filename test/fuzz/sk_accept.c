@@ -16,8 +16,8 @@
 
 #include "common/base/clock.h"
 #include "common/conn/linger.h"
-#include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_comm.h"
+#include "plugin/socket/sk_connect.h"
 #include "plugin/socket/sk_param.h"
 #include "test/fuzz/lib/fuzz.h"
 #include "test/unit/sk_hello.h"

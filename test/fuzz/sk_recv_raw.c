@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "common/base/clock.h"
-#include "plugin/socket/sk_frame.h"
+#include "plugin/socket/sk_wire.h"
 #include "test/fuzz/lib/comm.h"
 
 #define REQUESTS 6

@@ -3,8 +3,7 @@
 #ifndef SK_AT_ACCEPTOR_TEST_H
 #define SK_AT_ACCEPTOR_TEST_H
 
-#include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_connect.h"
 #include "test/unit/sk_data.h"
 
 static uint8_t bytes[4][4096];

@@ -18,7 +18,6 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_recv.h"
 #include "plugin/socket/sk_send.h"
-#include "plugin/socket/sk_watch.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"
 #include "test/unit/sk_hello.h"

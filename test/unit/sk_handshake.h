@@ -14,9 +14,8 @@
 
 #include "common/base/clock.h"
 #include "common/conn/linger.h"
-#include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_connect.h"
 #include "plugin/socket/sk_param.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/proc.h"

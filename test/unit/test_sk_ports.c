@@ -5,7 +5,7 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 
-#include "plugin/socket/sk_sockopt.h"
+#include "plugin/socket/sk_param.h"
 #include "test/unit/free_ports.h"
 #include "test/unit/sk_handshake.h"
 

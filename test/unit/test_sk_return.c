@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A receiver whose lost stream comes back: what it repeats, and over which stream its control frames go.
  * TEST-SAN: asan */
-#include "plugin/socket/sk_acceptor.h"
-#include "plugin/socket/sk_dial.h"
+#include "plugin/socket/sk_connect.h"
 #include "test/unit/sk_data.h"
 
 #define MESSAGE 60000

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How much of large messages each of several streams is given: less where one holds up the others. */
-#include "plugin/socket/sk_share.h"
+#include "plugin/socket/sk_send.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -9,7 +9,6 @@
 
 #include "common/base/clock.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_watch.h"
 #include "test/harness/tap.h"
 
 #define WITHIN_MS 200 /* a fork that does not wait comes sooner */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Bytes of the socket plugin's protocol: golden layouts, round trips, and that
  * nothing wrong gets through the decoders. */
-#include "plugin/socket/sk_frame.h"
+#include "plugin/socket/sk_wire.h"
 
 #include "test/harness/tap.h"
 #include "test/unit/sk_hello.h"

@@ -6,11 +6,10 @@
 #include <sys/socket.h>
 
 #include "common/conn/linger.h"
-#include "plugin/socket/sk_acceptor.h"
 #include "plugin/socket/sk_comm.h"
-#include "plugin/socket/sk_dial.h"
-#include "plugin/socket/sk_frame.h"
+#include "plugin/socket/sk_connect.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_wire.h"
 
 static struct sk_device device = {
     .name = "fuzz0", .addr = {.in = {.sin_family = AF_INET}}, .nrails = 1, .rails = {&device}};
