@@ -76,6 +76,14 @@ static void report_count(struct sk_comm *comm, uint32_t stream, uint64_t generat
   sk_stream_send_frame(sk_main_stream(comm), SK_FRAME_LOST, frames, generation, stream);
 }
 
+void sk_failover_established(struct sk_comm *comm, struct sk_stream *s) {
+  if (s->established) return;
+  s->established = true;
+  if (comm->side != SK_SENDER || --comm->not_established || sk_has_failover(comm)) return;
+  sk_reconnect_free(comm->reconnect);
+  comm->reconnect = NULL;
+}
+
 /* ---- loss ----------------------------------------------------------------- */
 
 /* If the main stream is down: the lowest stream that is up. */
@@ -89,7 +97,7 @@ static void choose_main_stream(struct sk_comm *comm) {
 /* No byte goes out or comes in over it any more. `state`: what its path is from here on. */
 static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_state state) {
   s->welcomed = true; /* nothing waits for its WELCOME or TLS handshake any more: it comes back with both done */
-  sk_stream_established(comm, s);
+  sk_failover_established(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);

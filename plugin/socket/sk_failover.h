@@ -98,6 +98,10 @@ uint32_t sk_path_unreported(const struct sk_comm *comm);
 
 /* ---- streams that are lost and come back: sk_failover.c ----------------------- */
 
+/* Both sides: frames may follow on this stream, or it was lost before that. Once; a stream stays established. After the
+ * last one a sender's frames are written. */
+void sk_failover_established(struct sk_comm *comm, struct sk_stream *s);
+
 /* Streams that broke are lost; one that ended properly was closed by the peer, or given up, and then the peer sends
  * LOST over another. *ended: no stream is left over which the peer could send anything. */
 rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended);

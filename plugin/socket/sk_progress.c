@@ -4,6 +4,7 @@
  * type (frame_ops). A stream is read until it is empty or the call has done enough.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/log.h"
@@ -81,6 +82,41 @@ RAIL_COLD static enum parse_result bad_type(struct sk_comm *comm, const struct s
   return PARSE_FAILED;
 }
 
+/* ---- before the first frame: the acceptor's answer, TLS ------------------------- */
+
+/* From here on all is TLS: what came in clear behind the answer is not the peer's. */
+RAIL_COLD static rail_result_t begin_tls(struct sk_comm *comm, struct sk_stream *s) {
+  if (sk_stream_have(s))
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: bytes in clear on stream %u, where TLS must begin",
+                        s->index);
+  rail_result_t result = sk_tls_begin_stream(s->tls, s->fd, &comm->sessions[s->index]);
+  if (result == RAIL_OK) return RAIL_OK;
+  return sk_comm_fail(comm, result, "stream %u cannot begin TLS; the line before says why", s->index);
+}
+
+/* The acceptor's answer to this stream's HELLO is here whole. RAIL_IN_PROGRESS: the acceptor was busy, and the stream
+ * is connected again (sk_failover_retry_hellos). */
+RAIL_COLD static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
+  unsigned int version;
+  const uint8_t *answer = s->buf + s->head;
+  s->head += (uint32_t)rail_message_need(&sk_protocol, answer, sk_stream_have(s));
+  unsigned int reason = sk_answer_decode(&comm->sessions[s->index], answer, comm->features, &version);
+  if (reason == RAIL_REASON_GARBAGE)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
+                        "stream %u was not answered by RailSocket; is another program at that address?", s->index);
+  char versions[64] = "";
+  if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
+  if (sk_reason_is_passing(reason) && comm->reconnect) {
+    s->eof = true;
+    return RAIL_IN_PROGRESS;
+  }
+  if (reason != RAIL_REASON_NONE)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
+                        s->index, rail_reason_text(&sk_protocol, reason), versions);
+  s->welcomed = true;
+  return s->tls ? begin_tls(comm, s) : RAIL_OK;
+}
+
 /* What comes before the first frame: the sender reads the acceptor's answer; then TLS has its handshake. True: frames
  * may follow. A failed handshake ends the stream (eof, in_errno); check_peer or check_ends reports it only if a request
  * is outstanding. */
@@ -89,7 +125,7 @@ RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum par
   if (s->fd < 0) return false; /* to be connected again */
   if (!s->welcomed) {
     if (sk_stream_have(s) < rail_message_need(&sk_protocol, s->buf + s->head, sk_stream_have(s))) return false;
-    rail_result_t result = sk_send_on_answer(comm, s);
+    rail_result_t result = on_answer(comm, s);
     *parsed = result == RAIL_IN_PROGRESS ? PARSE_BLOCKED : PARSE_FAILED;
     if (result != RAIL_OK) return false;
   }
@@ -100,9 +136,11 @@ RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum par
     s->in_errno = errno;
   }
   if (result != RAIL_OK) return false;
-  sk_stream_established(comm, s);
+  sk_failover_established(comm, s);
   return true;
 }
+
+/* ---- reading ------------------------------------------------------------------ */
 
 /* All that is in the buffer: frames, each a header and its payload. on_frame reads a header and sets s->len; the
  * payload is taken in the loop's next turn, or its rest by the next call. */

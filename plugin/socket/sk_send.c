@@ -16,7 +16,6 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
-#include "plugin/socket/sk_connect.h"
 #include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
 
@@ -446,43 +445,4 @@ rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, cons
   }
   if (sc->waiting.count) release_waiting(sc);
   return RAIL_OK;
-}
-
-/* ---- the acceptor's answer ------------------------------------------------------ */
-
-/* From here on all is TLS: what came in clear behind the answer is not the peer's. */
-static rail_result_t begin_tls(struct sk_comm *comm, struct sk_stream *s) {
-  if (sk_stream_have(s))
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: bytes in clear on stream %u, where TLS must begin",
-                        s->index);
-  rail_result_t result = sk_tls_begin_stream(s->tls, s->fd, &comm->sessions[s->index]);
-  if (result == RAIL_OK) return RAIL_OK;
-  return sk_comm_fail(comm, result, "stream %u cannot begin TLS; the line before says why", s->index);
-}
-
-rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s) {
-  unsigned int version;
-  const uint8_t *answer = s->buf + s->head;
-  s->head += (uint32_t)rail_message_need(&sk_protocol, answer, sk_stream_have(s));
-  unsigned int reason = sk_answer_decode(&comm->sessions[s->index], answer, comm->features, &version);
-  if (reason == RAIL_REASON_GARBAGE)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-                        "stream %u was not answered by RailSocket; is another program at that address?", s->index);
-  char versions[64] = "";
-  if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
-  if (sk_reason_is_passing(reason) && comm->reconnect) {
-    s->eof = true;
-    return RAIL_IN_PROGRESS; /* see sk_failover_retry_hellos */
-  }
-  if (reason != RAIL_REASON_NONE)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer refused stream %u: %s%s",
-                        s->index, rail_reason_text(&sk_protocol, reason), versions);
-  s->welcomed = true;
-  return s->tls ? begin_tls(comm, s) : RAIL_OK;
-}
-
-void sk_send_on_established(struct sk_send_comm *sc) {
-  if (--sc->base.not_established || sk_has_failover(&sc->base)) return;
-  sk_reconnect_free(sc->base.reconnect);
-  sc->base.reconnect = NULL;
 }

@@ -107,18 +107,6 @@ rail_result_t sk_send_post(struct sk_send_comm *sc);
 
 /* Frame CONTROL: what the peer has seen, its credit, its new buffers. */
 rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
-/* The acceptor's answer to this stream's HELLO is here whole. RAIL_IN_PROGRESS: the acceptor was busy, and the stream
- * is connected again (sk_failover_retry_hellos). */
-rail_result_t sk_send_on_answer(struct sk_comm *comm, struct sk_stream *s);
-/* One more stream is established for the first time. After the last one frames are written. */
-void sk_send_on_established(struct sk_send_comm *sc);
-/* Both sides: frames may follow on this stream, or it was lost before that. Once; a stream stays established. */
-static inline void sk_stream_established(struct sk_comm *comm, struct sk_stream *s) {
-  if (s->established) return;
-  s->established = true;
-  if (comm->side == SK_SENDER) sk_send_on_established(rail_container_of(comm, struct sk_send_comm, base));
-}
-
 /* Are there messages that may go, and are not announced or not all in frames? */
 static inline bool sk_send_has_unframed(const struct sk_send_comm *sc) {
   return !STAILQ_EMPTY(&sc->to_announce) || !STAILQ_EMPTY(&sc->partly_framed);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * libssl by dlopen; one stream's TLS between its socket and its frames. Without OpenSSL's headers: sk_tls_none.c. */
+ * libssl by dlopen; one stream's TLS between its socket and its frames. Without OpenSSL's headers: sk_tls_key.c. */
 #ifdef RAIL_HAVE_OPENSSL
 #include "plugin/socket/sk_tls.h"
 
