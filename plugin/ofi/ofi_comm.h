@@ -173,8 +173,8 @@ struct ofi_recv_buffer {
 struct ofi_recv {
   struct ofi_request base;
   uint32_t seq;        /* of the receives of this comm */
-  uint32_t grant_seq;  /* number of its GRANT, once `posted` */
-  bool posted;         /* its tagged receives are posted */
+  uint32_t grant_seq;  /* number of its GRANT, once `trecvs_posted` */
+  bool trecvs_posted;  /* its tagged receives are libfabric's */
   bool granted;        /* its GRANT is sent, perhaps in the frame of an earlier receive */
   uint32_t n, pending; /* buffers; those without their message */
   struct ofi_op grant;

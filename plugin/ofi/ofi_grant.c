@@ -32,7 +32,7 @@ static uint64_t remote_addr(const struct ofi_comm *comm, const struct ofi_recv_b
 /* Of the next GRANT, whose number is in their tags. */
 static rail_result_t post_trecvs(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
   recv->grant_seq = rc->ngrants;
-  recv->posted = true;
+  recv->trecvs_posted = true;
   for (unsigned int i = 0; i < recv->n; i++)
     if (recv->buffers[i].kind == OFI_BUFFER_TAGGED && ofi_recv_is_unfilled(&recv->buffers[i]))
       RAIL_TRY(post_trecv(recv, i, ofi_comm_least_path(recv->base.comm)));
@@ -84,7 +84,7 @@ static struct ofi_recv *next_to_grant(struct ofi_recv_comm *rc) {
   for (; rc->first_ungranted != rc->next_seq; rc->first_ungranted++) {
     struct ofi_recv *recv = ofi_recv_at(rc, rc->first_ungranted);
     if (recv->pending == 0) continue; /* EAGERs have filled all of it */
-    if (!recv->posted && post_trecvs(rc, recv) != RAIL_OK) return NULL;
+    if (!recv->trecvs_posted && post_trecvs(rc, recv) != RAIL_OK) return NULL;
     if (rail_likely(!is_waiting(recv))) return recv;
     grant_with_next_poll(rc);
     return NULL;

@@ -270,7 +270,7 @@ static void handle_completion(struct ofi_endpoint *endpoint, void *context, cons
 }
 
 /* An error without an operation: completions were lost, or the queue does not work any more. A message that is injected
- * has no operation either, and the end of its peer is its connection's to notice; no provider is known to report one
+ * has no operation either, and the end of its peer is its connection's to notice; no provider is known to give one
  * (fi_inject leaves no pending entry over shm, and tcp drops it with a line of its log). */
 static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic) {
   char text[256];

@@ -36,9 +36,8 @@ void ofi_recv_finish(struct ofi_recv *recv, int *sizes);
 
 /* Must the sender know of the receive? Not where its messages come on credit. */
 bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *recv);
-/* After an irecv. The first of several receives that are posted in a row, without a poll in between, is granted at
- * once; the others go together, with the next poll. Whoever polls the endpoint does it: the watch thread if no caller
- * does. */
+/* After an irecv. The first of several irecvs in a row, without a poll in between, is granted at once; the others go
+ * together, with the next poll. Whoever polls the endpoint does it: the watch thread if no caller does. */
 void ofi_grant_soon(struct ofi_recv_comm *rc);
 /* Grants all receives that are not, in as few frames as hold them. */
 void ofi_grant_all(struct ofi_recv_comm *rc);

@@ -4,9 +4,9 @@
  *
  * irecv takes the next row of the table. A small message may be there already (EAGER), or come on credit: then the
  * sender need not know of the receive. Else its buffers are granted to the sender, in one control message with those of
- * other receives that are posted in a row. How the bytes of a message come depends on the buffer: inside a control
- * message, into a tagged receive that is posted before its GRANT, or by writes of the sender, of which each part ends
- * with a FIN. The receive is done when all its buffers are.
+ * other irecvs in a row. How the bytes of a message come depends on the buffer: inside a control message, into a tagged
+ * receive that is posted before its GRANT, or by writes of the sender, of which each part ends with a FIN. The receive
+ * is done when all its buffers are.
  *
  * GRANTs are made in the order of the receives: what stands before a receive that needs one is granted, too. So both
  * sides agree which buffer an EAGER is for: the oldest of its tag that is not filled, and that its sender did not know
@@ -102,7 +102,7 @@ static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void
 }
 
 /* The oldest unfilled buffer of the tag that the EAGER's sender did not know of. Receives with GRANTs before `count`
- * are skipped: the sender had those, and would have named the buffer. NULL: none is posted. */
+ * are skipped: the sender had those, and would have named the buffer. NULL: there is none. */
 static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count) {
   for (uint32_t seq = rc->first_incomplete; seq != rc->next_seq; seq++) {
     struct ofi_recv *recv = ofi_recv_at(rc, seq);
@@ -225,7 +225,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   rc->first_incomplete = clamp_to_table(rc, rc->first_incomplete);
   rc->first_ungranted = clamp_to_table(rc, rc->first_ungranted);
   recv->n = recv->pending = (uint32_t)n;
-  recv->posted = recv->granted = false;
+  recv->trecvs_posted = recv->granted = false;
   for (int i = 0; i < n; i++) {
     struct ofi_recv_buffer *b = &recv->buffers[i];
     b->data = data[i];
@@ -240,7 +240,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   }
   ofi_request_begin(&recv->base, OFI_REQ_RECV);
   *request = recv;
-  /* The request exists now: test reports a failure. */
+  /* The request exists now: test returns a failure. */
   if (rc->unexpected && rail_unlikely(!take_unexpected(rc, recv))) return RAIL_OK;
   if (rail_unlikely(recv->pending && rc->sender_unreachable)) (void)fail_unreachable(&rc->base);
   else if (recv->pending && ofi_grant_is_needed(rc, recv)) ofi_grant_soon(rc);
@@ -284,9 +284,9 @@ static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, cons
 static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
   struct ofi_recv *recv = rc->by_grant[frame->seq % OFI_MAX_RECVS];
   struct ofi_recv_buffer *b = recv ? &recv->buffers[frame->index] : NULL;
-  bool posted = recv && recv->granted && recv->grant_seq == frame->seq && frame->index < recv->n &&
-                ofi_recv_is_unfilled(b);
-  if (rail_unlikely(!posted)) {
+  bool granted = recv && recv->granted && recv->grant_seq == frame->seq && frame->index < recv->n &&
+                 ofi_recv_is_unfilled(b);
+  if (rail_unlikely(!granted)) {
     protocol_error(&rc->base, frame, "data for a buffer that is not granted");
   } else if (frame->size > b->capacity) {
     if (frame->type == OFI_FRAME_TOO_LARGE) too_large(&rc->base, frame->size, b);
@@ -301,7 +301,7 @@ static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *fra
   }
 }
 
-/* The sender is about to close, or has found no buffer for a message: a small one may be posted that is not granted. */
+/* The sender is about to close, or has found no buffer for a message: there may be a small one that is not granted. */
 static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) {
   rc->report_wanted = rc->grant_wanted = true;
   rc->report_wanted_at = (struct ofi_report){.seen = frame->seq, .filled = frame->count};
