@@ -22,7 +22,7 @@
 #include "plugin/ofi/ofi_progress.h"
 
 #define PART_ALIGN 4096 /* of the parts of a message */
-#define ASK_AFTER_NS 1000000 /* isend has found nothing for so long: the receiver may have a buffer that is not granted */
+#define ASK_AFTER_NS 1000000 /* isend has found nothing for so long: there may be a buffer that is not granted */
 
 static void complete_send(struct ofi_send *send) {
   struct ofi_comm *comm = send->base.comm;
@@ -371,8 +371,8 @@ static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *
 /* ---- isend ------------------------------------------------------------------------- */
 
 /* No buffer of this tag is granted, and the message cannot go on credit: the caller tries again. That has no limit of
- * time: the irecv may come as late as it likes. A receiver grants small buffers only where it is asked to. An error: the
- * peer is gone. Under the lock. */
+ * time: the irecv may come as late as it likes. A receiver grants small buffers only where it is asked to. An error:
+ * the peer is gone. Under the lock. */
 static rail_result_t no_grant(struct ofi_send_comm *sc) {
   rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_GRANT], 1);
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire);
