@@ -16,7 +16,7 @@
 #include "plugin/socket/sk_send.h"
 
 /* Sizes of a stream's receive buffer. CONTROL frames are parsed only when they are whole: a sender's buffer holds the
- * largest one more than twice. On a receiver, streams other than the first carry chunks of large messages, which are
+ * largest one more than twice. On a receiver, streams other than the first carry chunks of messages, which are
  * received in place, so a small buffer is enough for them; except with FAILOVER, where each may have to replace the
  * first. */
 #define SEND_BUFFER (32 * 1024)

@@ -6,8 +6,8 @@
  * epoll   threads wait for sockets to become ready, then own the comm and move it as test would.
  *
  * The threads belong to the process and are spread over all comms; they begin with the first comm and end with the last
- * context. A comm of the engine has a poll context at one of them. Its caller starts what is small in isend and irecv,
- * leaves the rest to the thread, and reads flags in test.
+ * context. A comm of the engine has a poll context at one of them. Its caller starts sends of up to
+ * SK_ENGINE_INLINE_BYTES, and receives, leaves the rest to the thread, and reads flags in test.
  *
  * It works on descriptors and a function to call, not on comms. A child of fork has none of the threads, nor of its
  * parent's comms (sk_watch.c); its own comms get threads of their own.

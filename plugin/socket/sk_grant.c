@@ -6,8 +6,8 @@
  *
  * A report costs a system call here and one there, so it is made when the sender can be waiting for it. Messages up to
  * the eager size do not wait for grants: a connection that carries only such has no control traffic but one frame of
- * credit now and then. Large buffers are granted at once while the sender's messages use grants, and otherwise when
- * nothing else is to be done.
+ * credit now and then. Buffers above it need a grant: they have it at once while the sender's messages use grants, and
+ * otherwise when nothing else is to be done.
  */
 #include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_recv.h"
@@ -20,7 +20,7 @@
 #define ACK_CALLS 2
 /* So many: the sender may be waiting for a grant. Fewer would send reports between two messages of a stream. */
 #define IDLE_CALLS 16
-/* And so many: a message too large for a small buffer may be waiting, and must be refused. */
+/* And so many: a message above the eager size may be waiting for a buffer below it, and must be refused. */
 #define STUCK_CALLS 2048
 
 /* ---- the list of buffers that the sender does not know of --------------- */
@@ -30,7 +30,7 @@ void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   buffer->needs_grant = buffer->capacity > rc->unexpected.max_size;
   TAILQ_INSERT_TAIL(&rc->ungranted, buffer, ungranted);
   rc->ungranted_count++;
-  rc->ungranted_large += buffer->needs_grant;
+  rc->ungranted_needed += buffer->needs_grant;
 }
 
 void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
@@ -38,7 +38,7 @@ void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   buffer->is_ungranted = false;
   TAILQ_REMOVE(&rc->ungranted, buffer, ungranted);
   rc->ungranted_count--;
-  rc->ungranted_large -= buffer->needs_grant;
+  rc->ungranted_needed -= buffer->needs_grant;
 }
 
 /* ---- frames ------------------------------------------------------------- */
@@ -48,11 +48,11 @@ static struct sk_entry grant_of(const struct sk_recv_buffer *buffer) {
       .value = htole64(buffer->capacity), .key = htole32(buffer->node.tag), .kind = htole32(SK_ENTRY_GRANT)};
 }
 
-/* In posting order, because the sender pairs them with its sends in that order: small ones that stand before the last
- * large one must go too. */
+/* In posting order, because the sender pairs them with its sends in that order: those that stand before the last one
+ * that needs its grant must go too. */
 static uint32_t collect_grants(struct sk_recv_comm *rc, bool all) {
   uint32_t n = 0;
-  while (rc->ungranted_count && (all || rc->ungranted_large)) {
+  while (rc->ungranted_count && (all || rc->ungranted_needed)) {
     struct sk_recv_buffer *buffer = TAILQ_FIRST(&rc->ungranted);
     rc->wire_entries[n++] = grant_of(buffer);
     sk_grant_remove(rc, buffer);
@@ -115,12 +115,12 @@ static bool sender_is_out_of_grants(const struct sk_recv_comm *rc) {
   return rc->sender_waited && rc->posted.count == rc->ungranted_count;
 }
 
-/* After a progress call that has read `bytes`: are grants of large buffers worth a report now? */
-static bool large_grants_are_due(const struct sk_recv_comm *rc, uint64_t bytes) {
-  if (!rc->ungranted_large) return false;
+/* After a progress call that has read `bytes`: are grants that are needed worth a report now? */
+static bool needed_grants_are_due(const struct sk_recv_comm *rc, uint64_t bytes) {
+  if (!rc->ungranted_needed) return false;
   bool nothing_else_to_do = rc->idle_calls >= IDLE_CALLS;
   bool read_in_bulk = bytes >= SK_BULK_BYTES; /* the report costs little beside that */
-  bool group_is_full = rc->ungranted_large >= REPORT_AT_ONCE;
+  bool group_is_full = rc->ungranted_needed >= REPORT_AT_ONCE;
   bool sender_may_wait = rc->sender_waited && !bytes;
   return nothing_else_to_do || read_in_bulk || group_is_full || sender_may_wait || sender_is_out_of_grants(rc);
 }
@@ -131,7 +131,7 @@ static void ack_small_messages(struct sk_recv_comm *rc) {
 }
 
 void sk_grant_report_after_irecv(struct sk_recv_comm *rc) {
-  if ((rc->ungranted_large && (sender_is_out_of_grants(rc) || rc->ungranted_large >= REPORT_AT_ONCE)) || is_due(rc))
+  if ((rc->ungranted_needed && (sender_is_out_of_grants(rc) || rc->ungranted_needed >= REPORT_AT_ONCE)) || is_due(rc))
     send_report(rc);
 }
 
@@ -143,7 +143,7 @@ void sk_grant_report_after_read(struct sk_recv_comm *rc, uint64_t bytes) {
     ack_small_messages(rc);
   }
   bool unsent = sk_main_stream(&rc->base)->out_count != 0; /* of an earlier report */
-  if (unsent || is_due(rc) || large_grants_are_due(rc, bytes) ||
+  if (unsent || is_due(rc) || needed_grants_are_due(rc, bytes) ||
       (rail_unlikely(sk_has_failover(&rc->base)) && counts_are_due(rc)))
     send_report(rc);
 }
@@ -151,7 +151,7 @@ void sk_grant_report_after_read(struct sk_recv_comm *rc, uint64_t bytes) {
 void sk_grant_report_when_idle(struct sk_recv_comm *rc, bool stuck) {
   if (stuck) rc->idle_calls = RAIL_MAX(rc->idle_calls, STUCK_CALLS);
   ack_small_messages(rc);
-  if (rc->ungranted_large || rc->report_all || is_due(rc) || sk_path_unreported(&rc->base)) send_report(rc);
+  if (rc->ungranted_needed || rc->report_all || is_due(rc) || sk_path_unreported(&rc->base)) send_report(rc);
 }
 
 void sk_grant_report_after_loss(struct sk_recv_comm *rc) {
@@ -182,7 +182,7 @@ void sk_grant_report_at_stop(struct sk_recv_comm *rc) {
 }
 
 void sk_grant_report_at_close(struct sk_recv_comm *rc) {
-  if (rc->unexpected.count_reported != rc->unexpected.count_freed || rc->ungranted_large ||
+  if (rc->unexpected.count_reported != rc->unexpected.count_freed || rc->ungranted_needed ||
       sk_path_unreported(&rc->base))
     send_report(rc);
 }

@@ -261,7 +261,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
    * of it any more. */
   const bool waits = rc->unread == SK_UNREAD_MESSAGE;
   comm->more |= waits;
-  atomic_store_explicit(&comm->deferred, rc->ungranted_large || comm->ended || waits, memory_order_relaxed);
+  atomic_store_explicit(&comm->deferred, rc->ungranted_needed || comm->ended || waits, memory_order_relaxed);
   sk_comm_disown(comm);
   return RAIL_OK;
 }
@@ -315,7 +315,7 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
   return claim(rc, buffer, frame->seq, frame->size) == RAIL_OK ? &buffer->target : NULL;
 }
 
-/* A large message whose buffer is not posted yet stays in the kernel, where it costs nothing. It is received straight
+/* A bulk message whose buffer is not posted yet stays in the kernel, where it costs nothing. It is received straight
  * into its buffer when that is posted, and when the socket is full its sender waits. So does a small one when the ring
  * holds SK_KEPT_BYTES: what is in the ring should still be in the cache when it is copied out. What lies behind it
  * waits as well, so this is for connections of one stream, with AHEAD, and only as long as nobody can need that: no

@@ -7,7 +7,7 @@
 #include "plugin/socket/sk_match.h"
 
 #define SK_SEQ_BUCKETS SK_MAX_BUFFERS
-#define SK_KEPT_BYTES (256 * 1024u) /* of small messages without receive: more are not read while nobody needs it */
+#define SK_KEPT_BYTES (256 * 1024u) /* of unexpected messages: more are not read while nobody needs it */
 #define SK_UNREAD_CALLS 64 /* then all streams are read, also those over which nothing is expected */
 
 /* Where the bytes of one announced message go: a posted buffer, or a place in the ring of unexpected ones. */
@@ -114,10 +114,10 @@ struct sk_recv_comm {
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
   uint64_t hash_key; /* random; of the hash that checks how their chunks fit (add_chunk) */
 
-  /* sk_grant.c: buffers that the sender does not know of, in posting order. They are granted when a large one is
-   * among them, or when credit runs low. */
+  /* sk_grant.c: buffers that the sender does not know of, in posting order. They are granted when one among them needs
+   * it (needs_grant), or when credit runs low. */
   TAILQ_HEAD(, sk_recv_buffer) ungranted;
-  uint32_t ungranted_count, ungranted_large;
+  uint32_t ungranted_count, ungranted_needed;
   uint32_t unread_calls; /* progress calls since all streams were last read */
   bool sender_waited;  /* the sender's last message had waited for its grant */
   enum sk_unread unread; /* after the last progress call */
@@ -170,9 +170,9 @@ void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
 void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 /* Who calls      when                                                     reports what
- * irecv          it has posted buffers                                    large grants if the sender has none left
+ * irecv          it has posted buffers                                    needed grants if the sender has none left
  * progress       it has read `bytes`, or nothing                          what the sender may be waiting for
- * engine, test   nothing else is to be done; `stuck`: maybe for long      large grants; with `stuck` small ones, too
+ * engine, test   nothing else is to be done; `stuck`: maybe for long      needed grants; with `stuck` all
  * sk_comm_stop   with FAILOVER: nothing more is received                  counts, over all streams
  * close          before the end                                           credit, grants and counts
  * failover       the stream that carried the reports is lost              everything once more */

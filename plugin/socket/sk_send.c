@@ -2,12 +2,12 @@
  *
  * A send from isend to its completion.
  *
- * isend looks for the grant of its buffer. With a grant, or small enough to be sent before it (eager), the send is
+ * isend looks for the grant of its buffer. With a grant, or on credit (eager) up to the eager size, the send is
  * matched: sk_send_post announces it on the main stream and cuts it into chunks for whichever stream is free. It is
  * done when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_finish.
  *
- * Small sends behind others that are outstanding are not written one by one: they stay in the stream's queue until the
- * caller tests, or until they are many.
+ * Sends of up to BATCH_BYTES behind others that are outstanding are not written one by one: they stay in the stream's
+ * queue until the caller tests, or until they are many.
  */
 #include "plugin/socket/sk_send.h"
 
@@ -22,7 +22,7 @@
 #define BATCH_BYTES (8 * 1024)   /* payloads up to here may wait for others: a system call costs more than their copy */
 #define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */
 #define BATCH_MAX (32 * 1024)    /* but not when this much has come together */
-#define SPREAD_BYTES (32 * 1024) /* payloads from here on go to the stream that is free first */
+#define SPREAD_BYTES (32 * 1024) /* messages from here on are spread: they go to the stream that is free first */
 #define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
 
 rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *args) {
@@ -185,15 +185,15 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
 
 /* Announces on the main stream. Along with the announcement goes
  *   - the first chunk of the payload, mostly all of it: one call does for both;
- *   - nothing, if the message is large and the main one of several streams is busy: whichever is free takes the chunk;
- *   - nothing, if the message is large and FAILOVER announces it on every stream: on the main stream, messages of one
+ *   - nothing, if the message is to be spread and the main one of several streams is busy: whichever is free takes it;
+ *   - nothing, if it is to be spread and FAILOVER announces it on every stream: on the main stream, messages of one
  *     chunk would leave all other devices idle. */
 static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send) {
-  const bool worth_a_call = send->size >= sc->spread_from;
+  const bool spread = send->size >= sc->spread_from;
   if (rail_likely(!sk_has_failover(&sc->base))) {
-    const uint32_t first = worth_a_call && main_stream->out_count ? 0 : chunk_of(sc, main_stream, send);
+    const uint32_t first = spread && main_stream->out_count ? 0 : chunk_of(sc, main_stream, send);
     queue_chunk(sc, main_stream, send, SK_FRAME_MSG, first);
-  } else if (worth_a_call) {
+  } else if (spread) {
     sk_path_announce(sc, NULL, send);
   } else {
     queue_chunk(sc, main_stream, send, SK_FRAME_MSG, chunk_of(sc, main_stream, send));

@@ -85,7 +85,7 @@ struct sk_send_comm {
   uint32_t seen;  /* messages that the peer had seen when it wrote its latest report */
   uint32_t rest_max;       /* bytes: what is left of a message, if it is no more, goes in one frame */
   struct sk_shares shares; /* how what is left is cut into chunks if it is more */
-  uint64_t spread_from;    /* bytes: larger messages, and those of this size, need not begin on the main stream */
+  uint64_t spread_from;    /* bytes: messages from here on need not begin on the main stream */
   uint32_t next_stream;
   TAILQ_HEAD(, sk_send) undelivered; /* with FAILOVER: announced and not counted as arrived, in order */
   uint32_t undelivered_count;

@@ -150,7 +150,7 @@ static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags) {
   return n;
 }
 
-/* The first frame has a large payload, and all before it is in the kernel. */
+/* The first frame has a payload for zero copy, and all before it is in the kernel. */
 static bool has_large_payload(const struct sk_stream *s) {
   const struct sk_out *out = &s->out[s->out_first];
   return s->out_count && out->len >= s->zerocopy->from && s->out_done >= out->staged;
@@ -205,7 +205,7 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   sk_stream_wrote(s, (size_t)n);
   if ((size_t)n != asked) return RAIL_IN_PROGRESS;
   if (rail_likely(below == UINT32_MAX) || !has_large_payload(s)) return RAIL_OK;
-  return sk_stream_flush(s, bytes); /* the large payload, which is first now */
+  return sk_stream_flush(s, bytes); /* the payload for zero copy, which is first now */
 }
 
 void sk_streams_flush(struct sk_stream *streams, uint32_t n) {

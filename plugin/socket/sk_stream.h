@@ -26,7 +26,8 @@
 #define SK_STAGE (32u * 1024)
 #define SK_COPY_BYTES 512 /* payloads up to here are copied beside their header: an I/O vector entry costs more */
 #define SK_OUT_RESERVE 4  /* control frames that find room even when those with payload find none */
-#define SK_BULK_BYTES (16u * 1024) /* from here on bytes are worth a system call of their own: a copy takes as long */
+/* From here on a payload is bulk: worth a system call of its own, because a copy takes as long. Less is small. */
+#define SK_BULK_BYTES (16u * 1024)
 #define SK_IO_BYTES ((size_t)1 << 20) /* most that one system call moves: a copy of 0.1 to 0.3 ms */
 #define SK_CALL_BYTES (2 * SK_IO_BYTES) /* most that one call moves in a direction: it must return in a millisecond */
 
@@ -59,10 +60,10 @@ struct sk_traffic {
 
 /* ---- zero copy ---------------------------------------------------------
  *
- * Large payloads without a copy into the kernel (MSG_ZEROCOPY). The kernel then reads the caller's pages until the peer
- * has acknowledged them, and reports on the socket's error queue when it has finished with each call, by number. Every
- * call is one more thing that its send waits for (sk_completion). Headers lie in `stage`, which is written again at
- * once: they are copied, in a call of their own that ends where a large payload begins.
+ * Payloads of `from` bytes and more without a copy into the kernel (MSG_ZEROCOPY). The kernel then reads the caller's
+ * pages until the peer has acknowledged them, and reports on the socket's error queue when it has finished with each
+ * call, by number. Every call is one more thing that its send waits for (sk_completion). Headers lie in `stage`, which
+ * is written again at once: they are copied, in a call of their own that ends where such a payload begins.
  *
  * - What the kernel copied after all (loopback, veth, a path without scatter-gather) costs more this way than the plain
  *   one: the stream stops it at the first notification that says so.
@@ -123,7 +124,7 @@ struct sk_stream {
 
   uint8_t *buf;
   uint32_t cap, head, tail; /* buf[head..tail) is unread */
-  uint32_t ahead;           /* how far to read past a payload: all of buf, or one header between large ones */
+  uint32_t ahead;           /* how far to read past a payload: all of buf, or one header between bulk ones */
   uint8_t *to;              /* where the current payload's next byte goes */
   uint32_t left;            /* bytes of it still to come */
   uint32_t len;             /* bytes of it in all */
