@@ -19,23 +19,6 @@
 #include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
 
-rail_result_t sk_recv_init(struct sk_recv_comm *rc, const struct sk_comm_args *args) {
-  if (rail_random_bytes(&rc->hash_key, sizeof rc->hash_key) != RAIL_OK) rc->hash_key = rail_now_ns() ^ (uintptr_t)rc;
-  for (int i = SK_MAX_RECVS; i-- > 0;) {
-    struct sk_request *r = &rc->recvs[i].base;
-    *r = (struct sk_request){.magic = SK_REQ_FREE, .comm = &rc->base};
-    SLIST_INSERT_HEAD(&rc->pool, r, next_free);
-  }
-  sk_match_init(&rc->posted);
-  TAILQ_INIT(&rc->ungranted);
-  rc->can_leave_unread = args->nstreams == 1 && (args->features & SK_FEATURE_AHEAD);
-  for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
-    (void)rail_sock_open_window(args->fds[i], sk_params.window); /* streams work without */
-  return sk_unexpected_init(&rc->unexpected, args->eager_size, args->eager_count, args->eager_bytes);
-}
-
-void sk_recv_release(struct sk_recv_comm *rc) { sk_unexpected_release(&rc->unexpected); }
-
 /* ---- unexpected messages ------------------------------------------------------ */
 
 _Static_assert(sizeof(struct sk_bounce) <= 128, "sk_credit_of counts two lines for it");
@@ -406,3 +389,22 @@ void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes) {
   }
   sk_request_put(&rc->pool, &recv->base);
 }
+
+/* ---- the receiver's part of a comm: made and freed -------------------------------- */
+
+rail_result_t sk_recv_init(struct sk_recv_comm *rc, const struct sk_comm_args *args) {
+  if (rail_random_bytes(&rc->hash_key, sizeof rc->hash_key) != RAIL_OK) rc->hash_key = rail_now_ns() ^ (uintptr_t)rc;
+  for (int i = SK_MAX_RECVS; i-- > 0;) {
+    struct sk_request *r = &rc->recvs[i].base;
+    *r = (struct sk_request){.magic = SK_REQ_FREE, .comm = &rc->base};
+    SLIST_INSERT_HEAD(&rc->pool, r, next_free);
+  }
+  sk_match_init(&rc->posted);
+  TAILQ_INIT(&rc->ungranted);
+  rc->can_leave_unread = args->nstreams == 1 && (args->features & SK_FEATURE_AHEAD);
+  for (unsigned int i = 0; i < args->nstreams && sk_params.rcvbuf < 0; i++)
+    (void)rail_sock_open_window(args->fds[i], sk_params.window); /* streams work without */
+  return sk_unexpected_init(&rc->unexpected, args->eager_size, args->eager_count, args->eager_bytes);
+}
+
+void sk_recv_release(struct sk_recv_comm *rc) { sk_unexpected_release(&rc->unexpected); }

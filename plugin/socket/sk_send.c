@@ -25,38 +25,6 @@
 #define SPREAD_BYTES (32 * 1024) /* messages from here on are spread: they go to the stream that is free first */
 #define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
 
-rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *args) {
-  sc->in_flight_cap = args->eager_count + SK_MAX_SENDS;
-  sc->in_flight_store = calloc(sc->in_flight_cap, sizeof *sc->in_flight_store);
-  for (int i = SK_MAX_SENDS; i-- > 0;) {
-    struct sk_request *r = &sc->sends[i].base;
-    *r = (struct sk_request){.magic = SK_REQ_FREE, .comm = &sc->base};
-    SLIST_INSERT_HEAD(&sc->pool, r, next_free);
-  }
-  sk_match_init(&sc->waiting);
-  sk_match_init(&sc->grants);
-  sk_match_init(&sc->in_flight);
-  TAILQ_INIT(&sc->free_grants);
-  for (int i = 0; i < SK_MAX_BUFFERS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
-  STAILQ_INIT(&sc->to_announce);
-  STAILQ_INIT(&sc->partly_framed);
-  STAILQ_INIT(&sc->zero_length);
-  TAILQ_INIT(&sc->undelivered);
-  bool several = args->nstreams > 1;
-  sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
-  sc->rest_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
-  sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
-  sc->eager_size = args->eager_size;
-  sc->eager_count = args->eager_count;
-  sc->eager_bytes = args->eager_bytes & ~63u;
-  return sc->in_flight_store ? RAIL_OK : RAIL_SYSTEM_ERROR;
-}
-
-void sk_send_release(struct sk_send_comm *sc) {
-  free(sc->in_flight_store);
-  sc->in_flight_store = NULL;
-}
-
 /* ---- matching: a send and the receiver's grant, or credit ---------------- */
 
 static void queue_announcement(struct sk_send_comm *sc, struct sk_send *send) {
@@ -263,17 +231,6 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   return RAIL_OK;
 }
 
-bool sk_send_is_idle(const struct sk_send_comm *sc) {
-  if (sc->waiting.count || sk_send_has_unframed(sc) || sc->undelivered_count) return false;
-  for (uint32_t i = 0; i < sc->base.nstreams; i++)
-    if (sc->base.streams[i].out_count) return false;
-  return true;
-}
-
-bool sk_send_should_read(const struct sk_send_comm *sc) {
-  return sc->unread_posts >= UNREAD_POSTS || !sk_send_is_idle(sc);
-}
-
 /* ---- isend and its completion ------------------------------------------------ */
 
 static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size, int tag, struct sk_mr *mr) {
@@ -336,6 +293,17 @@ void sk_send_finish(struct sk_send_comm *sc, struct sk_send *send, int *sizes) {
   if (sizes) sizes[0] = send->size > INT_MAX ? INT_MAX : (int)send->size;
   sk_mr_release(send->mr);
   sk_request_put(&sc->pool, &send->base);
+}
+
+bool sk_send_is_idle(const struct sk_send_comm *sc) {
+  if (sc->waiting.count || sk_send_has_unframed(sc) || sc->undelivered_count) return false;
+  for (uint32_t i = 0; i < sc->base.nstreams; i++)
+    if (sc->base.streams[i].out_count) return false;
+  return true;
+}
+
+bool sk_send_should_read(const struct sk_send_comm *sc) {
+  return sc->unread_posts >= UNREAD_POSTS || !sk_send_is_idle(sc);
 }
 
 /* ---- CONTROL frames: credit and grants ------------------------------------------ */
@@ -445,4 +413,38 @@ rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, cons
   }
   if (sc->waiting.count) release_waiting(sc);
   return RAIL_OK;
+}
+
+/* ---- the sender's part of a comm: made and freed --------------------------------- */
+
+rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *args) {
+  sc->in_flight_cap = args->eager_count + SK_MAX_SENDS;
+  sc->in_flight_store = calloc(sc->in_flight_cap, sizeof *sc->in_flight_store);
+  for (int i = SK_MAX_SENDS; i-- > 0;) {
+    struct sk_request *r = &sc->sends[i].base;
+    *r = (struct sk_request){.magic = SK_REQ_FREE, .comm = &sc->base};
+    SLIST_INSERT_HEAD(&sc->pool, r, next_free);
+  }
+  sk_match_init(&sc->waiting);
+  sk_match_init(&sc->grants);
+  sk_match_init(&sc->in_flight);
+  TAILQ_INIT(&sc->free_grants);
+  for (int i = 0; i < SK_MAX_BUFFERS; i++) TAILQ_INSERT_TAIL(&sc->free_grants, &sc->grant_store[i].node, next);
+  STAILQ_INIT(&sc->to_announce);
+  STAILQ_INIT(&sc->partly_framed);
+  STAILQ_INIT(&sc->zero_length);
+  TAILQ_INIT(&sc->undelivered);
+  bool several = args->nstreams > 1;
+  sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
+  sc->rest_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
+  sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
+  sc->eager_size = args->eager_size;
+  sc->eager_count = args->eager_count;
+  sc->eager_bytes = args->eager_bytes & ~63u;
+  return sc->in_flight_store ? RAIL_OK : RAIL_SYSTEM_ERROR;
+}
+
+void sk_send_release(struct sk_send_comm *sc) {
+  free(sc->in_flight_store);
+  sc->in_flight_store = NULL;
 }

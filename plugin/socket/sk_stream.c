@@ -151,7 +151,7 @@ static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags) {
 }
 
 /* The first frame has a payload for zero copy, and all before it is in the kernel. */
-static bool has_large_payload(const struct sk_stream *s) {
+static bool is_zerocopy_next(const struct sk_stream *s) {
   const struct sk_out *out = &s->out[s->out_first];
   return s->out_count && out->len >= s->zerocopy->from && s->out_done >= out->staged;
 }
@@ -190,7 +190,7 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   uint32_t below = UINT32_MAX;
   rail_result_t result;
   if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) {
-    if (!has_large_payload(s)) below = s->zerocopy->from;
+    if (!is_zerocopy_next(s)) below = s->zerocopy->from;
     else if (write_zerocopy(s, bytes, &result)) return result;
   }
 
@@ -204,7 +204,7 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
   *bytes += (uint64_t)n;
   sk_stream_wrote(s, (size_t)n);
   if ((size_t)n != asked) return RAIL_IN_PROGRESS;
-  if (rail_likely(below == UINT32_MAX) || !has_large_payload(s)) return RAIL_OK;
+  if (rail_likely(below == UINT32_MAX) || !is_zerocopy_next(s)) return RAIL_OK;
   return sk_stream_flush(s, bytes); /* the payload for zero copy, which is first now */
 }
 
