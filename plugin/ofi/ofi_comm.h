@@ -306,7 +306,9 @@ rail_result_t ofi_comm_fail_faults(struct ofi_comm *comm, uint32_t faults);
 /* The same for an operation that could not be posted. */
 rail_result_t ofi_comm_post_failed(struct ofi_op *op, int err);
 
-/* What an operation of the comm over one of its paths is. */
+/* An operation goes out in two steps: ofi_comm_prepare says what it is and over which path it goes, ofi_op_post gives
+ * it to libfabric. ofi_comm_post does both. Where a control message goes, ofi_comm_prepare_frame and
+ * ofi_comm_post_frame write it first. */
 static inline void ofi_comm_prepare(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
                                     unsigned int path) {
   op->kind = kind;

@@ -88,7 +88,7 @@ static struct ofi_op_list *list_of(const struct ofi_op *op) {
   return op->kind == OFI_OP_TRECV ? &op->nic->waiting_receives : &op->nic->waiting;
 }
 
-static void begin(struct ofi_op *op, enum ofi_op_state state) {
+static void begin_op(struct ofi_op *op, enum ofi_op_state state) {
   struct ofi_endpoint *endpoint = op->comm->endpoint;
   op->state = state;
   op->nic->bytes_outstanding += op->size;
@@ -125,9 +125,9 @@ int ofi_op_post(struct ofi_op *op) {
   if (rail_likely(err == INJECTED)) {
     err = 0;
   } else if (rail_likely(err == 0)) {
-    begin(op, OFI_OP_POSTED);
+    begin_op(op, OFI_OP_POSTED);
   } else if (err == -FI_EAGAIN) {
-    begin(op, OFI_OP_WAITING);
+    begin_op(op, OFI_OP_WAITING);
     STAILQ_INSERT_TAIL(list, op, link);
     err = 0;
   }
