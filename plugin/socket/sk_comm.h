@@ -208,6 +208,12 @@ static inline struct sk_comm *sk_comm_of(void *arg, uint32_t magic, const char *
 /* May streams be lost while others go on? */
 static inline bool sk_has_failover(const struct sk_comm *comm) { return comm->paths != NULL; }
 
+/* Announcements with payload, and control frames, go over this one: stream 0, until FAILOVER chooses another
+ * (sk_failover.h). */
+static inline struct sk_stream *sk_main_stream(const struct sk_comm *comm) {
+  return &comm->streams[comm->main_stream];
+}
+
 /* ---- ownership ------------------------------------------------------------ */
 
 /* Never waits. */

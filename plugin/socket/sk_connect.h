@@ -45,7 +45,7 @@ rail_result_t sk_dial_hello(struct sk_dial *dial, const struct rail_handle *list
 /* rail_dial_step: RAIL_OK when HELLO is written. */
 rail_result_t sk_dial_step(struct sk_dial *dial);
 
-/* Once more. */
+/* How streams of one connection are dialled again. */
 struct sk_reconnect;
 
 /* NULL when memory is out. `dials` are those of the connection's streams. */

@@ -12,9 +12,14 @@
  * many frames of that stream had arrived whole. The sender then dials again (sk_dial.c); the stream that comes back has
  * a new generation, and its first frame, JOIN, says which. A report about an earlier generation is out of date.
  *
+ * The main stream (sk_main_stream) is stream 0 until it is lost, then the first one that is up, until that is lost. A
+ * stream that comes back does not take over: its control frames could overtake those that are on their way, and the
+ * sender would pair grants with the wrong sends. A receiver that has lost its main stream begins on the next one with
+ * LOST, if that has room, and a CONTROL with SK_FRAME_RESET, which voids its earlier grants.
+ *
  * All calls are the owner's. Without FAILOVER comm->paths is NULL, and only sk_paths_init, sk_paths_release,
- * sk_main_stream, sk_path_has_room, sk_path_entries and sk_path_unreported may be called, and from sk_failover.c what
- * repairs one case: a stream that was cut before the acceptor had answered its HELLO is connected again.
+ * sk_path_has_room, sk_path_entries and sk_path_unreported may be called, and from sk_failover.c what repairs one case:
+ * a stream that was cut before the acceptor had answered its HELLO is connected again.
  */
 #ifndef SK_FAILOVER_H
 #define SK_FAILOVER_H
@@ -57,15 +62,6 @@ struct sk_path {
 
 rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *args);
 void sk_paths_release(struct sk_comm *comm);
-
-/* Announcements with payload, and control frames, go over this one: stream 0 until it is lost, then the first one that
- * is up, until that is lost. A stream that comes back does not take over: its control frames could overtake those that
- * are on their way, and the sender would pair grants with the wrong sends. A receiver that has lost its main
- * stream begins on the next one with LOST, if that has room, and a CONTROL with SK_FRAME_RESET, which voids its earlier
- * grants. */
-static inline struct sk_stream *sk_main_stream(const struct sk_comm *comm) {
-  return &comm->streams[comm->main_stream];
-}
 
 /* Sender. */
 

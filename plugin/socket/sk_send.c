@@ -11,11 +11,9 @@
  */
 #include "plugin/socket/sk_send.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 
-#include "common/base/log.h"
 #include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
 
@@ -25,7 +23,7 @@
 #define SPREAD_BYTES (32 * 1024) /* messages from here on are spread: they go to the stream that is free first */
 #define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
 
-/* ---- matching: a send and the receiver's grant, or credit ---------------- */
+/* ---- matching: a send and the receiver's grant (on_grant keeps it), or credit -------- */
 
 static void queue_announcement(struct sk_send_comm *sc, struct sk_send *send) {
   send->seq = sc->next_seq++;
