@@ -17,8 +17,8 @@
  * asks it in one of 64 calls that find no receive, and before it gives a tag up. A receive that stays torn ends the
  * connection when the peer's HCA must have finished all retransmissions (ib_send.c).
  *
- * The immediates, by which the sender's writes are reported to the receiver, are inline below. All of it is pure: no
- * verbs. The ring has one reader, and one writer (the HCA).
+ * Below it: the split of a message into parts and writes, and the immediates by which the sender's writes are reported
+ * to the receiver. All of it is pure: no verbs. The ring has one reader, and one writer (the HCA).
  */
 #ifndef IB_CTS_H
 #define IB_CTS_H
@@ -107,6 +107,65 @@ bool ib_cts_lacks_first(const struct ib_cts_match *m);
 /* For log lines: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);
 
+/* ---- split: a message into parts, a part into writes ------------------------------
+ *
+ *   part   the bytes of a message that go over one QP; a message has 1 to 128
+ *   body   of a part: its first bytes, by plain RDMA writes; it may be empty
+ *   tail   of a part: the rest, by one RDMA write with immediate, which alone consumes a receive WR of the receiver
+ *   share  a part's place and size (ib_stripe.h), where parts are not equal
+ *   chain  work requests, linked by `next`, that one ibv_post_send posts (ib_send.c)
+ *
+ * All parts but the last are multiples of IB_ALIGN bytes. A part of up to one write is its tail, unless adaptive
+ * routing wants the bulk without immediate. The tail's length is in the receiver's completion; the body's is in the
+ * immediate, so the body is a multiple of the unit in which the immediate counts. With the SEND protocol
+ * (ib_two_sided.c) the buffer is divided, a part is one SEND, and a QP may have several.
+ */
+
+#define IB_ALIGN_LOG2 7
+_Static_assert(1 << IB_ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");
+#define IB_IMM_MANTISSA_MAX 0xffffu
+
+struct ib_part {
+  uint64_t offset, size;
+  uint64_t body;  /* of `size`: goes first, in plain writes; the rest is at most one write */
+  uint64_t write; /* bytes of one write; above max_write only for a part of more than 65535 such writes, which the
+                     immediate could not count otherwise */
+};
+
+/* How many parts: a power of two, or all; none smaller than min_part unless it is the only one. */
+static inline unsigned int ib_split_parts(uint64_t size, unsigned int all, uint64_t min_part) {
+  if (all == 1 || size < 2 * IB_ALIGN || size < min_part) return 1;
+  uint64_t most = size / RAIL_MAX(min_part, (uint64_t)IB_ALIGN);
+  if (most >= all) return all;
+  return most < 2 ? 1 : 1u << (31 - (unsigned int)__builtin_clz((unsigned int)most));
+}
+
+/* Part i of n equal ones; its writes are not set. */
+RAIL_HOT_INLINE struct ib_part ib_split_part(uint64_t size, unsigned int i, unsigned int n) {
+  struct ib_part part = {.size = size};
+  if (n == 1) return part;
+  uint64_t lines = (size + IB_ALIGN - 1) / IB_ALIGN, each = lines / n, more = lines % n;
+  part.offset = RAIL_MIN((i * each + RAIL_MIN(i, more)) * IB_ALIGN, size);
+  part.size = RAIL_MIN((each + (i < more)) * IB_ALIGN, size - part.offset);
+  return part;
+}
+
+/* log2 of the unit in which an immediate counts so many bytes: the least that does. */
+static inline unsigned int ib_imm_unit_log2(uint64_t bytes) {
+  unsigned int log2 = IB_ALIGN_LOG2;
+  if (rail_likely(bytes <= (uint64_t)IB_IMM_MANTISSA_MAX << IB_ALIGN_LOG2)) return log2;
+  while (bytes >> log2 > IB_IMM_MANTISSA_MAX) log2++;
+  return log2;
+}
+
+/* A part into writes. separate: all but a short tail goes in the body (adaptive routing). */
+RAIL_HOT_INLINE void ib_split_writes(struct ib_part *part, unsigned int max_write_log2, bool separate) {
+  unsigned int unit = ib_imm_unit_log2(part->size), log2 = RAIL_MAX(max_write_log2, unit);
+  part->write = 1ull << log2;
+  if (separate) part->body = part->size >> unit << unit;
+  else part->body = part->size <= part->write ? 0 : (part->size - 1) >> log2 << log2;
+}
+
 /* ---- immediates: the last write of each part reports it to the receiver ------
  *
  *   bit 31..27 slot of the CTS | 26..24 index | 23..21 parts code | 20..16 exponent | 15..0 mantissa
@@ -124,19 +183,8 @@ struct ib_imm {
   uint64_t body;                  /* bytes before the tail */
   unsigned int error;             /* enum ib_imm_error; 0: none */
 };
-#define IB_IMM_MANTISSA_MAX 0xffffu
 #define IB_IMM_EXPONENT_ERROR 31u
 #define IB_IMM_CODE_ALL 7u
-#define IB_ALIGN_LOG2 7
-_Static_assert(1 << IB_ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");
-
-/* log2 of the unit in which an immediate counts so many bytes: the least that does. */
-static inline unsigned int ib_imm_unit_log2(uint64_t bytes) {
-  unsigned int log2 = IB_ALIGN_LOG2;
-  if (rail_likely(bytes <= (uint64_t)IB_IMM_MANTISSA_MAX << IB_ALIGN_LOG2)) return log2;
-  while (bytes >> log2 > IB_IMM_MANTISSA_MAX) log2++;
-  return log2;
-}
 
 /* Host byte order; `all` is the plan's qps_per_message. */
 static inline uint32_t ib_imm_encode(const struct ib_imm *imm, unsigned int all) {
@@ -154,5 +202,12 @@ static inline void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm 
   imm->error = exponent == IB_IMM_EXPONENT_ERROR ? mantissa : 0;
   imm->body = exponent == IB_IMM_EXPONENT_ERROR ? 0 : (uint64_t)mantissa << (IB_ALIGN_LOG2 + exponent);
 }
+
+/* The same where a device has no immediates (ib_notice.c): a SEND of these bytes. On the wire: little-endian. */
+struct ib_notice_wire {
+  uint32_t imm;
+  uint32_t rest; /* bytes of the part behind the body that `imm` has */
+};
+_Static_assert(sizeof(struct ib_notice_wire) == 8, "it is inline everywhere");
 
 #endif

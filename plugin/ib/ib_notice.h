@@ -12,12 +12,6 @@
 
 #include "plugin/ib/ib_comm.h"
 
-struct ib_notice_wire { /* little-endian */
-  uint32_t imm;  /* ib_cts.h */
-  uint32_t rest; /* bytes of the part behind the body that `imm` has */
-};
-_Static_assert(sizeof(struct ib_notice_wire) == 8, "it is inline everywhere");
-
 /* ---- the receiver's memory for them ----------------------------------------- */
 
 /* For a recv comm whose plan has notices. False: out of memory. */

@@ -22,7 +22,6 @@
 #include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_split.h"
 #include "plugin/ib/ib_stripe.h"
 #include "plugin/ib/ib_two_sided.h"
 

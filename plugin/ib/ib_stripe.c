@@ -12,7 +12,6 @@
 
 #include "common/base/clock.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_split.h"
 
 #define NO_MEASUREMENT UINT64_MAX
 #define GAIN 0.25              /* share of a new measurement in a route's rate: 8 of them replace nine tenths of it */

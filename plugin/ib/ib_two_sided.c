@@ -9,7 +9,6 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_send.h"
-#include "plugin/ib/ib_split.h"
 
 /* The number of the latest receive in the slot, of those up to `last`. */
 static uint32_t latest_in_slot(uint32_t last, unsigned int slot) { return last - (last - slot) % IB_MAX_RECVS; }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How messages are cut, for every class of size and number of parts, and that
  * immediates say back what they were told. */
-#include "plugin/ib/ib_split.h"
+#include "plugin/ib/ib_cts.h"
 
 #include "common/base/compiler.h"
 #include "kit/kit_ensure.h"
