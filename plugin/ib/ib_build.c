@@ -12,15 +12,9 @@
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_flush.h"
-#include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
 #include "plugin/ib/ib_setup.h"
-#include "plugin/ib/ib_two_sided.h"
-#include "plugin/ib/ib_wait.h"
 
 static void fill_base(struct ib_setup *s) {
   struct ib_comm *c = s->comm;

@@ -9,8 +9,8 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
+#include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_stripe.h"
-#include "plugin/ib/ib_two_sided.h"
 
 #define LINGER_MAX_MS 60000 /* as the parameter's own limit */
 

@@ -51,7 +51,7 @@
 struct ib_rail {
   struct ib_port *port;
   struct ibv_cq *cq;
-  struct ibv_comp_channel *channel; /* its events (ib_wait.h); NULL: it has none, and is polled */
+  struct ibv_comp_channel *channel; /* its events (ib_wait.c); NULL: it has none, and is polled */
   unsigned int unacknowledged;      /* events that were read */
   int gid_index;
   uint8_t gid[16];
@@ -72,7 +72,7 @@ struct ib_mhandle {
 /* The connection's registered memory, on pages of its own. */
 struct ib_ctrl_buf {
   struct ib_cts_ring ring; /* a sender's: the peer writes here. A receiver's: the source of its CTS writes */
-  uint32_t refused[IB_MAX_RECVS][IB_MAX_GROUP]; /* number of a receive whose message was too large (ib_two_sided.h) */
+  uint32_t refused[IB_MAX_RECVS][IB_MAX_GROUP]; /* number of a receive whose message was too large (ib_two_sided.c) */
   struct ib_verify {       /* target and source of the handshake's first writes */
     uint64_t in[IB_MAX_QPS]; /* the peer's token, one per QP */
     uint64_t out;
@@ -118,7 +118,7 @@ struct ib_comm {
   uint32_t completions;             /* since last_progress was set */
   uint32_t sample_above;            /* after more completions than this it is set; else when a poll finds none */
   bool last_poll_empty;             /* after some of those */
-  bool event_driven;                /* all rails have a channel: a test that finds nothing may wait (ib_wait.h) */
+  bool event_driven;                /* all rails have a channel: a test that finds nothing may wait (ib_wait.c) */
   uint32_t test_has_more;           /* not 0: a test that finds nothing over rail 0 goes on: polls other rails, waits
                                        for an event, checks turns (SEND protocol), looks for silent paths */
   struct ib_wait wait;
@@ -237,13 +237,13 @@ struct ib_send_comm {
   unsigned int nlive, most_parts;        /* of a message */
   struct ib_qp *live[IB_MAX_QPS];        /* QPs that are in use */
   struct ib_stripe *stripe;              /* ib_stripe.h; NULL: parts are equal */
-  struct ib_two_sided *two_sided;        /* ib_two_sided.h; NULL: messages are written */
+  struct ib_two_sided *two_sided;        /* ib_two_sided.c; NULL: messages are written */
   struct ib_posted *posted;              /* of all QPs: the entries of ib_qp.posted */
   struct ib_cursor resend;               /* of the part that is being resent */
   uint16_t resend_of;                    /* the lost QP whose it was */
   struct ib_match_timer tag_timer;       /* receives are posted, none of the send's tag */
   struct ib_match_timer torn_timer;      /* the next receive is torn */
-  struct ib_match_timer turn_timer;      /* all sends wait for one before them (ib_two_sided.h) */
+  struct ib_match_timer turn_timer;      /* all sends wait for one before them (ib_two_sided.c) */
   uint32_t unmatched_calls;              /* isends that found no receive of their tag */
   uint64_t closed_deadline; /* after GOODBYE: the peer acknowledges retransmissions until then; 0: no GOODBYE */
   bool peer_gone;           /* IB_COMM_PEER_GONE is in closed_deadline */
@@ -262,10 +262,10 @@ struct ib_recv_comm {
   struct ibv_send_wr cts_wr; /* the next CTS write over it, but for slot, length and flags */
   struct ibv_sge cts_sge;    /* of that */
   uint32_t cts_resend;        /* one bit per receive whose CTS is to be resent */
-  unsigned int next_qp;      /* where the next buffer's first part is received (ib_two_sided.h) */
+  unsigned int next_qp;      /* where the next buffer's first part is received (ib_two_sided.c) */
   struct ibv_recv_wr recv_wrs[IB_RECV_BATCH]; /* a chain: the receive WRs that are posted again next */
   struct ib_flush *flush;    /* NULL: no flush is needed */
-  struct ib_notice_wire *notices; /* ib_notice.h: IB_RECV_DEPTH of each QP; NULL: immediates report parts */
+  struct ib_notice_wire *notices; /* ib_notice.c: IB_RECV_DEPTH of each QP; NULL: immediates report parts */
   struct ib_request_pool free_flushes;
   struct ib_recv recvs[IB_MAX_RECVS];
   struct ib_request flushes[IB_MAX_FLUSHES];

@@ -55,7 +55,7 @@ struct ib_cts {
       union {
         uint32_t rkeys[IB_MAX_RAILS];
         struct {
-          uint32_t parts, first_qp; /* ib_two_sided.h: part i goes over QP first_qp + i, modulo their number */
+          uint32_t parts, first_qp; /* ib_two_sided.c: part i goes over QP first_qp + i, modulo their number */
         };
       };
       uint32_t tag;

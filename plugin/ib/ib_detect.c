@@ -15,11 +15,8 @@
  */
 #include "common/base/clock.h"
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
 
 #define LOOK_EACH 8  /* tests that found nothing between two looks at the clock */
 #define SLOWEST 100  /* a path carries a hundredth of its port's speed, at least */

@@ -383,7 +383,7 @@ rail_result_t ib_get_properties(int dev, struct rail_net_props_v12 *props) {
   props->port = first->number_on_card;
   props->max_comms = max_comms(device);
   props->max_recvs = IB_MAX_GROUP;
-  if (two_sided) { /* no group: its sends would wait for each other (ib_two_sided.h) */
+  if (two_sided) { /* no group: its sends would wait for each other (ib_two_sided.c) */
     props->max_recvs = 1;
     props->max_p2p_bytes = IB_TWO_SIDED_MAX_P2P;
   }

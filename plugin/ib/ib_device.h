@@ -95,7 +95,7 @@ int ib_device_count(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct ib_device *ib_device_at(int dev, const char *call);
 int ib_device_index(const struct ib_device *device); /* its number */
-/* RAIL_PTR_*: what can be registered in a connection over it, with or without the SEND protocol (ib_two_sided.h). */
+/* RAIL_PTR_*: what can be registered in a connection over it, with or without the SEND protocol (ib_two_sided.c). */
 int ib_device_ptr_support(const struct ib_device *device, bool two_sided);
 rail_result_t ib_get_properties(int dev, struct rail_net_props_v12 *props);
 /* makeVDevice. Call under the plugin's lock. */

@@ -10,9 +10,8 @@
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_two_sided.h"
+#include "plugin/ib/ib_stats.h"
 
 #define VENDOR_MELLANOX 0x02c9u
 

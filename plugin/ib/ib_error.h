@@ -39,7 +39,7 @@ rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const 
 RAIL_COLD rail_result_t ib_error_tag_timeout(struct ib_send_comm *sc, uint32_t tag);
 /* The next receive's CTS has been torn for so long. */
 RAIL_COLD rail_result_t ib_error_torn(struct ib_send_comm *sc, uint64_t ms);
-/* All sends wait for one before them, for RAIL_IB_TAG_TIMEOUT (ib_two_sided.h). */
+/* All sends wait for one before them, for RAIL_IB_TAG_TIMEOUT (ib_two_sided.c). */
 RAIL_COLD rail_result_t ib_error_turn_timeout(struct ib_send_comm *sc);
 
 /* ---- lost queue pairs (ib_failover.c): the line, and the comm fails ---- */

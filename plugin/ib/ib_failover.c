@@ -19,11 +19,8 @@
 #include "common/base/log.h"
 #include "common/conn/watch.h"
 #include "plugin/ib/ib_error.h"
-#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
 
 #define FLUSH_MS 1000 /* a QP in ERR flushes within microseconds; one that takes so long does not */
 

@@ -5,7 +5,7 @@
  * The read follows the rail's earlier writes to the same memory through all bridges, so when its response is here the
  * writes are there.
  */
-#include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_progress.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,6 @@
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_progress.h"
 
 bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf) {
   if (mode != IB_FLUSH_AUTO) return mode == IB_FLUSH_ALWAYS;

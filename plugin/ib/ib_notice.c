@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Notices of parts: the receiver's memory for them, their bytes. */
-#include "plugin/ib/ib_notice.h"
+ *
+ * Notices: how each part of a message is reported where a device has no write with immediate (iWARP: RFC 5040 has no
+ * immediate data). Behind the part's writes, on the same QP, goes a SEND of 8 bytes, inline; it consumes a receive WR
+ * as an immediate would, and the receive WRs have memory for it. Plain writes that were posted before are in place when
+ * a SEND is received (RFC 5040, 5.5), as with an immediate.
+ *
+ * The bytes are what the immediate would be, and the length of the write that it would have come with.
+ */
+#include "plugin/ib/ib_progress.h"
 
 #include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "plugin/ib/ib_progress.h"
 
 /* ---- memory ------------------------------------------------------------------ */
 

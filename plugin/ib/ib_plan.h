@@ -92,8 +92,8 @@ struct ib_plan {
   bool ece, verify;
   bool failover; /* the connection outlives the loss of a QP, as long as there is another */
   bool rdmacm;   /* QPs are set up by the RDMA CM */
-  bool two_sided; /* payload goes by SEND into posted receives (ib_two_sided.h) */
-  bool notices;  /* a SEND reports each part, in place of a write with immediate (ib_notice.h) */
+  bool two_sided; /* payload goes by SEND into posted receives (ib_two_sided.c) */
+  bool notices;  /* a SEND reports each part, in place of a write with immediate (ib_notice.c) */
 };
 
 /* Why two ports cannot be connected. Numbers are on the wire. */

@@ -12,11 +12,6 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_flush.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
-#include "plugin/ib/ib_two_sided.h"
-#include "plugin/ib/ib_wait.h"
 
 #define BATCH 16
 #define MAX_BATCHES 8   /* per call and CQ: a call must return within a millisecond */
@@ -252,7 +247,7 @@ RAIL_COLD static rail_result_t handle_pending(const struct ib_request *r, uint32
 
 /* ---- test --------------------------------------------------------------- */
 
-/* A send may wait for the turn of one that is never called (ib_two_sided.h). No fault tells of that, so every few tests
+/* A send may wait for the turn of one that is never called (ib_two_sided.c). No fault tells of that, so every few tests
  * that find nothing look at it. */
 static rail_result_t check_turn(struct ib_comm *comm) {
   struct ib_two_sided *t = comm->sender ? ib_send_comm_of(comm)->two_sided : NULL;

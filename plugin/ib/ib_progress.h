@@ -1,10 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * test, the one function that polls, and wr_id, by which completions find the files that post. */
+ *
+ * The data path: the calls of the vtable, wr_id, by which a completion finds the file that posted, and what the files
+ * of the data path call of each other. The objects that they work on are in ib_comm.h.
+ */
 #ifndef IB_PROGRESS_H
 #define IB_PROGRESS_H
 
+#include <assert.h>
+
 #include "plugin/ib/ib_comm.h"
 
+/* ---- the calls of the caller's progress thread ---------------------------------- */
+
+rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
+                       void **phandles, void **request);
+rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle, void **request);
+rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request);
 rail_result_t ib_test(void *request, int *done, int *sizes);
 
 /* ---- wr_id: what a completion is about ---------------------------------------
@@ -12,12 +23,12 @@ rail_result_t ib_test(void *request, int *done, int *sizes);
 
 enum ib_wr_kind {
   IB_WR_SEND = 1,   /* a write of a part: arg = index of the send request, count = writes of the chain up to it */
-  IB_WR_RECV = 2,   /* a receive WR of a data QP */
+  IB_WR_RECV = 2,   /* a receive WR of a data QP; with notices arg = the notice's place (ib_notice.c) */
   IB_WR_CTS = 3,    /* a signaled CTS write: count = CTS writes it stands for */
   IB_WR_FLUSH = 4,  /* arg = index of the flush request */
   IB_WR_VERIFY = 5, /* first writes: the handshake's, and of a QP that comes back */
   IB_WR_PROBE = 6,  /* a write of zero bytes: count = itself, and the CTS writes before it that it stands for */
-  IB_WR_BUFFER = 7, /* a receive WR with the caller's memory: arg = ib_buffer_arg (ib_two_sided.h) */
+  IB_WR_BUFFER = 7, /* a receive WR with the caller's memory: arg = ib_buffer_arg */
 };
 
 static inline uint64_t ib_wr_id(enum ib_wr_kind kind, unsigned int qp, unsigned int count, unsigned int arg) {
@@ -32,7 +43,158 @@ static inline unsigned int ib_wr_qp(uint64_t id) { return (unsigned int)(id >> 4
 static inline unsigned int ib_wr_count(uint64_t id) { return (unsigned int)(id >> 24) & 0xffff; }
 static inline unsigned int ib_wr_arg(uint64_t id) { return (unsigned int)id & 0xffffff; }
 
-/* ---- polling ------------------------------------------------------------------ */
+/* The argument of IB_WR_BUFFER. */
+static inline unsigned int ib_buffer_arg(unsigned int slot, unsigned int index, unsigned int part) {
+  return slot << 10 | index << 7 | part;
+}
+static inline unsigned int ib_buffer_slot(unsigned int arg) { return arg >> 10 & (IB_MAX_RECVS - 1); }
+static inline unsigned int ib_buffer_index(unsigned int arg) { return arg >> 7 & (IB_MAX_GROUP - 1); }
+static inline unsigned int ib_buffer_part(unsigned int arg) { return arg & 0x7f; }
+_Static_assert(IB_MAX_RECVS == 32 && IB_MAX_GROUP == 8 && IB_MAX_QPS == 128, "5, 3 and 7 bits");
+
+/* ---- ib_send.c ------------------------------------------------------------------- */
+
+/* NULL: out of memory. The handshake fills in the rest of the base. */
+struct ib_comm *ib_send_comm_alloc(void);
+/* The QPs are in RTS, the keys are known. `progress`: ib_progress. False: out of memory. */
+bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm));
+
+/* From test: */
+void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
+/* Nothing completes: is it because all sends wait for the turn of one that is not called (ib_two_sided.c)? Then
+ * RAIL_OK, or after RAIL_IB_TAG_TIMEOUT an error; else RAIL_IN_PROGRESS. */
+rail_result_t ib_send_check_turn(struct ib_send_comm *sc);
+/* Posts what waited for room in a send queue, as far as there is room now. */
+rail_result_t ib_send_resume(struct ib_send_comm *sc);
+/* Bytes that are posted, or wait for room, and have not completed. */
+uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
+/* A request that is done goes back into its pool; sizes may be NULL. Returns its result. */
+rail_result_t ib_send_finish(struct ib_send *send, int *sizes);
+
+/* The loss and the return of a QP. Messages go over the QPs that are UP (ib_failover.h), from now on. */
+void ib_send_use_up(struct ib_send_comm *sc);
+/* What follows when a QP is DOWN (ib_failover.h): completes the entries of qp->posted that are over. Those that are
+ * left in it are parts to be resent. */
+void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover);
+/* Resends them. RAIL_IN_PROGRESS: some wait for room in a send queue, or for what is known of another lost QP. */
+rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
+
+/* Gives `wr` the `len` bytes at `at` of the message; its flags are set anew. ib_two_sided.c's SENDs, too. */
+RAIL_HOT_INLINE void ib_attach_payload(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
+                                       struct ibv_send_wr *wr, struct ibv_sge *sge) {
+  wr->sg_list = sge;
+  wr->num_sge = len != 0;
+  wr->send_flags = 0;
+  if (!len) return;
+  assert(send->mr); /* isend refuses bytes without a registration */
+  sge->addr = (uintptr_t)send->data + at;
+  sge->length = (uint32_t)len;
+  sge->lkey = send->mr->lkeys[qp->rail];
+  if (len <= qp->max_inline && send->mr->memory.type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;
+}
+
+/* ---- ib_recv.c ------------------------------------------------------------------- */
+
+/* NULL: out of memory. The handshake fills in the rest of the base. */
+struct ib_comm *ib_recv_comm_alloc(void);
+/* Posts the receive WRs, unless irecv does (ib_two_sided.c); the QPs are in INIT. */
+rail_result_t ib_recv_comm_prepost(struct ib_comm *comm);
+/* Posts those of one QP; errno of ibv_post_recv, or 0. */
+int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp);
+/* The QPs are in RTS, the keys are known. `progress`: ib_progress. */
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
+                        rail_result_t (*progress)(struct ib_comm *comm));
+
+/* From test: */
+rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc);
+/* The same for a receive WR with the caller's memory (ib_two_sided.c). */
+rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc);
+void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc);
+/* When nothing completes: posts a write whose completion stands for all CTS writes so far. */
+rail_result_t ib_recv_probe(struct ib_recv_comm *rc);
+/* A request that is done is free again; sizes may be NULL. Returns its result. */
+rail_result_t ib_recv_finish(struct ib_recv *recv, int *sizes);
+
+/* The loss of a QP: what follows when the one that carried CTS writes is DOWN (ib_failover.h). Takes another one, and
+ * returns how many CTS writes are to be resent. */
+unsigned int ib_recv_move_cts(struct ib_recv_comm *rc, unsigned int qp);
+/* Resends them. RAIL_IN_PROGRESS: some wait for room in the send queue. */
+rail_result_t ib_recv_resend(struct ib_recv_comm *rc);
+
+/* ---- ib_flush.c ------------------------------------------------------------------ */
+
+enum ib_flush_mode { IB_FLUSH_AUTO, IB_FLUSH_ALWAYS, IB_FLUSH_NEVER }; /* RAIL_IB_FLUSH */
+
+/* Does a recv comm need flush QPs at all? */
+bool ib_flush_is_needed(const struct ib_comm *comm);
+/* The same by what is said and by what memory can be registered. Pure. */
+bool ib_flush_wanted(enum ib_flush_mode mode, bool disabled, bool gpu_direct, bool dmabuf);
+/* Makes a recv comm's flush QPs where they are needed, one step per call: RAIL_IN_PROGRESS calls again. */
+rail_result_t ib_flush_open(struct ib_comm *comm);
+void ib_flush_close(struct ib_comm *comm);
+
+/* From test: */
+void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc);
+rail_result_t ib_flush_finish(struct ib_request *flush);
+
+/* The loss and the return of a rail. It has no QP left that is up: no flush waits for it any more. */
+void ib_flush_lose_rail(struct ib_recv_comm *rc, unsigned int rail);
+/* Makes the QP of such a rail anew, one step per call, each behind a poll that found nothing. RAIL_OK: flushes wait for
+ * it again; RAIL_IN_PROGRESS; or an error, after which it may be called again later. */
+rail_result_t ib_flush_return_rail(struct ib_recv_comm *rc, unsigned int rail);
+bool ib_flush_is_pending(const struct ib_recv_comm *rc);
+
+/* ---- ib_notice.c: parts reported by a SEND, where a device has no immediates ------- */
+
+/* The receiver's memory for them, of a comm whose plan has notices. False: out of memory. */
+bool ib_notices_open(struct ib_comm *comm);
+/* For the QPs over that rail. False: errno says why. */
+bool ib_notices_register(struct ib_comm *comm, unsigned int rail);
+/* The QPs are destroyed. Does nothing where there are none. */
+void ib_notices_close(struct ib_comm *comm);
+/* Gives a batch of IB_RECV_BATCH receive WRs of that QP the memory whose notices have been taken longest ago. */
+void ib_notices_attach(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_recv_wr *wrs, struct ibv_sge *sges);
+/* Reads the one that has come. False: it is none. */
+bool ib_notice_take(const struct ib_recv_comm *rc, const struct ibv_wc *wc, uint32_t *imm, uint64_t *rest);
+
+/* The sender's: makes `wr` the notice of a part of `size` bytes. `imm` has slot, index and number of parts; its body is
+ * set here. `notice` must live until `wr` is posted. */
+void ib_notice_make(const struct ib_send_comm *sc, struct ib_imm *imm, uint64_t size, struct ibv_send_wr *wr,
+                    struct ibv_sge *sge, struct ib_notice_wire *notice);
+
+/* ---- ib_two_sided.c: the SEND protocol --------------------------------------------- */
+
+/* The receiver's. Bytes of the largest buffer. */
+uint64_t ib_two_sided_max_bytes(const struct ib_plan *plan);
+/* Are there as many free receive WRs on each QP as buffers of these sizes need? */
+bool ib_two_sided_has_room(const struct ib_recv_comm *rc, unsigned int n, const size_t *sizes);
+/* Fills in how the entry's buffer, whose size it has, is divided: over how many parts, and from which QP on. */
+void ib_two_sided_divide(struct ib_recv_comm *rc, struct ib_cts *cts);
+/* Posts the receive WRs of the entry's buffer, which is at `data`. */
+rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, const struct ib_cts *cts,
+                                   const void *data);
+/* Has the sender refused to send into that buffer, because its message is larger? */
+bool ib_two_sided_is_refused(const struct ib_recv_comm *rc, unsigned int slot, unsigned int index);
+
+/* The sender's. */
+struct ib_two_sided {
+  struct ib_remote_ring remote; /* the receiver's ib_ctrl_buf */
+  uint32_t seq, index;          /* of the buffer whose message leaves next */
+  uint32_t empty_tests;         /* tests that found nothing (ib_progress.c) */
+  struct ib_send *taken[IB_MAX_RECVS][IB_MAX_GROUP]; /* by buffer: sends that wait for their turn */
+};
+
+/* For a send comm whose plan says so, before ib_send_comm_start. False: out of memory. */
+bool ib_two_sided_open(struct ib_comm *comm, const struct ib_remote_ring *remote);
+void ib_two_sided_close(struct ib_send_comm *sc);
+/* A send has matched: those whose turn it is go into `unposted`. False: its entry has values that cannot be. */
+bool ib_two_sided_take_turn(struct ib_send_comm *sc, struct ib_send *send);
+/* Posts a send whose turn it is. RAIL_IN_PROGRESS: a send queue is full. */
+rail_result_t ib_two_sided_post(struct ib_send_comm *sc, struct ib_send *send);
+/* Is anything of it the HCA's to complete? */
+bool ib_two_sided_is_posted(const struct ib_send_comm *sc);
+
+/* ---- ib_progress.c ----------------------------------------------------------------- */
 
 /* Polls all CQs of a comm, within a bound, and posts what waited for room; RAIL_OK or the comm's failure. */
 rail_result_t ib_progress(struct ib_comm *comm);
@@ -41,5 +203,24 @@ rail_result_t ib_progress(struct ib_comm *comm);
  * flushing an unused receive WR, or with the SEND protocol by completing all that irecv posted. Microseconds; a second
  * at most for all calls together, then false. Any thread. */
 bool ib_qp_drain(struct ib_comm *comm);
+
+/* ---- ib_wait.c: event-driven progress (RAIL_IB_PROGRESS) ----------------------------- */
+
+enum ib_progress_kind { IB_PROGRESS_POLL, IB_PROGRESS_EVENT, IB_PROGRESS_AUTO };
+
+/* Makes the rail's completion queue, with a channel if RAIL_IB_PROGRESS asks for it and the device has them; if it has
+ * none, one line for each HCA says so. False: errno says why there is no queue. */
+bool ib_wait_create_cq(struct ib_comm *comm, struct ib_rail *rail, int entries);
+/* All of them are made. */
+void ib_wait_open(struct ib_comm *comm);
+/* Before its completion queues are destroyed, which takes all events to be acknowledged. Idempotent. */
+void ib_wait_close(struct ib_comm *comm);
+/* After that; errno of ibv_destroy_comp_channel, or 0. */
+int ib_wait_destroy_channel(struct ib_rail *rail);
+
+/* A poll found completions. For comms that are `event_driven` only; here and below. */
+void ib_wait_found(struct ib_comm *comm);
+/* A test of `request` found nothing. May wait. True: poll again, the queues are armed now or an event came. */
+bool ib_wait_idle(struct ib_comm *comm, const struct ib_request *request);
 
 #endif

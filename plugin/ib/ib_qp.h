@@ -71,7 +71,7 @@ struct ib_qp {
   /* The progress thread's: */
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
-  uint16_t next_notice;        /* place of the notice that is posted again next (ib_notice.h) */
+  uint16_t next_notice;        /* place of the notice that is posted again next (ib_notice.c) */
   bool ignore_completions;     /* set once the tail count is fixed: a receiver's when it sends STOPPED, a sender's
                                 * when reconciled (ib_failover.h) */
   _Atomic uint32_t tails;      /* last writes of parts: posted by a sender, counted by a receiver; modulo 2^32 */
@@ -82,7 +82,7 @@ struct ib_qp {
   struct ib_qp_sizes sizes;
   struct ib_qp_attr attr;
   /* The progress thread's and, when the comm is stopped, ib_qp_drain's, in any thread: */
-  _Atomic uint32_t receives; /* receive WRs that irecv posted, and that have not completed (ib_two_sided.h) */
+  _Atomic uint32_t receives; /* receive WRs that irecv posted, and that have not completed (ib_two_sided.c) */
   _Atomic bool flushed;      /* a receive WR was flushed after ib_qp_to_err */
 };
 

@@ -7,9 +7,9 @@
  * when the connection is made, enough for all that can be outstanding, and posted again in batches: irecv posts none.
  * test calls ib_recv_done for each completion; the receive is done when all its buffers are. When the QP that carries
  * CTS writes was lost (ib_failover.c), the CTS writes of receives that are not done are resent. With the SEND protocol
- * (ib_two_sided.h) irecv posts the receive WRs, with the caller's memory.
+ * (ib_two_sided.c) irecv posts the receive WRs, with the caller's memory.
  */
-#include "plugin/ib/ib_recv.h"
+#include "plugin/ib/ib_progress.h"
 
 #include <arpa/inet.h>
 #include <limits.h>
@@ -19,10 +19,6 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_flush.h"
-#include "plugin/ib/ib_notice.h"
-#include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_two_sided.h"
 
 _Static_assert(IB_RECV_DEPTH % IB_RECV_BATCH == 0, "preposted in whole batches");
 
@@ -206,7 +202,7 @@ RAIL_HOT_INLINE unsigned int first_bad_buffer(const struct ib_comm *comm, const 
 }
 
 /* Three times the same: for one buffer, which is what most receives have, for a group, and with `two_sided`, a constant
- * (ib_two_sided.h). */
+ * (ib_two_sided.c). */
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
                                       const bool two_sided) {
   struct ib_comm *comm = &rc->base;

@@ -18,10 +18,7 @@
 #include "common/base/sock.h"
 #include "common/conn/watch.h"
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
 
 #define FIRST_DELAY_MS 1000
 #define LONGEST_DELAY_MS 30000

@@ -7,9 +7,9 @@
  * send queue has no room for waits in `unposted`, and later sends behind it; ib_progress resumes there. test calls
  * ib_send_done for each completion; the send is done when the last write of each part has completed. Where a QP was
  * lost (ib_failover.c) the parts that the receiver has not had on it are resent. With the SEND protocol a send is
- * posted when its turn comes (ib_two_sided.h).
+ * posted when its turn comes (ib_two_sided.c).
  */
-#include "plugin/ib/ib_send.h"
+#include "plugin/ib/ib_progress.h"
 
 #include <arpa/inet.h>
 #include <limits.h>
@@ -19,11 +19,8 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_stripe.h"
-#include "plugin/ib/ib_two_sided.h"
 
 #define BATCH 16 /* writes that are posted at once */
 #define UNMATCHED_CALLS 64 /* of so many isends that found no receive of their tag one asks ib_cts_lacks_first */

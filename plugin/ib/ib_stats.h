@@ -19,7 +19,7 @@ enum ib_stats_comm { /* label: side, device, peer, qps */
   IB_COMM_LOST,          /* QPs that were given up while others went on */
   IB_COMM_RESENT,        /* parts, or the CTS of receives, that were written again because of it */
   IB_COMM_RETURNED,      /* lost QPs that are in use again */
-  IB_COMM_WAITS_EVENT,   /* test slept, for a completion of any of its thread's comms (ib_wait.h) */
+  IB_COMM_WAITS_EVENT,   /* test slept, for a completion of any of its thread's comms (ib_wait.c) */
   IB_COMM_WAKEUPS,       /* and one came */
   IB_COMM_OUTSTANDING,   /* gauge: requests */
   IB_COMM_LAST_PROGRESS, /* time */

@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The SEND protocol: the receiver's receive WRs, the order of the sender's messages, and its SENDs. */
-#include "plugin/ib/ib_two_sided.h"
+ *
+ * The SEND protocol (RAIL_IB_PROTOCOL=send), in place of RDMA writes: irecv posts receive WRs with the caller's memory,
+ * and announces them by a CTS entry behind that, so a SEND always finds one. A queue pair's SENDs go into its receive
+ * WRs in order. So the receiver alone decides how a buffer is divided and over which QPs it goes, and says so in the
+ * entry; and the sender's messages leave in the order of entries: a send that matches a later one waits for its turn.
+ *
+ * A part has a receive WR of its own. The parts of a message that is shorter than its buffer are cut off at its end,
+ * and those behind it are empty. A message that is larger is empty, and a write of 4 bytes goes before it, into the
+ * receiver's ib_ctrl_buf.refused: devices without immediate data (iWARP) can do that, too.
+ */
+#include "plugin/ib/ib_progress.h"
 
 #include <endian.h>
 #include <stdlib.h>
 
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_send.h"
 
 /* The number of the latest receive in the slot, of those up to `last`. */
 static uint32_t latest_in_slot(uint32_t last, unsigned int slot) { return last - (last - slot) % IB_MAX_RECVS; }

@@ -1,5 +1,22 @@
-/* SPDX-License-Identifier: Apache-2.0 */
-#include "plugin/ib/ib_wait.h"
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Event-driven progress (RAIL_IB_PROGRESS=event|auto): a test that finds nothing waits for a completion, where one that
+ * polls would be called again at once. The CQs have completion channels. What one thread tests is its *wait set*, with
+ * one epoll descriptor for the channels of all its comms, so that a completion of any ends the wait. In order:
+ *
+ *   spin   so many tests of the thread, whichever comm's, have found nothing
+ *   arm    the comm's events so far are read, its CQs are to notify (ibv_req_notify_cq), and are polled once more: what
+ *          came before that is found, what comes later is an event
+ *   wait   once each comm of the set that has requests is armed, for 100 us at most; then again when the same request
+ *          is tested, so that a caller with many requests waits once for all of them
+ *
+ * A caller has other things to look at than this plugin, so no wait is longer, and nothing but a completion has to end
+ * it: what the watch thread finds is seen by the next test. A comm with `pending_work` is polled.
+ *
+ * Threads: the comm's progress thread, but ib_wait_close: the one that destroys it. A lock guards the sets; no thread
+ * sleeps with it.
+ */
+#include "plugin/ib/ib_progress.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -10,9 +10,6 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
-#include "plugin/ib/ib_two_sided.h"
 #include "test/unit/ib_emu.h"
 
 struct pair_shape {

@@ -14,9 +14,6 @@
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
-#include "plugin/ib/ib_wait.h"
 #include "test/unit/ib_handshake.h"
 
 enum { PAIRS = 3, BYTES = 512, MANY_TESTS = 2000 };

@@ -4,8 +4,6 @@
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
 #include "test/unit/ib_cm_rig.h"
 
 static struct ib_comm *sent(const struct hs *h) { return h->sent; }

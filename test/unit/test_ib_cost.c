@@ -9,11 +9,9 @@
 #include <sys/resource.h>
 
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_flush.h"
 #include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
 #include "plugin/ib/ib_verbs.h"
 #include "test/unit/ib_handshake.h"
 

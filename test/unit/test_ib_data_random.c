@@ -7,8 +7,7 @@
  */
 #include "kit/kit_ensure.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
+#include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_stripe.h"
 #include "test/unit/ib_pair.h"
 

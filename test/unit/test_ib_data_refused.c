@@ -9,8 +9,6 @@
 #include "common/base/clock.h"
 #include "kit/kit_ensure.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_recv.h"
-#include "plugin/ib/ib_send.h"
 #include "test/unit/ib_pair_plain.h"
 
 /* ---- what does not fit ------------------------------------------------------------ */

@@ -4,7 +4,6 @@
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_send.h"
 #include "test/unit/ib_pair.h"
 #include "test/unit/ib_watch_rig.h"
 

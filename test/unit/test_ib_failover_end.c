@@ -5,7 +5,6 @@
 #include "common/base/clock.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_send.h"
 #include "test/unit/ib_pair.h"
 
 /* What is to be resent waits for room in the send queue of a QP whose work requests its HCA has lost. That ends as

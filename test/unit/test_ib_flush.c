@@ -2,8 +2,7 @@
  * Flushes: when one is needed, how their QPs come about step by step and what is
  * left when a step fails, and what iflush waits for. */
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_flush.h"
-#include "plugin/ib/ib_recv.h"
+#include "plugin/ib/ib_progress.h"
 
 #include <unistd.h>
 

@@ -2,7 +2,6 @@
  * Notices: what a sender makes, a receiver reads; what else comes is none. */
 #include <stdlib.h>
 
-#include "plugin/ib/ib_notice.h"
 #include "plugin/ib/ib_progress.h"
 #include "test/harness/tap.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Striping by rate: who gets how much of a message, from rates and from what is outstanding; what is counted meanwhile,
  * and when QPs are lost. */
-#include "plugin/ib/ib_send.h"
+#include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_stripe.h"
 
 #include "common/base/compiler.h"

@@ -9,7 +9,7 @@
 #include "common/base/clock.h"
 #include "kit/kit_ensure.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_recv.h"
+#include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_pair_plain.h"
 
 static const struct pair_shape four = {1, 4, 4, 30, 64, 64}, rotating = {1, 4, 1, 30, 64, 64},

@@ -6,7 +6,7 @@
 
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_flush.h"
+#include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_watch_rig.h"
 
 /* Parameters are read once, before there is a thread. */
