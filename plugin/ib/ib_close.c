@@ -16,10 +16,8 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_cm.h"
 #include "plugin/ib/ib_failover.h"
-#include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_stats.h"
-#include "plugin/ib/ib_watch.h"
 
 static void warn_if(int err, const struct ib_comm *comm, const char *what) {
   if (err)

@@ -18,6 +18,7 @@
 #include "common/base/sock.h"
 #include "common/conn/first_error.h"
 #include "common/conn/oob.h"
+#include "common/conn/watch.h"
 #include "common/net/net_memory.h"
 #include "common/net/net_ops.h"
 #include "common/obs/stats.h"
@@ -351,6 +352,44 @@ static inline void ib_request_end(struct ib_comm *comm) {
 /* One line about a buffer that cannot be used, and RAIL_BAD_ARGUMENT. */
 rail_result_t ib_comm_refuse_buffer(const struct ib_comm *comm, const char *call, const void *mhandle,
                                     const void *data, uint64_t size);
+
+/* ---- registrations: ib_mr.c -------------------------------------------------------
+ *
+ * Those of a connection, and below them the cache of each HCA's protection domain: page-rounded, reference counted,
+ * found by range, access and dma-buf, each registered once. Used by service threads only, never by the data path.
+ */
+
+rail_result_t ib_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);
+rail_result_t ib_reg_mr_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mhandle);
+rail_result_t ib_dereg_mr(void *comm, void *mhandle);
+/* Frees all handles that the comm's caller did not deregister; the QPs are destroyed. */
+void ib_mhandles_free(struct ib_comm *comm);
+
+struct ib_mr_key {
+  uint64_t addr, size; /* the caller's */
+  int access;          /* IBV_ACCESS_* */
+  int fd;              /* -1: ordinary memory */
+  uint64_t offset;     /* in the dma-buf */
+};
+
+/* Deregisters what is left, when the HCA is about to be closed. */
+void ib_mr_cache_close(struct ib_hca *hca);
+
+/* One reference. Logs a failure with range, device and what to check (memlock, peer memory module, dma-buf). */
+rail_result_t ib_mr_cache_get(struct ib_hca *hca, const struct ib_mr_key *key, struct ib_mr_entry **entry);
+/* The last reference deregisters. `entry` is unusable afterwards either way. */
+void ib_mr_cache_put(struct ib_hca *hca, struct ib_mr_entry *entry);
+struct ibv_mr *ib_mr_entry_mr(const struct ib_mr_entry *entry);
+/* For tests and counters. */
+unsigned int ib_mr_cache_count(struct ib_hca *hca);
+
+/* ---- the watch thread: ib_watch.c -------------------------------------------------- */
+
+extern struct rail_watch ib_watch;
+
+/* Gives the comm's oob connection to the watch thread. Activity is read from the comm's counters. HCA events find the
+ * comm in qp_context of all of its QPs and cq_context of its CQs. rail_watch_remove takes it back. */
+rail_result_t ib_watch_add(struct ib_comm *comm);
 
 /* ---- the end of a connection: ib_close.c ---------------------------------------- */
 

@@ -15,7 +15,6 @@
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
-#include "plugin/ib/ib_watch.h"
 
 #define HINTS_NS 1000000000ull /* see fill_handle: what is offered is checked again when the connection is made */
 

@@ -10,12 +10,10 @@
 #include "common/net/net_process.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_device.h"
-#include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_stats.h"
-#include "plugin/ib/ib_watch.h"
 
 static bool watching;
 

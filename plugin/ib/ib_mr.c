@@ -12,7 +12,7 @@
  * HCA wait for one another, which the kernel's lock on the address space and the HCA's command queue make them do in
  * any case. NCCL's transport does the same.
  */
-#include "plugin/ib/ib_mr.h"
+#include "plugin/ib/ib_comm.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -23,10 +23,8 @@
 #include <unistd.h>
 
 #include "common/base/log.h"
-#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_stats.h"
-#include "plugin/ib/ib_watch.h"
 
 /* What is registered. Ordinary memory is rounded to pages, and serves every range inside it. A dma-buf is registered
  * exactly: the memory around it is not the caller's. It is identified by its file's inode, whatever the descriptor; the

@@ -18,9 +18,8 @@
 
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_device.h"
-#include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_watch.h"
+#include "plugin/ib/ib_setup.h"
 #include "test/fuzz/lib/fuzz.h"
 #include "test/unit/ib_emu.h"
 #include "test/unit/ib_hello.h"

@@ -16,7 +16,6 @@
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_setup.h"
-#include "plugin/ib/ib_watch.h"
 #include "test/harness/program.h"
 #include "test/unit/ib_emu.h"
 #include "test/unit/ib_hello.h"

@@ -16,11 +16,9 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_stats.h"
-#include "plugin/ib/ib_watch.h"
 #include "test/harness/log_lines.h"
 #include "test/unit/ib_emu.h"
 

@@ -11,7 +11,6 @@
 #include <sys/syscall.h>
 
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_handshake.h"

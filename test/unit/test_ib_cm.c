@@ -2,7 +2,6 @@
  * Queue pairs that the RDMA CM sets up: connections that come about, sides that do not fit, requests and responses that
  * are wrong. */
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_cm_rig.h"
 

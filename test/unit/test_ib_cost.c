@@ -9,7 +9,6 @@
 #include <sys/resource.h>
 
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_mr.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_verbs.h"

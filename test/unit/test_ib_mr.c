@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_mr.h"
 #include "test/unit/ib_rig.h"
 
 static char memory[8 * 4096] RAIL_ALIGNED(4096);
