@@ -8,7 +8,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_cm.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
@@ -47,9 +46,6 @@ rail_result_t ib_build_comm(struct rail_setup *base) {
   s->ours.token |= 1; /* not 0, which unwritten memory holds */
   if (s->plan.notices && !base->connector && !ib_notices_open(s->comm))
     return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "out of memory");
-  if (s->plan.rdmacm && ib_cm_open(s->comm) != RAIL_OK)
-    return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no event channel of the RDMA CM: %s; is "
-                           "/dev/infiniband/rdma_cm there and accessible (in a container, too)?", strerror(errno));
   s->ours.nqps = s->plan.nqps;
   s->ours.nrails = s->mine.nrails;
   s->ours.ctrl_addr = (uintptr_t)s->comm->ctrl_buf;

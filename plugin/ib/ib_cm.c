@@ -1,15 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Setting up queue pairs by the RDMA CM: the steps of both sides, which read events and never wait for one. */
-#include "plugin/ib/ib_cm.h"
+ *
+ * Queue pairs (QPs) that are set up by the RDMA CM (librdmacm): RAIL_IB_CM=rdmacm, and iWARP. The oob connection and
+ * its handshake stay; the RDMA CM resolves addresses and routes, and exchanges what moves QPs to RTS.
+ *
+ *   acceptor     one id per rail listens at the address that the offer names, at a port of its own, which QPS tells; it
+ *                is closed when all QPs have been asked for
+ *   connector    one id per QP: address, route, connect. The request shows the acceptor's token and the QP's index, the
+ *                response the connector's; both are of the offers, so an id of anybody else is rejected
+ *
+ * QPs are made by this plugin, in its own protection domain, and the ids only know their numbers: this side moves them
+ * with attributes that the RDMA CM fills in, and with NCCL's timeouts. QPs of iWARP are moved by their driver.
+ *
+ * Ids stay until their QP is destroyed: the end of an iWARP id is the end of its connection.
+ *
+ * The steps read events and never wait for one.
+ */
+#include "plugin/ib/ib_setup.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_setup.h"
 
 #define RESOLVE_MS 5000    /* for an address, and for a route: neighbours and subnet managers answer in less */
 #define EVENTS_AT_ONCE 32
@@ -45,6 +61,45 @@ static const char *const waits_for[] = {
   [IB_CM_ANSWERING] = "the driver",           [IB_CM_ACCEPTED] = "the peer's last message",
   [IB_CM_UP] = "nothing",
 };
+
+/* ---- made and destroyed --------------------------------------------------------- */
+
+/* The channel does not block. */
+static bool open_channel(struct ib_cm *cm) {
+  cm->channel = ib_rdmacm.create_event_channel();
+  int flags = cm->channel ? fcntl(cm->channel->fd, F_GETFL) : -1;
+  return flags >= 0 && fcntl(cm->channel->fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+rail_result_t ib_cm_open(struct rail_setup *base) {
+  struct ib_setup *s = ib_setup_of(base);
+  if (!s->plan.rdmacm) return RAIL_OK;
+  struct ib_cm *cm = calloc(1, sizeof *cm + s->plan.nqps * sizeof cm->qps[0]);
+  s->comm->cm = cm;
+  if (cm) cm->nqps = s->plan.nqps;
+  if (cm && open_channel(cm)) return RAIL_OK;
+  return rail_setup_fail(base, RAIL_REASON_FAILED, RAIL_SYSTEM_ERROR, "no event channel of the RDMA CM: %s; is "
+                         "/dev/infiniband/rdma_cm there and accessible (in a container, too)?", strerror(errno));
+}
+
+static void destroy(struct rdma_cm_id **id) {
+  if (*id) (void)ib_rdmacm.destroy_id(*id); /* it fails for what is no id */
+  *id = NULL;
+}
+
+static void close_listeners(struct ib_cm *cm) {
+  for (unsigned int r = 0; r < IB_MAX_RAILS; r++) destroy(&cm->listeners[r]);
+}
+
+void ib_cm_close(struct ib_comm *comm) {
+  struct ib_cm *cm = comm->cm;
+  if (!cm) return;
+  for (unsigned int i = 0; i < cm->nqps; i++) destroy(&cm->qps[i].id);
+  close_listeners(cm);
+  if (cm->channel) ib_rdmacm.destroy_event_channel(cm->channel);
+  free(cm);
+  comm->cm = NULL;
+}
 
 /* ---- addresses ------------------------------------------------------------------ */
 
@@ -399,7 +454,7 @@ rail_result_t ib_cm_accepts(struct rail_setup *base) {
   struct ib_setup *s = ib_setup_of(base);
   if (!s->plan.rdmacm) return RAIL_OK;
   RAIL_TRY(run_until(s, IB_CM_ACCEPTED));
-  ib_cm_close_listeners(s->comm->cm);
+  close_listeners(s->comm->cm);
   return RAIL_OK;
 }
 

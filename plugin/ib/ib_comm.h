@@ -99,7 +99,7 @@ struct ib_comm {
   struct ib_rail rails[IB_MAX_RAILS];
   struct ib_offer_rail remote_rails[IB_MAX_RAILS];
   struct ib_qp *qps; /* plan.nqps */
-  struct ib_cm *cm;             /* ib_cm.h; NULL: QPs were set up without the RDMA CM */
+  struct ib_cm *cm;             /* ib_cm.c; NULL: QPs were set up without the RDMA CM */
   struct ib_failover *failover; /* ib_failover.h; NULL: the first QP that fails ends the connection */
   struct ib_ctrl_buf *ctrl_buf;
 

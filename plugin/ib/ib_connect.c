@@ -11,7 +11,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_cm.h"
 #include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
@@ -124,6 +123,7 @@ static const struct rail_setup_row connector_rows[] = {
   {"recv offer", step_recv_offer, "the peer's offer", false},
   {"plan", ib_offer_plan, NULL, false},
   {"comm", ib_build_comm, NULL, false},
+  {"channel of the RDMA CM", ib_cm_open, NULL, false},
   {"completion queues", ib_build_cqs, NULL, false},
   {"memory", ib_build_memory, NULL, false},
   {"queue pairs", ib_build_qps, NULL, false},
@@ -148,6 +148,7 @@ static const struct rail_setup_row acceptor_rows[] = {
   {"welcome", rail_setup_welcome, NULL, false},
   {"send offer", step_send_offer, NULL, false},
   {"comm", ib_build_comm, NULL, false},
+  {"channel of the RDMA CM", ib_cm_open, NULL, false},
   {"completion queues", ib_build_cqs, NULL, false},
   {"memory", ib_build_memory, NULL, false},
   {"queue pairs", ib_build_qps, NULL, false},

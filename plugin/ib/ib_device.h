@@ -59,7 +59,7 @@ struct ib_port {
   struct ib_hca *hca;
   uint8_t number; /* 1.. */
   bool roce, iwarp; /* at most one; neither: InfiniBand */
-  bool rdmacm;    /* its queue pairs are set up by the RDMA CM (ib_cm.h) */
+  bool rdmacm;    /* its queue pairs are set up by the RDMA CM (ib_cm.c) */
   char name[80];  /* "mlx5_0", "mlx5_0:2" where the HCA has several */
   int speed;      /* Mb/s */
   int16_t rail, plane; /* from NCCL_IB_HCA; -1 */

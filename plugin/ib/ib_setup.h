@@ -43,6 +43,30 @@ static inline struct ib_setup *ib_setup_of(struct rail_setup *base) {
   return rail_container_of(base, struct ib_setup, base);
 }
 
+/* ---- what a comm has of the RDMA CM (ib_cm.c): comm->cm ------------------------------ */
+
+enum ib_cm_state {
+  IB_CM_NONE,       /* a connector's id is not there yet, an acceptor's was not asked for */
+  IB_CM_ADDRESS,    /* connector: being resolved */
+  IB_CM_ROUTE,      /* connector: being resolved */
+  IB_CM_REQUESTED,  /* connector: it waits for the response */
+  IB_CM_ANSWERING,  /* the peer's request or response is there: the QP goes to RTS, then the answer is sent */
+  IB_CM_ACCEPTED,   /* acceptor: it waits for the last message */
+  IB_CM_UP,
+};
+
+struct ib_cm_qp { /* of one QP */
+  struct rdma_cm_id *id;
+  enum ib_cm_state state;
+};
+
+struct ib_cm {
+  struct rdma_event_channel *channel;
+  struct rdma_cm_id *listeners[IB_MAX_RAILS]; /* an acceptor's, until all QPs are accepted */
+  unsigned int nqps;
+  struct ib_cm_qp qps[];
+};
+
 /* ---- the calls: ib_connect.c -------------------------------------------------- */
 
 /* Key file, ports to listen on: once, under the plugin's lock. False, after one line: there must be no devices. */
@@ -83,5 +107,16 @@ rail_result_t ib_build_verified(struct rail_setup *s);
 /* While this side waits for other things: a peer that failed sends a refusal or closes. RAIL_IN_PROGRESS: neither. What
  * the data path reads (PING, GOODBYE) stays unread. */
 rail_result_t ib_build_recv_refusal(struct ib_setup *s);
+
+/* ---- steps: ib_cm.c -------------------------------------------------------------
+ * RAIL_OK at once where the plan is without the RDMA CM. */
+
+rail_result_t ib_cm_open(struct rail_setup *s);
+rail_result_t ib_cm_listens(struct rail_setup *s);     /* acceptor */
+rail_result_t ib_cm_accepts(struct rail_setup *s);     /* acceptor: until all QPs have been accepted */
+rail_result_t ib_cm_established(struct rail_setup *s); /* acceptor: until all are in use, as the peer's QPS says */
+rail_result_t ib_cm_connects(struct rail_setup *s);    /* connector: all QPs to RTS */
+/* After the QPs. Does nothing without comm->cm. */
+void ib_cm_close(struct ib_comm *comm);
 
 #endif
