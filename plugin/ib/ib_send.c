@@ -271,11 +271,12 @@ RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
   return !fq || (fq->state == IB_FAILOVER_UP && !(atomic_load(&fq->faults) & IB_FAULT_POST));
 }
 
-/* The QP that a part is given to: in turn, from first_qp on, or its share's. */
+/* The QP that the next part is given to. One comparison finds most of them. */
 static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_send *send) {
   const unsigned int place = send->first_qp + send->part;
   if (rail_likely(place < sc->nlive)) return sc->live[place];
-  return place >= IB_SHARES ? &sc->base.qps[send->shares[send->part].qp] : sc->live[place % sc->nlive];
+  if (place >= IB_QP_BY_SHARE) return &sc->base.qps[send->shares[send->part].qp];
+  return sc->live[place % sc->nlive];
 }
 
 /* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun
@@ -302,8 +303,7 @@ static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *s
 
 /* The same of a send that nothing is posted of: most messages are one part, and below whole_below a part is its tail:
  * one write. */
-RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send) {
-  struct ib_qp *qp = qp_of_part(sc, send);
+RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
   if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))
     return post_parts(sc, send);
   const struct ib_part whole = {.size = send->length};
@@ -323,10 +323,13 @@ RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send,
   send->length = 0;
 }
 
-static inline void rotate_qps(struct ib_send_comm *sc, struct ib_send *send) {
+/* Returns the first part's QP. */
+static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *send) {
+  struct ib_qp *first = sc->live[sc->next_qp];
   send->first_qp = (uint16_t)sc->next_qp;
   sc->next_qp += send->nparts; /* at most nlive */
   if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
+  return first;
 }
 
 /* With the SEND protocol the receive says over how many QPs, and which, and messages are posted in the order of
@@ -373,13 +376,14 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   /* Split: over how many QPs, and which. */
   *request = send;
   send->nparts = (uint16_t)ib_split_parts(send->length, sc->most_parts, sc->min_part);
-  if (rail_likely(sc->rotates_qps)) rotate_qps(sc, send);
+  struct ib_qp *first;
+  if (rail_likely(sc->rotates_qps)) first = rotate_qps(sc, send);
   else if (sc->two_sided) return isend_in_turn(sc, send, phandle);
-  else ib_stripe_divide(sc, send);
+  else first = ib_stripe_divide(sc, send);
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(r, &phandle);
 
   /* Post, behind sends that wait for room. The request exists now: test reports a failure to post. */
-  if (rail_likely(STAILQ_EMPTY(&sc->unposted)) && post_first(sc, send) != RAIL_IN_PROGRESS) return RAIL_OK;
+  if (rail_likely(STAILQ_EMPTY(&sc->unposted)) && post_first(sc, send, first) != RAIL_IN_PROGRESS) return RAIL_OK;
   rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
   STAILQ_INSERT_TAIL(&sc->unposted, send, link);
   return RAIL_OK;

@@ -381,10 +381,10 @@ static void divide_by_rate(struct ib_send_comm *sc, struct ib_send *send, uint64
   }
 }
 
-void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
+struct ib_qp *ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
   struct ib_stripe *stripe = sc->stripe;
   uint64_t now = 0;
-  send->first_qp = IB_SHARES;
+  send->first_qp = IB_QP_BY_SHARE;
   if (send->nparts == 1) {
     give_whole(sc, send);
   } else {
@@ -397,6 +397,7 @@ void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
   }
   sc->next_qp += send->nparts;
   if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
+  return &sc->base.qps[send->shares[0].qp];
 }
 
 void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send,

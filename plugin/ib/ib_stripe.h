@@ -50,8 +50,9 @@ struct ib_stripe {
 bool ib_stripe_open(struct ib_send_comm *sc);
 void ib_stripe_close(struct ib_send_comm *sc);
 
-/* Sets QP, place and size of each of a message's parts. send->nparts is the most it may have, and may become less. */
-void ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send);
+/* Sets QP, place and size of each of a message's parts. send->nparts is the most it may have, and may become less.
+ * Returns the QP of the first. */
+struct ib_qp *ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send);
 /* A signaled write has completed: its entry in qp->posted. */
 void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const struct ib_send *send,
                     struct ib_posted entry);
