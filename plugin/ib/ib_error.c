@@ -312,6 +312,12 @@ rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const
 
 #define TAGS_SHOWN 8
 
+rail_result_t ib_error_invalid_cts(struct ib_send_comm *sc) {
+  RAIL_WARN("RailIB: isend to %s over %s: protocol error: the peer posted a receive whose values cannot be (receive "
+            "%u); is it of another release?", sc->base.peer_text, sc->base.device->name, sc->match.next);
+  return ib_comm_fail(&sc->base, RAIL_REMOTE_ERROR);
+}
+
 rail_result_t ib_error_tag_timeout(struct ib_send_comm *sc, uint32_t tag) {
   uint32_t tags[TAGS_SHOWN];
   char text[TAGS_SHOWN * 12] = "";

@@ -35,6 +35,8 @@ rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const 
 
 /* ---- sends that find no receive: the line, and the comm fails ---- */
 
+/* A receive's values cannot be. */
+RAIL_COLD rail_result_t ib_error_invalid_cts(struct ib_send_comm *sc);
 /* Receives are posted, none of the tag, for RAIL_IB_TAG_TIMEOUT. */
 RAIL_COLD rail_result_t ib_error_tag_timeout(struct ib_send_comm *sc, uint32_t tag);
 /* The next receive's CTS has been torn for so long. */

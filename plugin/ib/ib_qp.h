@@ -52,7 +52,8 @@ struct ib_posted {
 };
 _Static_assert(IB_MAX_SENDS == 1 << 8 && IB_MAX_QPS == 1 << 7 && sizeof(struct ib_posted) == 2, "numbers fit");
 
-/* Those of one QP that have not completed, which they do in the order in which they were posted. */
+/* Those of one QP that have not completed, which they do in the order in which they were posted. What is resent when
+ * the QP is lost, and what striping and detection measure, is found by it. */
 struct ib_posted_ring {
   struct ib_posted *entries; /* IB_SEND_DEPTH */
   uint32_t first, end;       /* the oldest; behind the newest. They count without end */

@@ -74,12 +74,6 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
 
 /* ---- match: no buffer to send to ------------------------------------------- */
 
-RAIL_COLD static rail_result_t invalid_cts(struct ib_send_comm *sc) {
-  RAIL_WARN("RailIB: isend to %s over %s: protocol error: the peer posted a receive whose values cannot be (receive "
-            "%u); is it of another release?", sc->base.peer_text, sc->base.device->name, sc->match.next);
-  return ib_comm_fail(&sc->base, RAIL_REMOTE_ERROR);
-}
-
 /* Counts for how long sends have found the ring as it is; any change of it restarts the timer. So does a send of
  * another tag when the first tag's time is up: the caller may have given that one up. */
 static bool has_expired(const struct ib_send_comm *sc, struct ib_match_timer *timer, uint32_t tag, uint64_t ms) {
@@ -116,7 +110,7 @@ RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
 /* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
  * silent ends it by a fault bit. STALLED does not: the HCA has nothing of this send to complete. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
-  if (rail_unlikely(found == IB_CTS_INVALID)) return invalid_cts(sc);
+  if (rail_unlikely(found == IB_CTS_INVALID)) return ib_error_invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
   const uint32_t work = atomic_load_explicit(&sc->base.pending_work, memory_order_acquire);
   if (rail_unlikely(work & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
@@ -133,7 +127,14 @@ RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
   return ms && has_expired(sc, &sc->turn_timer, 0, ms) ? ib_error_turn_timeout(sc) : RAIL_OK;
 }
 
-/* ---- post ------------------------------------------------------------------ */
+/* ---- post --------------------------------------------------------------------
+ *
+ *   post_first   a send that nothing is posted of: mostly one write, by post_tail
+ *   post_parts   the parts that are left of one: a QP for each, and post_batch
+ *   post_batch   what the QP has room for of a part: post_tail, or post_body
+ *   post_chain   one ibv_post_send
+ *
+ * In the file they come from the last to the first. */
 
 static inline struct ib_imm immediate_of(const struct ib_send *send, uint64_t body) {
   return (struct ib_imm){.slot = send->buffer->slot,
@@ -152,7 +153,7 @@ struct chain {
   struct ibv_send_wr *wrs; /* the writes, of which n are made */
   struct ibv_sge *sges;
   unsigned int n;
-  uint64_t posted;         /* of the part's body, with this chain */
+  uint64_t body_end;       /* of the part's body: how far this chain goes */
   bool tail;               /* its last write is the part's tail */
 };
 
@@ -184,12 +185,13 @@ RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain
   } else {
     wr->imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
   }
-  chain->posted = part->body;
+  chain->body_end = part->body;
   chain->tail = true;
 }
 
-/* Of a batch of n > 1 writes some may have been posted: the part counts as begun, by any number but 0. What was begun
- * over a QP that is lost waits until that is DOWN, and begins anew. */
+/* An error without failover; with it the QP is lost. Of a batch of n > 1 writes some may have been posted: the part
+ * counts as begun, by any number but 0. What was begun over a QP that is lost waits until that is DOWN, and begins
+ * anew. */
 RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *at, unsigned int n,
                                            const struct ib_qp *qp, int err) {
   RAIL_TRY(ib_post_failed(&sc->base, qp, "ibv_post_send", err));
@@ -205,7 +207,7 @@ RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct c
   chain->wrs[chain->n - 1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, chain->wrs, &bad);
   if (rail_unlikely(err)) return post_failed(sc, chain->at, chain->n, qp, err);
-  chain->at->posted = chain->tail ? 0 : chain->posted;
+  chain->at->posted = chain->tail ? 0 : chain->body_end; /* 0: all of the part */
   chain->at->qp = qp->index;
   *ib_posted_at(&qp->posted, qp->posted.end++) =
     (struct ib_posted){.send = send->number & 0xff, .part = chain->part & 0x7f, .tail = chain->tail};
@@ -236,11 +238,11 @@ static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc
   const unsigned int most = RAIL_MIN(chain.qp->sq_avail, BATCH);
   chain.wrs = wrs;
   chain.sges = sges;
-  chain.posted = chain.at->posted;
-  while (chain.n < most && chain.posted != part->body) {
-    const uint64_t len = RAIL_MIN(part->write, part->body - chain.posted);
-    (void)add_write(&chain, part->offset + chain.posted, len);
-    chain.posted += len;
+  chain.body_end = chain.at->posted;
+  while (chain.n < most && chain.body_end != part->body) {
+    const uint64_t len = RAIL_MIN(part->write, part->body - chain.body_end);
+    (void)add_write(&chain, part->offset + chain.body_end, len);
+    chain.body_end += len;
   }
   if (chain.n < most) add_tail(sc, &chain, part, &notice);
   return post_chain(sc, &chain);
@@ -257,8 +259,7 @@ RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain ch
   return post_chain(sc, &chain);
 }
 
-/* Posts what the QP has room for of a part, up to a batch: mostly all of it, without a loop. All
- * of the part is posted when at->posted is 0 again. */
+/* Up to BATCH writes: mostly all of the part, without a loop. All of it is posted when at->posted is 0 again. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
   const struct ib_part part = part_of(sc, &chain);
   return rail_likely(chain.at->posted == part.body) ? post_tail(sc, chain, &part) : post_body(sc, chain, &part);
@@ -301,8 +302,8 @@ static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *s
   return RAIL_OK;
 }
 
-/* The same of a send that nothing is posted of: most messages are one part, and below whole_below a part is its tail:
- * one write. */
+/* The same of a send that nothing is posted of, over `qp` first. Most messages are one part, and below whole_below a
+ * part is its tail: one write. */
 RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
   if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))
     return post_parts(sc, send);
@@ -336,7 +337,7 @@ static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *
  * receives. The request exists: test reports what fails. */
 static __attribute__((noinline)) rail_result_t isend_in_turn(struct ib_send_comm *sc, struct ib_send *send,
                                                              void *phandle) {
-  if (!ib_two_sided_take_turn(sc, send)) (void)invalid_cts(sc);
+  if (!ib_two_sided_take_turn(sc, send)) (void)ib_error_invalid_cts(sc);
   if (sc->base.profiler) ib_profile_start(&send->base, &phandle);
   (void)ib_send_resume(sc);
   if (!STAILQ_EMPTY(&sc->unposted)) rail_stats_add(&sc->base.stats[IB_COMM_WAITS_ROOM], 1);
@@ -364,7 +365,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
 
   /* Take the request. */
   SLIST_REMOVE_HEAD(&sc->free, free);
-  ib_request_begin(comm, r, IB_REQ_SEND, 1);
+  ib_request_begin(comm, r, IB_REQ_SEND, 1); /* pending: 1 until all is posted */
   send->data = data;
   send->size = send->length = size;
   send->at.posted = 0;
