@@ -257,8 +257,8 @@ struct ib_recv_comm {
   struct ib_comm base;
   struct ib_remote_ring remote_ring;
   uint32_t next_seq;         /* number of the next receive */
-  struct ib_qp *cts;         /* carries CTS writes; NULL: the one that did is lost, and not yet DOWN */
-  unsigned int cts_index;    /* the QP that carries them, or did */
+  struct ib_qp *cts_qp;      /* carries CTS writes; NULL: the one that did is lost, and not yet DOWN */
+  unsigned int cts_qp_index; /* of the QP that carries them, or did */
   uint32_t cts_unsignaled;   /* CTS writes since the last signaled one */
   struct ibv_send_wr cts_wr; /* the next CTS write over it, but for slot, length and flags */
   struct ibv_sge cts_sge;    /* of that */

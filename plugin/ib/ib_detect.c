@@ -51,7 +51,7 @@ static bool is_outstanding(struct ib_comm *comm, const struct ib_qp *qp, uint64_
   }
   const struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   *mark = (uint64_t)rc->next_seq << 32 | qp->sq_avail;
-  return rc->cts == qp && qp->sq_avail != qp->sizes.send_depth;
+  return rc->cts_qp == qp && qp->sq_avail != qp->sizes.send_depth;
 }
 
 /* ---- writes of zero bytes --------------------------------------------------------- */
@@ -73,7 +73,7 @@ static void name_place(struct ib_comm *comm, const struct ib_qp *suspect, const 
 
 /* Where there is no room what is outstanding has to complete first, and will be seen. False: it cannot be posted. */
 static bool post_probe(struct ib_comm *comm, const struct ib_qp *suspect, struct ib_qp *qp) {
-  if (!comm->sender && ib_recv_comm_of(comm)->cts == qp) return ib_recv_probe(ib_recv_comm_of(comm)) == RAIL_OK;
+  if (!comm->sender && ib_recv_comm_of(comm)->cts_qp == qp) return ib_recv_probe(ib_recv_comm_of(comm)) == RAIL_OK;
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
                            .wr_id = ib_wr_id(IB_WR_PROBE, qp->index, 1, 0)}, *bad;
   if (!qp->sq_avail) return qp == suspect;

@@ -80,8 +80,8 @@ bool ib_failover_lose(struct ib_comm *comm, unsigned int index) {
   move_to_err(comm, index);
   if (comm->sender) {
     ib_send_use_up(ib_send_comm_of(comm));
-  } else if (ib_recv_comm_of(comm)->cts == qp) {
-    ib_recv_comm_of(comm)->cts = NULL;
+  } else if (ib_recv_comm_of(comm)->cts_qp == qp) {
+    ib_recv_comm_of(comm)->cts_qp = NULL;
   }
   comm->probe_deadline = 0; /* it may have been for this QP */
   rail_stats_add(&comm->stats[IB_COMM_LOST], 1);

@@ -120,8 +120,8 @@ static inline void after_empty_poll(struct ib_comm *comm) {
   comm->last_poll_empty = true;
 }
 
-/* What a poll has returned, unless it is 0. */
-RAIL_HOT_INLINE void take(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n) {
+/* n: what a poll has returned, unless that is 0. */
+RAIL_HOT_INLINE void dispatch_polled(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n) {
   if (rail_likely(n > 0 && n < BATCH)) dispatch_batch(comm, wcs, n);
   else poll_on(comm, cq, wcs, n);
 }
@@ -133,7 +133,7 @@ static __attribute__((noinline)) bool poll_rails(struct ib_comm *comm, unsigned 
   for (unsigned int rail = first; rail < comm->nrails; rail++) {
     struct ibv_cq *cq = comm->rails[rail].cq;
     const int n = ibv_poll_cq(cq, BATCH, wcs);
-    if (n) take(comm, cq, wcs, n);
+    if (n) dispatch_polled(comm, cq, wcs, n);
     found |= n != 0;
   }
   return found;
@@ -153,35 +153,6 @@ rail_result_t ib_progress(struct ib_comm *comm) {
   RAIL_TRY(poll_all(comm, &found));
   if (found || !(atomic_load_explicit(&comm->pending_work, memory_order_acquire) & IB_COMM_FAILOVER)) return RAIL_OK;
   return ib_failover_run(comm);
-}
-
-/* ---- draining stopped QPs -------------------------------------------------- */
-
-static bool all_flushed(const struct ib_comm *comm) {
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    const struct ib_qp *qp = &comm->qps[i];
-    if (comm->plan.two_sided ? atomic_load(&qp->receives) != 0 : !atomic_load(&qp->flushed)) return false;
-  }
-  return true;
-}
-
-/* The progress thread may be in poll_cq meanwhile, for the last time; it notes what it finds, too. */
-bool ib_qp_drain(struct ib_comm *comm) {
-  uint64_t deadline = atomic_load(&comm->drain_deadline);
-  if (!deadline) {
-    deadline = rail_deadline_in_ms(DRAIN_MS);
-    atomic_store(&comm->drain_deadline, deadline);
-  }
-  for (;;) {
-    struct ibv_wc wcs[BATCH];
-    for (unsigned int r = 0; r < comm->nrails; r++) {
-      int n = ibv_poll_cq(comm->rails[r].cq, BATCH, wcs);
-      for (int i = 0; i < n; i++) count_receive(comm, &wcs[i]);
-    }
-    if (all_flushed(comm)) return true;
-    if (rail_deadline_passed(deadline)) return false;
-    sched_yield();
-  }
 }
 
 /* ---- when a poll finds nothing ---------------------------------------------- */
@@ -277,7 +248,7 @@ static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_re
 
 /* Its poll of the first rail has returned n. */
 static __attribute__((noinline)) rail_result_t test_found(struct ib_comm *comm, struct ibv_wc *wcs, int n) {
-  take(comm, comm->rails[0].cq, wcs, n);
+  dispatch_polled(comm, comm->rails[0].cq, wcs, n);
   if (comm->nrails > 1) (void)poll_rails(comm, 1);
   return after_completions(comm);
 }
@@ -313,4 +284,33 @@ rail_result_t ib_test(void *request, int *done, int *sizes) {
   if (rail_unlikely(r->comm->profiler != NULL)) ib_profile_stop(r);
   *done = 1;
   return finish(r, sizes);
+}
+
+/* ---- draining stopped QPs -------------------------------------------------- */
+
+static bool all_flushed(const struct ib_comm *comm) {
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    const struct ib_qp *qp = &comm->qps[i];
+    if (comm->plan.two_sided ? atomic_load(&qp->receives) != 0 : !atomic_load(&qp->flushed)) return false;
+  }
+  return true;
+}
+
+/* The progress thread may be in poll_cq meanwhile, for the last time; it notes what it finds, too. */
+bool ib_qp_drain(struct ib_comm *comm) {
+  uint64_t deadline = atomic_load(&comm->drain_deadline);
+  if (!deadline) {
+    deadline = rail_deadline_in_ms(DRAIN_MS);
+    atomic_store(&comm->drain_deadline, deadline);
+  }
+  for (;;) {
+    struct ibv_wc wcs[BATCH];
+    for (unsigned int r = 0; r < comm->nrails; r++) {
+      int n = ibv_poll_cq(comm->rails[r].cq, BATCH, wcs);
+      for (int i = 0; i < n; i++) count_receive(comm, &wcs[i]);
+    }
+    if (all_flushed(comm)) return true;
+    if (rail_deadline_passed(deadline)) return false;
+    sched_yield();
+  }
 }

@@ -22,28 +22,14 @@
 
 _Static_assert(IB_RECV_DEPTH % IB_RECV_BATCH == 0, "preposted in whole batches");
 
-/* ---- the comm ----------------------------------------------------------- */
-
-struct ib_comm *ib_recv_comm_alloc(void) {
-  struct ib_recv_comm *rc = calloc(1, sizeof *rc);
-  if (!rc || !ib_comm_init(&rc->base, IB_RECV_COMM_MAGIC)) {
-    free(rc);
-    return NULL;
-  }
-  rc->next_seq = 1;
-  for (unsigned int i = 0; i + 1 < IB_RECV_BATCH; i++) rc->recv_wrs[i].next = &rc->recv_wrs[i + 1];
-  for (unsigned int i = 0; i < IB_MAX_RECVS; i++)
-    rc->recvs[i].base = (struct ib_request){.magic = IB_REQ_FREE, .comm = &rc->base};
-  ib_request_pool_init(&rc->free_flushes, rc->flushes, sizeof rc->flushes[0], IB_MAX_FLUSHES, &rc->base);
-  return &rc->base;
-}
+/* ---- CTS writes ------------------------------------------------------------- */
 
 /* What all CTS writes over that QP have in common: what a provider reads of a write is set, and nothing else. */
 static void use_cts_qp(struct ib_recv_comm *rc, unsigned int index) {
   const struct ib_qp *qp = &rc->base.qps[index];
   struct ibv_send_wr *wr = &rc->cts_wr;
-  rc->cts = &rc->base.qps[index];
-  rc->cts_index = index;
+  rc->cts_qp = &rc->base.qps[index];
+  rc->cts_qp_index = index;
   rc->cts_unsignaled = 0;
   rc->cts_sge.lkey = rc->base.rails[qp->rail].ctrl_mr->lkey;
   wr->sg_list = &rc->cts_sge;
@@ -51,52 +37,6 @@ static void use_cts_qp(struct ib_recv_comm *rc, unsigned int index) {
   wr->opcode = IBV_WR_RDMA_WRITE;
   wr->wr.rdma.rkey = rc->remote_ring.rkeys[qp->remote_rail];
 }
-
-void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
-                        rail_result_t (*progress)(struct ib_comm *comm)) {
-  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  rc->remote_ring = *ring;
-  use_cts_qp(rc, 0);
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
-  comm->progress = progress;
-  comm->test_has_more = comm->nrails > 1 || comm->event_driven || ib_detect_is_possible(comm);
-  if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
-  ib_comm_limit_inline(comm);
-}
-
-/* Receive WRs without memory: only immediates consume them. Notices have it. */
-static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
-  struct ibv_recv_wr *wrs = ib_recv_comm_of(comm)->recv_wrs, *bad;
-  struct ibv_sge sges[IB_RECV_BATCH];
-  for (unsigned int i = 0; i < IB_RECV_BATCH; i++) wrs[i].wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0);
-  if (rail_unlikely(comm->plan.notices)) ib_notices_attach(ib_recv_comm_of(comm), qp, wrs, sges);
-  int err = ibv_post_recv(qp->qp, wrs, &bad);
-  if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
-  return err;
-}
-
-static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
-  int err = post_recv_wrs(comm, qp);
-  return rail_likely(!err) ? RAIL_OK : ib_post_failed(comm, qp, "ibv_post_recv", err);
-}
-
-int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
-  int err = 0;
-  qp->rq_consumed = IB_RECV_DEPTH;
-  while (qp->rq_consumed && !err) err = post_recv_wrs(comm, qp);
-  return err;
-}
-
-rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
-  if (comm->plan.two_sided) return RAIL_OK;
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    int err = ib_recv_prepost_qp(comm, &comm->qps[i]);
-    if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
-  }
-  return RAIL_OK;
-}
-
-/* ---- CTS writes ------------------------------------------------------------- */
 
 RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
   struct ibv_send_wr *bad;
@@ -127,58 +67,74 @@ RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp
   return RAIL_OK;
 }
 
-/* Zero bytes, signaled, behind all CTS writes. With a full send queue the last of those is signaled anyway. A pending
- * flush must complete by itself, and the probe's completion would hide that it is lost. */
-rail_result_t ib_recv_probe(struct ib_recv_comm *rc) {
-  struct ib_qp *qp = rc->cts;
-  if (!qp || !qp->sq_avail || ib_flush_is_pending(rc)) return RAIL_OK;
-  struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
-                           .send_flags = IBV_SEND_SIGNALED,
-                           .wr_id = ib_wr_id(IB_WR_PROBE, qp->index, ++rc->cts_unsignaled, 0),
-                           .wr.rdma = {.remote_addr = rc->remote_ring.addr,
-                                       .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
-  rc->cts_unsignaled = 0;
-  return post_write(rc, qp, &wr);
+/* ---- receive WRs that immediates consume ------------------------------------- */
+
+/* Without memory, but for that of notices (ib_notice.c). */
+static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
+  struct ibv_recv_wr *wrs = ib_recv_comm_of(comm)->recv_wrs, *bad;
+  struct ibv_sge sges[IB_RECV_BATCH];
+  for (unsigned int i = 0; i < IB_RECV_BATCH; i++) wrs[i].wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0);
+  if (rail_unlikely(comm->plan.notices)) ib_notices_attach(ib_recv_comm_of(comm), qp, wrs, sges);
+  int err = ibv_post_recv(qp->qp, wrs, &bad);
+  if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
+  return err;
 }
 
-void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
-  comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
+static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
+  int err = post_recv_wrs(comm, qp);
+  return rail_likely(!err) ? RAIL_OK : ib_post_failed(comm, qp, "ibv_post_recv", err);
 }
 
-/* The entries of a receive that is not done are still in this side's ring: the same bytes go out again. Nothing of the
- * lost QP's can arrive behind them, because the peer has stopped it. */
-unsigned int ib_recv_move_cts(struct ib_recv_comm *rc, unsigned int lost) {
-  unsigned int i = 0, n = 0;
-  if (rc->cts || rc->cts_index != lost) return 0;
-  while (rc->base.failover->qps[i].state != IB_FAILOVER_UP) i++;
-  use_cts_qp(rc, i);
-  rc->cts_resend = 0;
-  for (unsigned int slot = 0; slot < IB_MAX_RECVS; slot++)
-    if (rc->recvs[slot].base.magic == IB_REQ_RECV && rc->recvs[slot].base.pending) {
-      rc->cts_resend |= 1u << slot;
-      n++;
-    }
-  return n;
+int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
+  int err = 0;
+  qp->rq_consumed = IB_RECV_DEPTH;
+  while (qp->rq_consumed && !err) err = post_recv_wrs(comm, qp);
+  return err;
 }
 
-RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
-  while (rc->cts && rc->cts_resend) {
-    unsigned int slot = (unsigned int)__builtin_ctz(rc->cts_resend);
-    const struct ib_recv *recv = &rc->recvs[slot];
-    if (!rc->cts->sq_avail) return RAIL_IN_PROGRESS;
-    rc->cts_resend &= rc->cts_resend - 1;
-    if (recv->base.magic != IB_REQ_RECV || !recv->base.pending) continue;
-    RAIL_TRY(post_cts(rc, rc->cts, recv->n, slot));
-    rail_stats_add(&rc->base.stats[IB_COMM_RESENT], 1);
+/* ---- the comm ----------------------------------------------------------- */
+
+struct ib_comm *ib_recv_comm_alloc(void) {
+  struct ib_recv_comm *rc = calloc(1, sizeof *rc);
+  if (!rc || !ib_comm_init(&rc->base, IB_RECV_COMM_MAGIC)) {
+    free(rc);
+    return NULL;
+  }
+  rc->next_seq = 1;
+  for (unsigned int i = 0; i + 1 < IB_RECV_BATCH; i++) rc->recv_wrs[i].next = &rc->recv_wrs[i + 1];
+  for (unsigned int i = 0; i < IB_MAX_RECVS; i++)
+    rc->recvs[i].base = (struct ib_request){.magic = IB_REQ_FREE, .comm = &rc->base};
+  ib_request_pool_init(&rc->free_flushes, rc->flushes, sizeof rc->flushes[0], IB_MAX_FLUSHES, &rc->base);
+  return &rc->base;
+}
+
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
+                        rail_result_t (*progress)(struct ib_comm *comm)) {
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  rc->remote_ring = *ring;
+  use_cts_qp(rc, 0);
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
+  comm->progress = progress;
+  comm->test_has_more = comm->nrails > 1 || comm->event_driven || ib_detect_is_possible(comm);
+  if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
+  ib_comm_limit_inline(comm);
+}
+
+rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
+  if (comm->plan.two_sided) return RAIL_OK;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    int err = ib_recv_prepost_qp(comm, &comm->qps[i]);
+    if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
   }
   return RAIL_OK;
 }
 
 /* ---- irecv -------------------------------------------------------------- */
 
-static inline bool can_post(const struct ib_recv_comm *rc) { return rc->cts && rc->cts->sq_avail; }
-/* Where the QP is lost (NULL) a receive is taken all the same, and announced later. */
-static inline bool must_wait(const struct ib_recv_comm *rc) { return rc->cts && !rc->cts->sq_avail; }
+/* The QP of CTS writes is there, and has room. */
+static inline bool can_post(const struct ib_recv_comm *rc) { return rc->cts_qp && rc->cts_qp->sq_avail; }
+/* Where it is lost (NULL) a receive is taken all the same, and announced later. */
+static inline bool must_wait(const struct ib_recv_comm *rc) { return rc->cts_qp && !rc->cts_qp->sq_avail; }
 
 struct recv_args {
   unsigned int n;
@@ -201,8 +157,8 @@ RAIL_HOT_INLINE unsigned int first_bad_buffer(const struct ib_comm *comm, const 
   return args->n;
 }
 
-/* Three times the same: for one buffer, which is what most receives have, for a group, and with `two_sided`, a constant
- * (ib_two_sided.c). */
+/* Three times the same: for one buffer, which is what most receives have, for a group, and for the SEND protocol
+ * (ib_two_sided.c), whose lines are those with `two_sided`, a constant. */
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
                                       const bool two_sided) {
   struct ib_comm *comm = &rc->base;
@@ -248,7 +204,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
    * so where post_cts finds the QP lost, which is RAIL_OK with failover. A receive whose receive WRs are not all there
    * is never announced. */
   if (rail_unlikely(posted != RAIL_OK)) return RAIL_OK;
-  if (rail_unlikely(!rc->cts) || rail_likely(post_cts(rc, rc->cts, n, slot) == RAIL_OK)) rc->next_seq++;
+  if (rail_unlikely(!rc->cts_qp) || rail_likely(post_cts(rc, rc->cts_qp, n, slot) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;
 }
 
@@ -379,6 +335,24 @@ rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc)
   return RAIL_OK;
 }
 
+void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
+}
+
+/* Zero bytes, signaled, behind all CTS writes. With a full send queue the last of those is signaled anyway. A pending
+ * flush must complete by itself, and the probe's completion would hide that it is lost. */
+rail_result_t ib_recv_probe(struct ib_recv_comm *rc) {
+  struct ib_qp *qp = rc->cts_qp;
+  if (!qp || !qp->sq_avail || ib_flush_is_pending(rc)) return RAIL_OK;
+  struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
+                           .send_flags = IBV_SEND_SIGNALED,
+                           .wr_id = ib_wr_id(IB_WR_PROBE, qp->index, ++rc->cts_unsignaled, 0),
+                           .wr.rdma = {.remote_addr = rc->remote_ring.addr,
+                                       .rkey = rc->remote_ring.rkeys[qp->remote_rail]}};
+  rc->cts_unsignaled = 0;
+  return post_write(rc, qp, &wr);
+}
+
 rail_result_t ib_recv_finish(struct ib_recv *recv, int *sizes) {
   const uint32_t n = sizes ? recv->n : 0;
   for (uint32_t i = 0; i < n; i++) {
@@ -387,4 +361,35 @@ rail_result_t ib_recv_finish(struct ib_recv *recv, int *sizes) {
   }
   recv->base.magic = IB_REQ_FREE;
   return recv->base.result;
+}
+
+/* ---- the loss of a QP ------------------------------------------------------- */
+
+/* The entries of a receive that is not done are still in this side's ring: the same bytes go out again. Nothing of the
+ * lost QP's can arrive behind them, because the peer has stopped it. */
+unsigned int ib_recv_move_cts(struct ib_recv_comm *rc, unsigned int lost) {
+  unsigned int i = 0, n = 0;
+  if (rc->cts_qp || rc->cts_qp_index != lost) return 0;
+  while (rc->base.failover->qps[i].state != IB_FAILOVER_UP) i++;
+  use_cts_qp(rc, i);
+  rc->cts_resend = 0;
+  for (unsigned int slot = 0; slot < IB_MAX_RECVS; slot++)
+    if (rc->recvs[slot].base.magic == IB_REQ_RECV && rc->recvs[slot].base.pending) {
+      rc->cts_resend |= 1u << slot;
+      n++;
+    }
+  return n;
+}
+
+RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
+  while (rc->cts_qp && rc->cts_resend) {
+    unsigned int slot = (unsigned int)__builtin_ctz(rc->cts_resend);
+    const struct ib_recv *recv = &rc->recvs[slot];
+    if (!rc->cts_qp->sq_avail) return RAIL_IN_PROGRESS;
+    rc->cts_resend &= rc->cts_resend - 1;
+    if (recv->base.magic != IB_REQ_RECV || !recv->base.pending) continue;
+    RAIL_TRY(post_cts(rc, rc->cts_qp, recv->n, slot));
+    rail_stats_add(&rc->base.stats[IB_COMM_RESENT], 1);
+  }
+  return RAIL_OK;
 }

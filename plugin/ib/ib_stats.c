@@ -163,7 +163,7 @@ static void describe(const void *request, uint32_t i, void *out) {
     event.qp.wr_id = ib_wr_id(IB_WR_SEND, qp->index, 1, (unsigned int)(send - ib_send_comm_of(r->comm)->sends));
   } else {
     const struct ib_recv *recv = rail_container_of(r, const struct ib_recv, base);
-    qp = &r->comm->qps[ib_recv_comm_of(r->comm)->cts_index];
+    qp = &r->comm->qps[ib_recv_comm_of(r->comm)->cts_qp_index];
     event.qp.length = recv->buffers[i].capacity;
     event.qp.wr_id = ib_wr_id(IB_WR_CTS, qp->index, 1, (unsigned int)(recv - ib_recv_comm_of(r->comm)->recvs));
   }
