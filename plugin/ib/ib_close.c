@@ -18,6 +18,7 @@
 #include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_stats.h"
+#include "plugin/ib/ib_stripe.h"
 
 static void warn_if(int err, const struct ib_comm *comm, const char *what) {
   if (err)
@@ -43,6 +44,20 @@ static void destroy_verbs(struct ib_comm *comm) {
   }
   ib_notices_close(comm);
   ib_mhandles_free(comm);
+}
+
+void ib_comm_free(struct ib_comm *comm) {
+  free(comm->ctrl_buf);
+  free(comm->qps);
+  free(comm->failover);
+  if (comm->sender) {
+    ib_stripe_close(ib_send_comm_of(comm));
+    ib_two_sided_close(ib_send_comm_of(comm));
+    free(ib_send_comm_of(comm)->posted);
+  }
+  comm->magic = 0;
+  if (comm->sender) free(ib_send_comm_of(comm));
+  else free(ib_recv_comm_of(comm));
 }
 
 /* In a child of fork nothing is freed: the verbs objects are the parent's, and registered memory may not even be mapped

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What both kinds of comm share: checking a caller's pointers, request pools, memory, stopping. */
+ * What both kinds of comm share: checking a caller's pointers, request pools, memory, stopping. Its end: ib_close.c. */
 #include "plugin/ib/ib_comm.h"
 
 #include <pthread.h>
@@ -9,8 +9,6 @@
 
 #include "common/base/log.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_stripe.h"
 
 #define LINGER_MAX_MS 60000 /* as the parameter's own limit */
 
@@ -58,26 +56,12 @@ bool ib_comm_init(struct ib_comm *comm, uint32_t magic) {
   return true;
 }
 
-void ib_comm_free(struct ib_comm *comm) {
-  free(comm->ctrl_buf);
-  free(comm->qps);
-  free(comm->failover);
-  if (comm->sender) {
-    ib_stripe_close(ib_send_comm_of(comm));
-    ib_two_sided_close(ib_send_comm_of(comm));
-    free(ib_send_comm_of(comm)->posted);
-  }
-  comm->magic = 0;
-  if (comm->sender) free(ib_send_comm_of(comm));
-  else free(ib_recv_comm_of(comm));
-}
-
 void ib_comm_limit_inline(struct ib_comm *comm) {
   if (ib_params.use_inline) return;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].max_inline = 0;
 }
 
-/* ---- closing --------------------------------------------------------------- */
+/* ---- stopping -------------------------------------------------------------- */
 
 /* Unless RAIL_IB_LINGER is set: until the sender's HCA, which may take 4 times its timeout, has retransmitted what was
  * not acknowledged. Without a timeout it never does. */

@@ -322,8 +322,6 @@ bool ib_comm_replace_qp(struct ib_comm *comm, struct ib_qp *qp, struct ib_qp *ne
 
 /* Sets what both kinds need before the handshake: magic, ctrl_buf (zeroed), oob_fd -1. False: out of memory. */
 bool ib_comm_init(struct ib_comm *comm, uint32_t magic);
-/* Frees the comm's memory; its verbs objects are destroyed. */
-void ib_comm_free(struct ib_comm *comm);
 /* NCCL_IB_USE_INLINE=0: no inline data, whatever the device allows. */
 void ib_comm_limit_inline(struct ib_comm *comm);
 
@@ -397,5 +395,7 @@ rail_result_t ib_close_send(void *send_comm);
 rail_result_t ib_close_recv(void *recv_comm);
 /* Everything of a comm, whole or half made. */
 void ib_comm_destroy(struct ib_comm *comm);
+/* Frees the comm's memory; its verbs objects are destroyed. */
+void ib_comm_free(struct ib_comm *comm);
 
 #endif
