@@ -368,6 +368,13 @@ void ofi_comm_revoke(struct ofi_comm *comm);
 /* ASK: the receiver grants all its receives, and reports when all that was sent is there. False: an earlier one is not
  * through yet. */
 bool ofi_comm_ask(struct ofi_send_comm *sc);
+/* Is there something that the receiver has not reported? Then the endpoint is polled until it does. */
+static inline void ofi_comm_set_unreported(struct ofi_send_comm *sc, bool unreported) {
+  if (unreported == sc->unreported) return;
+  sc->unreported = unreported;
+  if (unreported) sc->base.endpoint->nunreported++;
+  else sc->base.endpoint->nunreported--;
+}
 /* Has the peer all that was sent? It has reported so, or closed and gave nothing up. */
 static inline bool ofi_comm_has_arrived(const struct ofi_send_comm *sc) {
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire);

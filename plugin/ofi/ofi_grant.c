@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a receiver tells its sender: GRANTs, which name its buffers, and ACKs, which report what has arrived and what
- * credit is free again. A GRANT carries the same report, so an ACK goes only where no GRANT does. Both go at once, or
- * with a later poll, which finds the comm in a list of the endpoint's (struct ofi_control_link) and calls
- * ofi_control_send.
+ * What a receiver tells its sender, and what the sender keeps of it: GRANTs, which name buffers, and ACKs, which report
+ * what has arrived and what credit is free again. A GRANT carries the same report, so an ACK goes only where no GRANT
+ * does. Both go at once, or with a later poll, which finds the comm in a list of the endpoint's (struct
+ * ofi_control_link) and calls ofi_control_send.
  *
  * GRANTs are made in the order of the receives: what stands before a receive that needs one is granted, too.
+ *
+ * GRANTs and ACKs may overtake each other: the sender keeps what has arrived, apply_* follows the order in which the
+ * receiver made them. A GRANT is applied when all before it are here, an ACK when all GRANTs are that were made before
+ * it: so both sides agree which EAGER has filled which buffer (match_eager).
  */
 #include <string.h>
 
@@ -180,4 +184,124 @@ void ofi_control_done(struct ofi_op *op, const struct ofi_completion *completion
   if (rail_first_error(&rc->base.error) != RAIL_OK) return;
   if (rail_unlikely(completion->err)) control_failed(rc, op, completion);
   else if (op->kind == OFI_OP_ACK) ofi_ack_soon(rc);
+}
+
+/* ---- the sender: reports ------------------------------------------------------------ */
+
+/* False: the receiver reports what was not sent. */
+static bool apply_report(struct ofi_send_comm *sc, const struct ofi_report *report) {
+  const struct ofi_report *old = &sc->report;
+  if (report->seen - old->seen > sc->next_eager - old->seen || report->freed - old->freed > report->seen - old->freed ||
+      report->filled - old->filled > sc->granted_sends - old->filled)
+    return false;
+  if (report->freed != old->freed) { /* if that does not help, isend asks again */
+    sc->asked = false;
+    sc->refused_ns = 0;
+  }
+  sc->report = *report;
+  ofi_comm_set_unreported(sc, report->seen != sc->next_eager || report->filled != sc->granted_sends);
+  return true;
+}
+
+/* ---- the sender: GRANTs and ACKs ------------------------------------------------------ */
+
+/* Can it be written to, over whatever path? */
+static bool can_write(const struct ofi_comm *comm) {
+  for (unsigned int i = 0; i < comm->endpoint->nnics; i++) {
+    const struct ofi_caps *caps = &comm->endpoint->nics[i].nic->caps;
+    if (!caps->rma || !(caps->send_after_write || caps->delivery_complete)) return false;
+  }
+  return true;
+}
+
+static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer *b) {
+  switch (b->kind) {
+    case OFI_BUFFER_EAGER: return comm->eager != 0;
+    case OFI_BUFFER_INLINE: return b->takes_data && b->size <= comm->max_inline;
+    case OFI_BUFFER_RMA: return can_write(comm);
+    case OFI_BUFFER_TAGGED: break;
+  }
+  return b->path < comm->npaths && !b->takes_data && comm->paths[b->path].nic->nic->caps.tagged;
+}
+
+/* Has an EAGER of this tag filled the buffer, that the receiver had not seen when it made the GRANT? */
+static bool match_eager(struct ofi_send_comm *sc, uint32_t tag) {
+  for (uint32_t seq = sc->report.seen; seq != sc->next_eager; seq++) {
+    unsigned int i = seq % OFI_MAX_GRANTS;
+    if (sc->in_flight[i].matched || sc->in_flight[i].tag != tag) continue;
+    sc->in_flight[i].matched = true;
+    return true;
+  }
+  return false;
+}
+
+/* The oldest GRANT of those that are not applied yet is here. */
+static bool apply_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
+  if (!apply_report(sc, &slot->report)) return false;
+  for (unsigned int i = 0; i < slot->n; i++) {
+    struct ofi_buffer *b = &slot->buffers[i];
+    if (b->kind == OFI_BUFFER_EAGER || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
+  }
+  if (slot->taken == (1u << slot->n) - 1) slot->kept = false;
+  sc->grants_applied++;
+  sc->asked = false;
+  sc->refused_ns = 0;
+  return true;
+}
+
+static bool apply_held_ack(struct ofi_send_comm *sc) {
+  if (!sc->report_held || sc->held_seq != sc->grants_applied) return true;
+  sc->report_held = false;
+  return apply_report(sc, &sc->held);
+}
+
+/* Keeps the GRANT of n buffers. False: none that a receiver makes. When it makes one, that which had the slot before is
+ * filled. */
+static bool keep_grant(struct ofi_send_comm *sc, uint32_t seq, const struct ofi_buffer *buffers, unsigned int n,
+                       const struct ofi_report *report) {
+  struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
+  if (seq - sc->grants_applied >= OFI_MAX_GRANTS || slot->kept) return false;
+  for (unsigned int i = 0; i < n; i++)
+    if (!is_buffer_right(&sc->base, &buffers[i])) return false;
+  slot->seq = seq;
+  slot->n = (uint8_t)n;
+  slot->taken = 0;
+  slot->kept = true;
+  slot->report = *report;
+  memcpy(slot->buffers, buffers, n * sizeof *buffers);
+  return true;
+}
+
+/* All are kept before the first is applied. */
+bool ofi_handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
+  struct ofi_slot *slot;
+  uint32_t seq = frame->seq;
+  if (frame->nkeys != sc->base.remote_nics) return false;
+  for (unsigned int i = 0, n; i < frame->nbuffers; i += n) {
+    for (n = 1; !frame->buffers[i + n - 1].last; n++) continue; /* ofi_frame_decode has checked that there is one */
+    if (!keep_grant(sc, seq++, &frame->buffers[i], n, &frame->report)) return false;
+  }
+  for (slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS]; slot->kept && slot->seq == sc->grants_applied;
+       slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS])
+    if (!apply_grant(sc, slot) || !apply_held_ack(sc)) return false;
+  return true;
+}
+
+/* Of those that came too early the one that knows most is kept. */
+bool ofi_handle_ack(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
+  uint32_t ahead = frame->seq - sc->grants_applied;
+  if (ahead == 0) {
+    /* One that was overtaken says nothing new. */
+    bool old = (int32_t)(frame->report.seen - sc->report.seen) < 0 ||
+               (int32_t)(frame->report.freed - sc->report.freed) < 0 ||
+               (int32_t)(frame->report.filled - sc->report.filled) < 0;
+    return old || apply_report(sc, &frame->report);
+  }
+  if (ahead > OFI_MAX_GRANTS) return (int32_t)ahead < 0; /* overtaken by GRANTs */
+  if (sc->report_held && (int32_t)(frame->seq - sc->held_seq) < 0) return true;
+  if (sc->report_held && frame->seq == sc->held_seq && (int32_t)(frame->report.seen - sc->held.seen) < 0) return true;
+  sc->report_held = true;
+  sc->held_seq = frame->seq;
+  sc->held = frame->report;
+  return true;
 }

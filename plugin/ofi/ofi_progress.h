@@ -50,6 +50,10 @@ void ofi_control_send(struct ofi_control_link *link);
 /* A GRANT or an ACK has gone out, or failed. */
 void ofi_control_done(struct ofi_op *op, const struct ofi_completion *completion);
 
+/* At the sender: the GRANTs of a frame, or an ACK. False: none that a receiver sends. */
+bool ofi_handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *frame);
+bool ofi_handle_ack(struct ofi_send_comm *sc, const struct ofi_frame *frame);
+
 /* ---- ofi_flush.c ----------------------------------------------------------- */
 
 rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request);
