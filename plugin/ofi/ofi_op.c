@@ -134,6 +134,13 @@ int ofi_op_post(struct ofi_op *op) {
   return err;
 }
 
+int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
+                  size_t size, fi_addr_t to) {
+  if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
+  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) return -FI_EAGAIN;
+  return (int)fi_inject(nic->ep, bytes, size, to);
+}
+
 /* Ahead of all receives that wait: those complete only when GRANTs and messages find a place. */
 int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;

@@ -73,7 +73,11 @@ STAILQ_HEAD(ofi_op_list, ofi_op);
 /* Posts an operation of a comm, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle,
  * too, where the provider has taken a copy and will not complete it (fi_inject). */
 int ofi_op_post(struct ofi_op *op);
-/* The same for a receive of control messages (OFI_OP_FRAME_IN), which only its endpoint posts. */
+/* A message of at most max_inject bytes, of which the provider takes a copy. 0, or libfabric's error: nothing is sent.
+ * -FI_EAGAIN: there is no room, or an operation waits, that may be for the same peer. */
+int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
+                  size_t size, fi_addr_t to);
+/* As ofi_op_post, for a receive of control messages (OFI_OP_FRAME_IN), which only its endpoint posts. */
 int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op);
 /* Posts those of a list of the NIC's that there is room for now. */
 void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list);

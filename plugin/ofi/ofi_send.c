@@ -114,16 +114,50 @@ RAIL_HOT_INLINE void prepare_inline(struct ofi_send *send, enum ofi_op_kind kind
   ofi_comm_prepare_frame(comm, op, kind, 0, frame, send->frames);
 }
 
+/* The next EAGER's frame; take_next_eager counts it. */
+RAIL_HOT_INLINE void make_eager(const struct ofi_send_comm *sc, uint32_t tag, struct ofi_frame *frame) {
+  ofi_frame_begin(frame, OFI_FRAME_EAGER);
+  frame->seq = sc->next_eager;
+  frame->tag = tag;
+  frame->count = sc->grants_applied;
+}
+
+RAIL_HOT_INLINE void take_next_eager(struct ofi_send_comm *sc, uint32_t tag) {
+  uint32_t seq = sc->next_eager++;
+  sc->in_flight[seq % OFI_MAX_GRANTS].tag = tag;
+  sc->in_flight[seq % OFI_MAX_GRANTS].matched = false;
+}
+
 static void prepare_eager(struct ofi_send *send, uint32_t tag) {
   struct ofi_send_comm *sc = ofi_send_comm_of(send->base.comm);
   struct ofi_frame frame;
-  ofi_frame_begin(&frame, OFI_FRAME_EAGER);
-  frame.seq = sc->next_eager++;
-  frame.tag = tag;
-  frame.count = sc->grants_applied;
-  sc->in_flight[frame.seq % OFI_MAX_GRANTS].tag = tag;
-  sc->in_flight[frame.seq % OFI_MAX_GRANTS].matched = false;
+  make_eager(sc, tag, &frame);
+  take_next_eager(sc, tag);
   prepare_inline(send, OFI_OP_EAGER, &frame);
+}
+
+/* An EAGER that the provider copies needs no operation: frame and payload are put together where it copies them from,
+ * and the send is done. 0, or libfabric's error: nothing was sent, and nothing is counted. */
+RAIL_HOT_INLINE int inject_eager(struct ofi_send *send, uint32_t tag) {
+  struct ofi_comm *comm = send->base.comm;
+  struct ofi_send_comm *sc = ofi_send_comm_of(comm);
+  uint8_t bytes[OFI_MAX_INJECT];
+  struct ofi_frame frame;
+  make_eager(sc, tag, &frame);
+  frame.comm = comm->remote_index;
+  frame.token = comm->remote_token;
+  ofi_head_encode(&frame, bytes);
+  if (send->size) memcpy(bytes + OFI_FRAME_SIZE, send->data, send->size);
+  int err = ofi_op_inject(comm->endpoint, comm->paths[0].nic, bytes, OFI_FRAME_SIZE + send->size, comm->paths[0].to);
+  if (rail_unlikely(err)) return err;
+  take_next_eager(sc, tag);
+  rail_stats_add(&comm->stats[OFI_COMM_FRAMES], 1);
+  rail_stats_add(&comm->stats[OFI_COMM_INLINE], 1);
+  rail_stats_add(&comm->stats[OFI_COMM_MESSAGES], 1);
+  rail_stats_add(&comm->stats[OFI_COMM_BYTES], send->size);
+  send->base.magic = OFI_REQ_SEND; /* it was never outstanding */
+  atomic_store_explicit(&send->base.state, OFI_COMPLETE, memory_order_release);
+  return 0;
 }
 
 static void prepare_data(struct ofi_send *send) {
@@ -269,7 +303,7 @@ struct message {
   struct ofi_mhandle *mr;
 };
 
-/* *out: the request; NULL: not now. *buffer: that it goes to; NULL: on credit. Under the lock. */
+/* *out: a request, not outstanding yet; NULL: not now. *buffer: that it goes to; NULL: on credit. Under the lock. */
 static rail_result_t begin(struct ofi_send_comm *sc, const struct message *message, struct ofi_send **out,
                            const struct ofi_buffer **buffer) {
   unsigned int index = 0;
@@ -289,13 +323,11 @@ static rail_result_t begin(struct ofi_send_comm *sc, const struct message *messa
     rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_ROOM], 1);
     return RAIL_OK;
   }
-  ofi_request_begin(&send->base, OFI_REQ_SEND);
   send->data = message->data;
   send->size = message->size;
   send->mr = message->size ? message->mr : NULL;
   send->nparts = 1;
   send->pending = 0;
-  if (send->mr) rail_net_memory_hold(&send->mr->memory);
   sc->granted_last = slot != NULL;
   sc->refused_ns = 0;
   if (slot) {
@@ -309,6 +341,16 @@ static rail_result_t begin(struct ofi_send_comm *sc, const struct message *messa
   ofi_comm_set_unreported(sc, true);
   *out = send;
   return RAIL_OK;
+}
+
+/* err: -FI_EAGAIN, or what inject_eager has met. */
+static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, uint32_t tag, int err) {
+  ofi_request_begin(&send->base, OFI_REQ_SEND);
+  if (send->mr) rail_net_memory_hold(&send->mr->memory);
+  struct ofi_op *op = prepare(send, buffer, tag);
+  rail_result_t sent = !op ? post_parts(send, buffer)
+                           : count_posted(send, op, err == -FI_EAGAIN ? ofi_op_post(op) : err);
+  if (sent == RAIL_OK && send->pending == 0) complete_send(send);
 }
 
 rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
@@ -326,9 +368,9 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   rail_result_t result = begin(ofi_send_comm_of(comm), &message, &send, &buffer);
   if (send) {
     *request = send; /* from here on test returns a failure */
-    struct ofi_op *op = prepare(send, buffer, message.tag);
-    rail_result_t sent = op ? count_posted(send, op, ofi_op_post(op)) : post_parts(send, buffer);
-    if (sent == RAIL_OK && send->pending == 0) complete_send(send);
+    bool injects = !buffer && OFI_FRAME_SIZE + size <= comm->paths[0].nic->max_inject;
+    int err = injects ? inject_eager(send, message.tag) : -FI_EAGAIN;
+    if (err) post_send(send, buffer, message.tag, err);
   }
   ofi_endpoint_unlock(comm->endpoint);
   return result;
