@@ -169,7 +169,8 @@ static bool make(struct kit_fault_net *net) {
   for (int i = 0; i < 2; i++) {
     const char *s = net->space[i];
     net->port[i] = (struct kit_fault_port){.ours = true, .home = (int32_t)getpid(), .mtu = 1500};
-    snprintf(net->port[i].in, sizeof net->port[i].in, "-n %s", s);
+    memcpy(net->port[i].in, "-n ", 3);
+    memcpy(net->port[i].in + 3, s, sizeof net->space[i]);
     snprintf(net->port[i].name, sizeof net->port[i].name, "%s", name);
     if (command(why, room, "ip -n %s link set dev lo up", s)) return false;
     if (command(why, room, "ip -n %s link set dev %s addrgenmode none mtu 1500", s, name)) return false;

@@ -140,9 +140,10 @@ static int find_file(struct kit_inspection *in) {
   snprintf(directory, sizeof directory, "%.*s", slash ? (int)(name - file) : 2, slash ? file : "./");
   if (!realpath(file, in->real) || !realpath(directory, in->path)) return report_error("find", in->how->file);
   if (stat(in->real, &st) != 0) return report_error("read", in->real);
-  size_t len = strlen(in->path);
-  if (len + 1 + strlen(name) >= sizeof in->path) return errno = ENAMETOOLONG, report_error("find", in->how->file);
-  snprintf(in->path + len, sizeof in->path - len, "%s%s", strcmp(in->path, "/") == 0 ? "" : "/", name);
+  size_t len = strlen(in->path), name_len = strlen(name);
+  if (len + 1 + name_len >= sizeof in->path) return errno = ENAMETOOLONG, report_error("find", in->how->file);
+  if (in->path[len - 1] != '/') in->path[len++] = '/';
+  memcpy(in->path + len, name, name_len + 1);
   if (S_ISREG(st.st_mode)) {
     in->bytes = (uint64_t)st.st_size;
     return FINE;
