@@ -102,6 +102,10 @@ def summary(done, unchanged=()):
     slowest = sorted(done, key=lambda d: -d[1].seconds)[:MOST_SLOW]
     if slowest:
         print("slowest: " + ", ".join(f"{p.label} {o.seconds:.1f} s" for p, o in slowest))
+    busiest = sorted(done, key=lambda d: -d[1].cpu)[:MOST_SLOW]
+    if len(busiest) > 1:
+        print(f"processor time: {sum(o.cpu for _, o in done):.1f} s, most of it: "
+              + ", ".join(f"{p.label} {o.cpu:.1f} s" for p, o in busiest))
     for p, o in done:
         if o.remark:
             print(f"{p.label}: {o.remark}")

@@ -314,6 +314,9 @@ def names_as_they_are_typed():
            "0 passed, 1 failed, 0 skipped", 1, says="not ok; again: make check T='unit/test_x a' BUILD=")
     expect("the slowest are named", {"unit/test_x.sh": "sleep 1; " + GOOD}, "1 passed, 0 failed, 1 skipped", 0,
            says="slowest: unit/test_x 1.")
+    expect("so are those that computed most",
+           {"unit/test_x.sh": "sleep 1; " + GOOD, "unit/test_y.sh": "for i in {1..100000}; do :; done; " + GOOD},
+           "2 passed, 0 failed, 2 skipped", 0, says=" s, most of it: unit/test_y ")
 
 
 def durations_are_written():
