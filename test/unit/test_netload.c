@@ -188,7 +188,7 @@ static void check_vdevice(struct rail_net *net, struct fixture_seen *seen, int v
 TEST(each_version) {
   start_capture();
   for (int v = RAIL_NET_VERSION_MIN; v <= RAIL_NET_VERSION_MAX; v++) {
-    char name[8];
+    char name[16];
     struct rail_net_attr attr = {.op = 1};
     void *ctx = STALE;
     int ndev = -1;
