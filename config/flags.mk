@@ -2,7 +2,8 @@
 # Compiler flags, a reason for each that is not obvious.
 
 WERROR ?= 1
-# Sanitized code: gcc needs a third less time for -O1 than for -O2, and the tests run as fast.
+# Sanitized code: gcc needs a third less time for -O1 than for -O2, and the tests run as fast. The reductions of
+# core/host have -O3 in every build: rules.mk.
 OPT := $(if $(DEBUG)$(filter asan tsan,$(SAN)),-O1,-O2)
 
 warnings := -Wall -Wextra

@@ -52,7 +52,7 @@ class Guest:
     def __init__(self, runner, programs, args, finish):
         self.label, self.alone, self.quiet, self.guest = "lab", False, True, True
         self.seconds = sum(p.seconds for p in programs)
-        self.cores = 1.0  # emulated, it keeps one and a half busy; what mostly sleeps may be beside it
+        self.cores = 1.0  # emulated, it keeps more than one busy; what mostly sleeps may be beside it
         self.all = runner, programs, args, finish
 
     def run(self, _, ended):

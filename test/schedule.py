@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which test programs run beside which.
 
-Of each is known how many cores it keeps busy (durations.py), and programs run side by side as long as that adds up. The
-long ones begin, so that none is left for the end.
+Of each is known how many cores it keeps busy (durations.py), and programs run side by side as long as that adds up.
+Quiet ones begin, then the longest, so that none is left for the end.
 """
 import queue
 import threading

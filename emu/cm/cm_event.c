@@ -28,7 +28,7 @@ static void free_channel(struct cm_channel *c) {
 }
 
 /* Under the lock. A thread that waits in the channel waits on, as in a file of the kernel that another thread closes:
- * rping ends like that. */
+ * rping ends like that. A thread that is cancelled there, or was another's at a fork, keeps it from being freed. */
 static void destroy_channel(struct cm_channel *c) {
   c->is_destroyed = true;
   if (!c->readers) free_channel(c);

@@ -132,7 +132,7 @@ struct ofi_part {
   struct ofi_op fin;
 };
 
-/* A send. Life: matched, or on credit → posted → its operations complete → done. */
+/* A send. Life: matched, or on credit → posted → its operations complete → done; done at once where it is injected. */
 struct ofi_send {
   struct ofi_request base;
   const void *data;

@@ -5,8 +5,8 @@
  * isend looks for the oldest buffer of its tag that the receiver has granted. There the message goes as the GRANT says:
  * inside a control message if it is small, else as a tagged send, or by writes into the buffer, in at most as many
  * parts as there are paths, each with a FIN behind it. Without such a buffer a small message goes ahead on credit
- * (EAGER): the receiver has a place for it. The send is done when its operations have completed, so that its memory is
- * the caller's again.
+ * (EAGER): the receiver has a place for it. The send is done when its operations have completed, or at once where
+ * libfabric has taken a copy: its memory is the caller's again.
  *
  * What the receiver reports (ACK, and each GRANT; ofi_grant.c) tells which EAGERs are there and how much credit is free
  * again, and lets close know when all has arrived.
