@@ -148,7 +148,9 @@ void rt_comm_free(struct ncclComm *comm);
 /* Ends the rendezvous of the id of ncclCommGetUniqueId, if there is one. */
 void rt_comm_drop_id(struct ncclComm *comm);
 
-/* rt_comm_fail.c. Records the error, logs it and reports it to the other ranks. Only the first call has an effect. */
+/* ---- failures: rt_comm_fail.c ---- */
+
+/* Records the error, logs it and reports it to the other ranks. Only the first call has an effect. */
 void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) RAIL_PRINTF(3, 4);
 /* The failure when two ranks' calls differ: `got` bytes came from rank `peer`. */
 RAIL_COLD void rt_comm_fail_mismatch(struct ncclComm *comm, int peer, uint64_t got, uint64_t expected);
@@ -160,6 +162,8 @@ void rt_comm_bootstrap_failed(void *comm, rail_result_t result, const char *why)
 static inline bool rt_comm_failed(const struct ncclComm *comm) {
   return atomic_load_explicit(&comm->failed, memory_order_acquire) != 0;
 }
+
+/* ---- channels and connections ---- */
 
 /* How many of `channels` are in use. */
 static inline int rt_comm_all_channels(const struct ncclComm *comm) { return comm->nchannels * RT_TREES; }

@@ -20,9 +20,9 @@
 #define OVERSUBSCRIBED_YIELD_POLLS 2000
 #define SLEEP_NS 50000
 /* A launch on a device makes progress without this thread: yields before it sleeps. */
-#define RUN_YIELD_POLLS 200
+#define LAUNCH_YIELD_POLLS 200
 /* Kernels see a failure at once, but may be queued behind the program's own kernels. */
-#define RUN_END_NS 30000000000ull
+#define LAUNCH_END_NS 30000000000ull
 
 /* How long the executor leaves a new plan to a thread that waits, and how many such short sleeps without work it
  * makes before it sleeps until it is woken: waking it costs the caller a system call. */
@@ -78,7 +78,7 @@ static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
     /* Where no other thread drives the proxy, this one does; else the device needs no help. */
     bool drives = !comm->proxy.threaded && atomic_load_explicit(&comm->proxy.unfinished, memory_order_relaxed) > 0;
     if (drives && rt_proxy_pass(&comm->proxy)) idle = 0;
-    if (drives || idle < RUN_YIELD_POLLS)
+    if (drives || idle < LAUNCH_YIELD_POLLS)
       idle_wait(comm, idle);
     else
       nanosleep(&(struct timespec){.tv_nsec = SLEEP_NS}, NULL);
@@ -91,7 +91,7 @@ static void watch_launch(struct ncclComm *comm, struct rt_launch *launch) {
       else if (rt_wait_is_long(&wait, now, &ms)) rt_launch_report_stall(launch, ms);
       continue;
     }
-    if (!give_up) give_up = now + RUN_END_NS;
+    if (!give_up) give_up = now + LAUNCH_END_NS;
     if (now < give_up) continue;
     comm->gpu.stuck = true;
     /* Without its end: the driver would wait for this kernel in any call that frees memory. */

@@ -18,7 +18,7 @@
 
 #include "core/transport/rt_transport.h"
 
-/* nsteps steps of one protocol on one connector. Lives in the caller's plan, or run. */
+/* nsteps steps of one protocol on one connector. Lives in the caller's plan, or launch. */
 struct rt_proxy_op {
   struct rt_connector *connector;
   enum rt_proto proto;

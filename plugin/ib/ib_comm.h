@@ -112,7 +112,7 @@ struct ib_comm {
   _Atomic uint32_t pending_work;    /* IB_COMM_*: fault bits, and IB_COMM_WORK */
   _Atomic bool peer_silent;         /* the watch thread's: PINGs are unanswered */
   _Atomic bool stopped;             /* deregMr or close stopped the QPs: nothing may be posted any more */
-  _Atomic uint64_t drain_deadline;  /* of ib_qp_drain, for all calls together; 0: not called yet */
+  _Atomic uint64_t drain_deadline;  /* of ib_comm_drain, for all calls together; 0: not called yet */
   bool forked;                      /* in a child of fork, and thus stopped: its verbs objects are the parent's */
   struct rail_first_error error;
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
@@ -343,7 +343,7 @@ static inline void ib_request_begin(struct ib_comm *comm, struct ib_request *r, 
 }
 
 /* Nothing of a request is pending any more, and none of the caller's memory will be touched for it. */
-static inline void ib_request_end(struct ib_comm *comm) {
+static inline void ib_outstanding_drop(struct ib_comm *comm) {
   ib_outstanding_set(comm, atomic_load_explicit(&comm->outstanding, memory_order_relaxed) - 1);
 }
 

@@ -44,7 +44,7 @@ RAIL_COLD rail_result_t ib_error_torn(struct ib_send_comm *sc, uint64_t ms);
 /* All sends wait for one before them, for RAIL_IB_TAG_TIMEOUT (ib_two_sided.c). */
 RAIL_COLD rail_result_t ib_error_turn_timeout(struct ib_send_comm *sc);
 
-/* ---- lost queue pairs (ib_failover.c): the line, and the comm fails ---- */
+/* ---- lost queue pairs, for ib_failover.c: the line, and the comm fails where an error is returned ---- */
 
 /* The peer has nothing left to go on with. */
 rail_result_t ib_error_all_lost(struct ib_comm *comm);

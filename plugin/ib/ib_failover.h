@@ -153,7 +153,7 @@ bool ib_failover_lose(struct ib_comm *comm, unsigned int qp);
 
 /* What a sender has to resend. Of a lost QP of whose tails the receiver has counted so many: keeps in qp->posted the
  * tails that have not arrived, and writes all other entries, which are over, into `over` (IB_SEND_DEPTH). Returns how
- * many are kept. Pure. */
+ * many are kept. Touches nothing but qp->posted. */
 unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover);
 #define IB_COUNT_INVALID UINT32_MAX /* a count that cannot be: nothing is changed */
 

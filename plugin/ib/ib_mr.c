@@ -420,7 +420,8 @@ rail_result_t ib_dereg_mr(void *comm_arg, void *mhandle) {
    * packet may carry what the caller has put there since, as with any buffer that is changed before its send is done;
    * but the caller has given that message up, and the connection with it. */
   if (atomic_load_explicit(&handle->memory.outstanding, memory_order_acquire) && !comm->sender && !comm->forked &&
-      !(atomic_load(&comm->pending_work) & IB_COMM_DEVICE_FATAL) && !ib_qp_drain(comm)) /* a dead HCA flushes nothing */
+      !(atomic_load(&comm->pending_work) & IB_COMM_DEVICE_FATAL) && /* a dead HCA flushes nothing */
+      !ib_comm_drain(comm))
     RAIL_INFO(RAIL_SUB_NET, "RailIB: deregMr of %#llx+%llu: the HCA has not said within a second that it has stopped",
               (unsigned long long)handle->memory.addr, (unsigned long long)handle->memory.size);
   handle->memory.magic = 0;

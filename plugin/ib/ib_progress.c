@@ -297,7 +297,7 @@ static bool all_flushed(const struct ib_comm *comm) {
 }
 
 /* The progress thread may be in poll_cq meanwhile, for the last time; it notes what it finds, too. */
-bool ib_qp_drain(struct ib_comm *comm) {
+bool ib_comm_drain(struct ib_comm *comm) {
   uint64_t deadline = atomic_load(&comm->drain_deadline);
   if (!deadline) {
     deadline = rail_deadline_in_ms(DRAIN_MS);

@@ -34,9 +34,9 @@ enum ib_wr_kind {
 static inline uint64_t ib_wr_id(enum ib_wr_kind kind, unsigned int qp, unsigned int count, unsigned int arg) {
   return (uint64_t)kind << 56 | (uint64_t)qp << 40 | (uint64_t)(count & 0xffff) << 24 | (arg & 0xffffff);
 }
-/* The same, from ib_qp.wr_id. */
+/* The same, from ib_qp.wr_id_base. */
 static inline uint64_t ib_wr_id_of(const struct ib_qp *qp, unsigned int count, unsigned int arg) {
-  return qp->wr_id | (uint64_t)count << 24 | arg;
+  return qp->wr_id_base | (uint64_t)count << 24 | arg;
 }
 static inline enum ib_wr_kind ib_wr_kind(uint64_t id) { return (enum ib_wr_kind)(id >> 56); }
 static inline unsigned int ib_wr_qp(uint64_t id) { return (unsigned int)(id >> 40) & 0xffff; }
@@ -202,7 +202,7 @@ rail_result_t ib_progress(struct ib_comm *comm);
 /* After ib_comm_stop of a recv comm: waits until the HCA writes to no memory for it any more, which each QP shows by
  * flushing an unused receive WR, or with the SEND protocol by completing all that irecv posted. Microseconds; a second
  * at most for all calls together, then false. Any thread. */
-bool ib_qp_drain(struct ib_comm *comm);
+bool ib_comm_drain(struct ib_comm *comm);
 
 /* ---- ib_wait.c: event-driven progress (RAIL_IB_PROGRESS) ----------------------------- */
 

@@ -68,7 +68,7 @@ struct ib_qp {
   uint16_t index;               /* in its comm */
   uint8_t rail, remote_rail;    /* which port of each side */
   uint16_t max_inline;          /* bytes, as the device reports it */
-  uint64_t wr_id;               /* of what the data path posts: kind and index (ib_progress.h) */
+  uint64_t wr_id_base;          /* kind and index, of what the data path posts; ib_send.c, ib_recv.c */
   /* The progress thread's: */
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */
@@ -82,7 +82,7 @@ struct ib_qp {
   _Atomic(const struct ibv_qp *) event_qp; /* as qp, for the watch thread: never followed */
   struct ib_qp_sizes sizes;
   struct ib_qp_attr attr;
-  /* The progress thread's and, when the comm is stopped, ib_qp_drain's, in any thread: */
+  /* The progress thread's and, when the comm is stopped, ib_comm_drain's, in any thread: */
   _Atomic uint32_t receives; /* receive WRs that irecv posted, and that have not completed (ib_two_sided.c) */
   _Atomic bool flushed;      /* a receive WR was flushed after ib_qp_to_err */
 };
@@ -105,7 +105,7 @@ rail_result_t ib_qp_modify(struct ib_qp *qp, const struct ib_port *port, enum ib
 /* The ECE options of this QP's device; false, and all zero, where it has none. */
 bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece);
 /* Stops it: the HCA begins nothing new for it. A packet that is being handled may still be written to memory; flushed
- * receive WRs complete after that (ib_qp_drain). Failures are only traced. */
+ * receive WRs complete after that (ib_comm_drain). Failures are only traced. */
 void ib_qp_to_err(struct ib_qp *qp);
 void ib_qp_destroy(struct ib_qp *qp); /* does nothing for a zeroed one */
 

@@ -113,7 +113,7 @@ void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   rc->remote_ring = *ring;
   use_cts_qp(rc, 0);
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id = ib_wr_id(IB_WR_CTS, i, 0, 0);
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id_base = ib_wr_id(IB_WR_CTS, i, 0, 0);
   comm->progress = progress;
   comm->test_has_more = comm->nrails > 1 || comm->event_driven || ib_detect_is_possible(comm);
   if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
@@ -157,7 +157,7 @@ RAIL_HOT_INLINE unsigned int first_bad_buffer(const struct ib_comm *comm, const 
   return args->n;
 }
 
-/* Three times the same: for one buffer, which is what most receives have, for a group, and for the SEND protocol
+/* Compiled three times: for one buffer, which is what most receives have, for a group, and for the SEND protocol
  * (ib_two_sided.c), whose lines are those with `two_sided`, a constant. */
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
                                       const bool two_sided) {
@@ -251,7 +251,7 @@ RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, s
   rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&stats[IB_COMM_BYTES], b->arrived);
   if (b->mr) rail_net_memory_release(&b->mr->memory);
-  if (--recv->base.pending == 0) ib_request_end(comm);
+  if (--recv->base.pending == 0) ib_outstanding_drop(comm);
 }
 
 /* The peer's message was larger than this buffer, and has not been sent. */

@@ -54,7 +54,7 @@ bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct i
   if (!sc->posted) return false;
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     comm->qps[i].posted.entries = &sc->posted[i * IB_SEND_DEPTH];
-    comm->qps[i].wr_id = ib_wr_id(IB_WR_SEND, i, 0, 0);
+    comm->qps[i].wr_id_base = ib_wr_id(IB_WR_SEND, i, 0, 0);
     sc->live[i] = &comm->qps[i];
   }
   sc->nlive = comm->plan.nqps;
@@ -409,7 +409,7 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
   rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&stats[IB_COMM_BYTES], send->length);
   if (send->mr) rail_net_memory_release(&send->mr->memory);
-  ib_request_end(comm);
+  ib_outstanding_drop(comm);
 }
 
 RAIL_HOT_INLINE void signaled_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {

@@ -53,7 +53,7 @@ static rail_result_t post_receive(struct ib_recv_comm *rc, struct ib_qp *qp, uns
   struct ibv_sge sge = {.addr = (uintptr_t)data, .length = (uint32_t)size, .lkey = size ? mr->lkeys[qp->rail] : 0};
   struct ibv_recv_wr wr = {.wr_id = ib_wr_id(IB_WR_BUFFER, qp->index, 1, arg), .sg_list = &sge, .num_sge = size != 0},
                      *bad;
-  atomic_fetch_add(&qp->receives, 1); /* first: ib_qp_drain may wait for it in another thread */
+  atomic_fetch_add(&qp->receives, 1); /* first: ib_comm_drain may wait for it in another thread */
   int err = ibv_post_recv(qp->qp, &wr, &bad);
   if (rail_likely(!err)) return RAIL_OK;
   atomic_fetch_sub(&qp->receives, 1);

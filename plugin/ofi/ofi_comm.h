@@ -177,7 +177,7 @@ struct ofi_recv {
   bool trecvs_posted;  /* its tagged receives are libfabric's */
   bool granted;        /* its GRANT is sent, perhaps in the frame of an earlier receive */
   uint32_t n, pending; /* buffers; those without their message */
-  struct ofi_op grant;
+  struct ofi_op grant; /* carries the frame that begins with this receive's GRANT */
   uint8_t *frame;      /* OFI_FRAME_MAX, in comm->frames */
   struct ofi_recv_buffer buffers[OFI_MAX_GROUP];
 };

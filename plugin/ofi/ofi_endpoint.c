@@ -90,10 +90,10 @@ static void destroy(struct ofi_endpoint *endpoint) {
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
     struct ofi_peer *peer;
-    if (n->av) ofi_shut_fid(&n->av->fid, "address vector", n->nic);
-    if (n->cq) ofi_shut_fid(&n->cq->fid, "completion queue", n->nic);
-    if (n->domain) ofi_shut_fid(&n->domain->fid, "domain", n->nic);
-    if (n->fabric) ofi_shut_fid(&n->fabric->fid, "fabric", n->nic);
+    if (n->av) ofi_close_fid(&n->av->fid, "address vector", n->nic);
+    if (n->cq) ofi_close_fid(&n->cq->fid, "completion queue", n->nic);
+    if (n->domain) ofi_close_fid(&n->domain->fid, "domain", n->nic);
+    if (n->fabric) ofi_close_fid(&n->fabric->fid, "fabric", n->nic);
     while ((peer = SLIST_FIRST(&n->peers))) {
       SLIST_REMOVE_HEAD(&n->peers, link);
       free(peer);

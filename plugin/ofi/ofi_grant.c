@@ -59,7 +59,7 @@ static bool is_waiting(const struct ofi_recv *recv) {
 static void add_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv, struct ofi_frame *frame) {
   for (unsigned int i = 0; i < recv->n; i++) {
     struct ofi_recv_buffer *b = &recv->buffers[i];
-    enum ofi_buffer_kind kind = ofi_recv_is_unfilled(b) ? b->kind : OFI_BUFFER_EAGER;
+    enum ofi_buffer_kind kind = ofi_recv_is_unfilled(b) ? b->kind : OFI_BUFFER_FILLED;
     struct ofi_buffer *out = &frame->buffers[frame->nbuffers++];
     *out = (struct ofi_buffer){.addr = kind == OFI_BUFFER_RMA ? remote_addr(&rc->base, b) : 0,
                                .size = b->capacity, .tag = b->tag, .kind = kind,
@@ -216,7 +216,7 @@ static bool can_write(const struct ofi_comm *comm) {
 
 static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer *b) {
   switch (b->kind) {
-    case OFI_BUFFER_EAGER: return comm->eager != 0;
+    case OFI_BUFFER_FILLED: return comm->eager != 0;
     case OFI_BUFFER_INLINE: return b->takes_data && b->size <= comm->max_inline;
     case OFI_BUFFER_RMA: return can_write(comm);
     case OFI_BUFFER_TAGGED: break;
@@ -240,7 +240,7 @@ static bool apply_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
   if (!apply_report(sc, &slot->report)) return false;
   for (unsigned int i = 0; i < slot->n; i++) {
     struct ofi_buffer *b = &slot->buffers[i];
-    if (b->kind == OFI_BUFFER_EAGER || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
+    if (b->kind == OFI_BUFFER_FILLED || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
   }
   if (slot->taken == (1u << slot->n) - 1) slot->kept = false;
   sc->grants_applied++;

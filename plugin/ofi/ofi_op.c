@@ -352,7 +352,7 @@ static void warn_open(const char *what, const struct ofi_nic *nic, int err) {
             nic->provider, what, ofi_fabric_strerror(err));
 }
 
-void ofi_shut_fid(struct fid *fid, const char *what, const struct ofi_nic *nic) {
+void ofi_close_fid(struct fid *fid, const char *what, const struct ofi_nic *nic) {
   int err = fi_close(fid);
   if (err) warn_open(what, nic, err);
 }

@@ -99,7 +99,7 @@ void ofi_shut(struct ofi_endpoint *endpoint, const char *why);
 /* The same without a line of its own. */
 void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why);
 /* Closes any object of a NIC, with a line if that fails. */
-void ofi_shut_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
+void ofi_close_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
 
 /* The timer that wakes the watch thread: one for all endpoints of the process. Any thread may call. */
 #define OFI_FIRST_MS 2 /* from when something is outstanding to the watch thread's first look */

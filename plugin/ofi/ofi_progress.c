@@ -9,7 +9,7 @@
 #define GONE_MS 1000   /* after a peer's end: for what libfabric has yet to complete, or has of it */
 #define GONE_POLLS 256 /* and so many polls: a caller may stand still for longer */
 
-/* ---- what the files below the endpoint call ------------------------------------ */
+/* ---- struct ofi_endpoint_ops ------------------------------------ */
 
 /* What a comm that deregMr or close has ended still posted is over; its requests are not looked at any more. */
 static void on_completion(struct ofi_op *op, const struct ofi_completion *completion) {

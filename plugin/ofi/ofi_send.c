@@ -304,8 +304,8 @@ struct message {
 };
 
 /* *out: a request, not outstanding yet; NULL: not now. *buffer: that it goes to; NULL: on credit. Under the lock. */
-static rail_result_t begin(struct ofi_send_comm *sc, const struct message *message, struct ofi_send **out,
-                           const struct ofi_buffer **buffer) {
+static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct message *message, struct ofi_send **out,
+                                    const struct ofi_buffer **buffer) {
   unsigned int index = 0;
   bool credit = has_credit(sc, message->size, message->mr);
   struct ofi_slot *slot = oldest_granted(sc, message->tag, &index);
@@ -365,7 +365,7 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   struct ofi_send *send = NULL;
   const struct ofi_buffer *buffer = NULL;
   const struct message message = {.data = data, .size = size, .tag = (uint32_t)tag, .mr = mhandle};
-  rail_result_t result = begin(ofi_send_comm_of(comm), &message, &send, &buffer);
+  rail_result_t result = match_and_take(ofi_send_comm_of(comm), &message, &send, &buffer);
   if (send) {
     *request = send; /* from here on test returns a failure */
     bool injects = !buffer && OFI_FRAME_SIZE + size <= comm->paths[0].nic->max_inject;

@@ -132,7 +132,7 @@ static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buff
     memcpy(&key_wire, at + sizeof wire + 8 * k, sizeof key_wire);
     b->keys[k] = le64toh(key_wire);
   }
-  return b->kind >= OFI_BUFFER_TAGGED && b->kind <= OFI_BUFFER_EAGER && b->path < OFI_MAX_PATHS &&
+  return b->kind >= OFI_BUFFER_TAGGED && b->kind <= OFI_BUFFER_FILLED && b->path < OFI_MAX_PATHS &&
          b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && wire.last <= 1;
 }
 

@@ -144,7 +144,7 @@ enum ofi_buffer_kind {
   OFI_BUFFER_TAGGED = 1, /* a tagged receive is posted: fi_tsend */
   OFI_BUFFER_RMA = 2,    /* fi_write, then FIN */
   OFI_BUFFER_INLINE = 3, /* DATA alone: the buffer is no larger than max_inline */
-  OFI_BUFFER_EAGER = 4, /* an EAGER has filled it */
+  OFI_BUFFER_FILLED = 4, /* by an EAGER: nothing is to be sent */
 };
 
 struct ofi_buffer {

@@ -118,7 +118,7 @@ struct sk_comm {
   _Atomic uint32_t stop;  /* and to the end after close or dereg_mr */
   struct rail_first_error error; /* after it nothing happens but its reporting */
   struct sk_submitted submitted;
-  struct sk_poll_ctx *poll;  /* of the engine; NULL: the caller's calls move it */
+  struct sk_poll_ctx *poll;  /* of the engine that moves it; NULL: the caller's calls do */
   _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
   uint32_t idle_polls;       /* with an engine: the caller's tests in a row that found nothing done */
   rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend: calls go downwards only (above) */
@@ -329,7 +329,7 @@ enum sk_keepalive_need sk_keepalive_check(struct sk_comm *comm, uint64_t now, st
 /* Without that lock, while sk_watch_remove would wait. Takes the comm if no other thread has it. */
 void sk_keepalive_run(struct sk_comm *comm, uint64_t now);
 
-/* ---- the other calls of the vtable ------------------------------------------------ */
+/* ---- the other calls of the vtable, NCCL's profiler ------------------------------------------------ */
 
 /* sk_mr.c */
 rail_result_t sk_reg_mr(void *comm, void *data, size_t size, int type, void **mhandle);

@@ -18,8 +18,8 @@
  * LOST, if that has room, and a CONTROL with SK_FRAME_RESET, which voids its earlier grants.
  *
  * All calls are the owner's. Without FAILOVER comm->paths is NULL, and only sk_paths_init, sk_paths_release,
- * sk_path_has_room, sk_path_entries and sk_path_unreported may be called, and from sk_failover.c what repairs one case:
- * a stream that was cut before the acceptor had answered its HELLO is connected again.
+ * sk_path_has_room, sk_path_on_frames, sk_path_entries and sk_path_unreported may be called, and from sk_failover.c
+ * what repairs one case: a stream that was cut before the acceptor had answered its HELLO is connected again.
  */
 #ifndef SK_FAILOVER_H
 #define SK_FAILOVER_H

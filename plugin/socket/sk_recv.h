@@ -8,7 +8,7 @@
 
 #define SK_SEQ_BUCKETS SK_MAX_BUFFERS
 #define SK_KEPT_BYTES (256 * 1024u) /* of unexpected messages: more are not read while nobody needs it */
-#define SK_UNREAD_CALLS 64 /* then all streams are read, also those over which nothing is expected */
+#define SK_READ_ALL_CALLS 64 /* then all streams are read, also those over which nothing is expected */
 
 /* Where the bytes of one announced message go: a posted buffer, or a place in the ring of unexpected ones. */
 struct sk_target {
@@ -156,16 +156,18 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
  * FAILOVER nothing comes over them but chunks of messages, which stream 0 announces; their end is looked for now and
  * then. */
 static inline bool sk_recv_should_read_all(struct sk_recv_comm *rc) {
-  if (!rc->in_chunks && !sk_has_failover(&rc->base) && ++rc->unread_calls < SK_UNREAD_CALLS) return false;
+  if (!rc->in_chunks && !sk_has_failover(&rc->base) && ++rc->unread_calls < SK_READ_ALL_CALLS) return false;
   rc->unread_calls = 0;
   return true;
 }
-static inline void sk_recv_read_soon(struct sk_recv_comm *rc) { rc->unread_calls = SK_UNREAD_CALLS; }
+static inline void sk_recv_read_soon(struct sk_recv_comm *rc) { rc->unread_calls = SK_READ_ALL_CALLS; }
 
 /* Gives a request that is done back to the pool; for the caller's thread. */
 void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);
 
-/* ---- sk_grant.c: reports to the sender; a stream that cannot be written any more is noticed by reading it -------- */
+/* ---- sk_grant.c: reports to the sender -------------------------------------------------------------------------
+ *
+ * A stream that cannot be written any more is noticed by reading it. */
 
 void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 void sk_grant_remove(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);

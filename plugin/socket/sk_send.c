@@ -100,7 +100,8 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
 
 /* ---- frames ---------------------------------------------------------------- */
 
-/* The last of its frames is made: the request is done when they are written (with FAILOVER: have arrived). */
+/* The last of its frames is made: new_send's hold is dropped, and the request is done when that of each frame is, which
+ * sk_stream_wrote drops (with FAILOVER: sk_path.c, when it has arrived). */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
@@ -125,7 +126,8 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
   if (rail_unlikely(failover)) sk_path_remember(&sc->base, s, send->size ? send : NULL, offset, len);
 }
 
-/* How much of the message the stream takes now. */
+/* How much of the message the stream takes now. One stream: all that is left, up to a frame. Several: all up to 16 KiB,
+ * else a share (sk_send_init). */
 static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
   return left <= sc->rest_max ? (uint32_t)left : sk_shares_chunk(&sc->shares, s->index, send->size, left);

@@ -104,6 +104,7 @@ unsigned int sk_answer_decode(struct rail_session *session, const void *bytes, u
 #define SK_MAX_ENTRIES 512               /* of one CONTROL frame */
 
 enum sk_frame_type {
+  /* Those with a payload come first: only they may wait for anything but bytes (sk_progress.c). */
   SK_FRAME_MSG = 1,     /* announces message seq of `size` bytes with `tag`, carries its first `len` */
   SK_FRAME_DATA = 2,    /* `len` bytes of message seq at offset `size` */
   SK_FRAME_CONTROL = 3, /* receiver to sender: seen, credit, and entries */

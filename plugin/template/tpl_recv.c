@@ -165,8 +165,8 @@ rail_result_t tpl_recv_progress(struct tpl_comm *comm) {
 
 /* ---- irecv -------------------------------------------------------------- */
 
-static rail_result_t post(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes, const int *tags,
-                          void **mhandles, void **request) {
+static rail_result_t take_slot(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
+                               const int *tags, void **mhandles, void **request) {
   unsigned int slot = 0;
   while (slot < TPL_SLOTS && rc->recvs[slot].base.state != TPL_FREE) slot++;
   if (slot == TPL_SLOTS) return RAIL_OK; /* not now */
@@ -199,7 +199,7 @@ rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   }
   pthread_mutex_lock(&comm->lock);
   rail_result_t result = rail_first_error(&comm->error);
-  if (result == RAIL_OK) result = post(recv_comm, (unsigned int)n, data, sizes, tags, mhandles, request);
+  if (result == RAIL_OK) result = take_slot(recv_comm, (unsigned int)n, data, sizes, tags, mhandles, request);
   pthread_mutex_unlock(&comm->lock);
   return result;
 }

@@ -203,7 +203,7 @@ void fuzz_make_seeds(void) {
                               .report = {seq + 2, seq + 1, 0}};
     for (unsigned int i = 0; i < 3; i++)
       grant.buffers[i] = (struct ofi_buffer){.size = i ? sizes[i] : 0, .tag = i,
-                                             .kind = i < 2 ? OFI_BUFFER_EAGER : OFI_BUFFER_INLINE,
+                                             .kind = i < 2 ? OFI_BUFFER_FILLED : OFI_BUFFER_INLINE,
                                              .takes_data = true, .last = i == 2};
     put(&out, &grant);
     put(&out, &(struct ofi_frame){.type = OFI_FRAME_ACK, .seq = seq + 3, .report = {seq + 3, seq + 3, 0}});

@@ -414,7 +414,7 @@ TEST(settled) {
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 0));
   ib_comm_stop(p.rc);
-  CHECK(ib_qp_drain(p.rc) && ib_qp_drain(p.rc));
+  CHECK(ib_comm_drain(p.rc) && ib_comm_drain(p.rc));
   pair_close(&p);
 }
 
@@ -426,7 +426,7 @@ TEST(settled_late) {
   for (int i = 0; i < N; i++) CHECK_OK(begin(&sends[i], true, i));
   uint64_t began = rail_now_ns();
   CHECK_INT(pthread_create(&thread, NULL, stop_late, NULL), 0);
-  CHECK(ib_qp_drain(p.rc));
+  CHECK(ib_comm_drain(p.rc));
   CHECK(rail_now_ns() - began >= 100000000);
   pthread_join(thread, NULL);
   pair_close(&p);
@@ -437,10 +437,10 @@ TEST(never_settled) {
   CHECK_OK(begin(&recvs[0], false, 0));
   ib_comm_stop(p.rc);
   uint64_t began = rail_now_ns();
-  CHECK(!ib_qp_drain(p.rc));
+  CHECK(!ib_comm_drain(p.rc));
   uint64_t once = rail_now_ns() - began;
   CHECK(once >= 1000000000);
-  for (int i = 0; i < 100; i++) CHECK(!ib_qp_drain(p.rc)); /* of each of many buffers */
+  for (int i = 0; i < 100; i++) CHECK(!ib_comm_drain(p.rc)); /* of each of many buffers */
   CHECK(rail_now_ns() - began < once + 20000000000);
   pair_close(&p);
 }

@@ -377,7 +377,7 @@ TEST(stopped_with_everything_in_flight) {
       for (int i = 0; i < sent; i++) CHECK(pair_isend(&p, out, 1000, i, mh_out));
       uint64_t begun = kit_cpu_ns(); /* a drain that waits polls, and the machine may stand still */
       ib_comm_stop(p.rc);
-      CHECK(ib_qp_drain(p.rc) && ib_qp_drain(p.rc));
+      CHECK(ib_comm_drain(p.rc) && ib_comm_drain(p.rc));
       CHECK(kit_cpu_ns() - begun < 200000000ull); /* it gives up, and is false, after 1 s */
       for (unsigned int i = 0; i < rotating.nqps; i++) CHECK_INT(atomic_load(&p.rc->qps[i].receives), 0);
       pair_close(&p);
@@ -389,7 +389,7 @@ TEST(never_stopped) {
   emu_do("fail modify_qp to=err times=ever");
   CHECK(pair_irecv(&p, in, 1000, 1, mh_in));
   ib_comm_stop(p.rc);
-  CHECK(!ib_qp_drain(p.rc));
+  CHECK(!ib_comm_drain(p.rc));
   pair_close(&p);
 }
 

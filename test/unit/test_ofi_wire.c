@@ -129,7 +129,7 @@ static struct ofi_frame model(enum ofi_frame_type type) {
     for (f.nbuffers = 0; f.nbuffers < OFI_MAX_GROUP; f.nbuffers++) {
       f.buffers[f.nbuffers] = (struct ofi_buffer){
         .addr = UINT64_MAX - f.nbuffers, .size = RAIL_NET_MAX_BYTES - f.nbuffers, .tag = UINT32_MAX - f.nbuffers,
-        .kind = (enum ofi_buffer_kind)(1 + f.nbuffers % OFI_BUFFER_EAGER), .path = f.nbuffers % OFI_MAX_PATHS,
+        .kind = (enum ofi_buffer_kind)(1 + f.nbuffers % OFI_BUFFER_FILLED), .path = f.nbuffers % OFI_MAX_PATHS,
         .takes_data = f.nbuffers % 2, .last = f.nbuffers + 1 == OFI_MAX_GROUP};
       for (unsigned int k = 0; k < OFI_MAX_PATHS; k++) f.buffers[f.nbuffers].keys[k] = (uint64_t)f.nbuffers << 60 | k;
     }
