@@ -16,7 +16,9 @@
 #define NAP_NS 20000
 /* How long the thread looks for operations before it sleeps: the next call mostly comes sooner. */
 #define AWAKE_NS 50000
-#define REASON_NAPS 200     /* of 1 ms, see network_failed: a message through the ring takes milliseconds */
+/* Of 1 ms, see network_failed: a message through the ring takes milliseconds, but the processor that a bootstrap's
+ * thread waits for may stand still for longer (a virtual machine's). */
+#define REASON_NAPS 1000
 
 /* ---- active connectors and their operations: for the thread that runs a pass ---- */
 
