@@ -50,9 +50,9 @@ class Guest:
     may be beside it, and there is nothing in it that the host's other processes could disturb but by taking cores."""
 
     def __init__(self, runner, programs, args, finish):
-        self.label, self.alone, self.quiet, self.guest = "lab", False, True, True
+        self.label, self.alone, self.quiet = "lab", False, True
         self.seconds = sum(p.seconds for p in programs)
-        self.cores = 1.0  # emulated, it keeps more than one busy; what mostly sleeps may be beside it
+        self.cores = 1.0  # emulated, it keeps one and a half busy; what mostly sleeps may be beside it
         self.all = runner, programs, args, finish
 
     def run(self, _, ended):

@@ -57,7 +57,7 @@ class Program:
         self.label = self.name + (f"@{san}" if san else "")
         self.helper = "HELPER" in keys
         self.alone = "ALONE" in keys or kind == "lab"  # they share the guest's devices
-        self.quiet, self.guest = "QUIET" in keys, False
+        self.quiet = "QUIET" in keys
         self.preload = keys.get("PRELOAD", "").split()
         self.hide = keys.get("HIDE", "").split()
         self.limit = float(keys.get("LIMIT") or DEFAULT_LIMIT) * (SAN_SLOWDOWN if san else 1)
@@ -302,10 +302,12 @@ def run_all(runner, programs, args):
     programs, in_guest = guest.apart(programs)
     if in_guest:
         programs.append(guest.Guest(runner, in_guest, args, finish))
-    rounds = [[p] for p in programs] if args.write_durations else schedule.rounds(programs)
+    rounds = schedule.rounds(programs, max(1, args.jobs))
+    if args.write_durations:
+        rounds = [([p], 1) for some, _ in rounds for p in some]
     try:
-        for some in rounds:
-            schedule.side_by_side(some, max(1, args.jobs), lambda p, ended: p.run(runner, ended), finish)
+        for some, cores in rounds:
+            schedule.side_by_side(some, cores, lambda p, ended: p.run(runner, ended), finish)
     except BaseException:
         runner.stop()
         raise

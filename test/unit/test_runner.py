@@ -14,14 +14,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
-import types
 
 RUN = pathlib.Path(__file__).resolve().parent.parent / "run.py"
-sys.dont_write_bytecode = True
-sys.path.insert(0, str(RUN.parent))
-import schedule  # noqa: E402
 number = failed = 0
 os.environ["RAIL_TEST_PROC_STAT"] = os.devnull  # whatever the host of this machine does
 SHM = tempfile.TemporaryDirectory()  # programs that run beside this one must not be charged for what it leaves behind
@@ -164,37 +159,10 @@ def quiet_ones_are_among_themselves():
                 "d": (0.8, "TEST-QUIET", "1 0.4"), "f": (0.8, "TEST-QUIET", "1 0.8")}
 
     def good(begin, end, _):
-        return max(end[n] for n in "bdf") <= min(begin["c"], begin["e"]) \
-            and begin["a"] >= max(end[n] for n in "bcdef") \
+        return max(end["c"], end["e"]) <= min(begin[n] for n in "bdf") and begin["a"] >= max(end[n] for n in "bcdef") \
             and most_at_a_time(begin, end, "bdf") == 2 and most_at_a_time(begin, end, "ce") == 2
     who_ran_beside_whom("quiet ones are among themselves, with a core each, and alone is alone", programs, good,
                         "--jobs", "2")
-
-
-def the_guest_runs_on_beside_the_rest():
-    """The quiet ones begin; of the rest, the guest leaves room for what is no more than three quarters of a core."""
-    global number, failed
-    number += 1
-    guest, *others = (types.SimpleNamespace(name=name, quiet=quiet, guest=name == "guest", seconds=seconds, cores=cores)
-                      for name, quiet, seconds, cores in (("guest", True, 9, 1.0), ("quiet", True, 1, 0.5),
-                                                          ("light", False, 1, 0.7), ("heavy", False, 2, 1.0)))
-    log, light_ended = [], threading.Event()
-
-    def one(program, _):
-        if program is guest:
-            light_ended.wait(60)
-        else:
-            log.append(f"{program.name} begins")
-        log.append(f"{program.name} ends")
-        if program.name == "light":
-            light_ended.set()
-        return schedule.REPORTED
-    schedule.side_by_side([*others, guest], 2, one, lambda *_: None)
-    fine = log == ["quiet begins", "quiet ends", "light begins", "light ends", "guest ends",
-                   "heavy begins", "heavy ends"]
-    failed += not fine
-    print("" if fine else f"# {log}\n", end="")
-    print(f"{'ok' if fine else 'not ok'} {number} - the guest runs on beside the rest", flush=True)
 
 
 def the_last_questions_keep_no_core():
@@ -415,7 +383,6 @@ if os.path.isdir("/dev/shm"):
 alone_runs_last_and_alone()
 cores_are_handed_out()
 quiet_ones_are_among_themselves()
-the_guest_runs_on_beside_the_rest()
 a_standstill_is_no_failure()
 a_host_that_is_busy_is_no_failure()
 what_passed_is_not_run_again()
