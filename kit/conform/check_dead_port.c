@@ -9,7 +9,7 @@
 #include "kit/conform/kit_check.h"
 #include "kit/kit_tcp.h"
 
-#define MOST_PORTS 64 /* of one process, that are held */
+#define MOST_PORTS 64 /* of one process, that hold_ports takes */
 
 struct try { int rc; void *comm; double seconds; };
 
@@ -41,11 +41,13 @@ static void check_still_works(struct kit_net *n) {
   kit_net_close(n);
 }
 
-/* A handle whose listen comm is closed. */
-static void dead_handle(struct kit_net *n, char *handle) {
-  int rc = n->vt->close_listen(kit_net_listen(n, handle));
+static void close_listen(struct kit_net *n, void *comm) {
+  int rc = n->vt->close_listen(comm);
   ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
 }
+
+/* A handle whose listen comm is closed. */
+static void dead_handle(struct kit_net *n, char *handle) { close_listen(n, kit_net_listen(n, handle)); }
 
 static void dead_port(struct kit_process *self) {
   struct kit_net n;
@@ -79,8 +81,7 @@ static void dead_port_is_noticed(struct kit_process *self) {
   kit_net_open(&n);
   void *comm = kit_net_listen(&n, handle);
   int ports = kit_tcp_new_listeners(NULL, 0, listening, MOST_PORTS);
-  int rc = n.vt->close_listen(comm);
-  ENSURE(rc == 0, "closeListen returned %s", kit_rc_text(rc));
+  close_listen(&n, comm);
   int held = hold_ports(listening, ports, fds);
   struct try t = try_to_connect(&n, handle, 45000);
   ENSURE(!t.comm, "connect to a port that was closed gave a connection");
