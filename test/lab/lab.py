@@ -8,6 +8,7 @@ Inside the guest all of it works. On real devices (make test-rdma) there are hos
 too, all of them this machine, but `controllable` is False: what changes a link,
 its MTU or its quality raises NotHere.
 """
+import contextlib
 import json
 import os
 import pathlib
@@ -53,10 +54,31 @@ def _do(*argv):
     return done.stdout
 
 
-def _control(*argv):
+IP, SWITCH_IP, TC = ("ip", "-o"), ("ip", "-o", "-n", SWITCH), ("tc",)
+LOOPBACK = {"ip": ("link show lo", "1: lo:"), "tc": ("qdisc show dev lo", "qdisc noqueue")}  # a command, its answer
+_running = {}
+
+
+def _control(tool, *words):
+    """A command of iproute2, by a process that reads them from its standard input: the emulated processor takes a tenth
+    of a second to start a program, and a test that breaks a path has to know when that was."""
     if not controllable:
-        raise NotHere(f"{argv[0]} on devices that are not the lab's")
-    return _do(*argv)
+        raise NotHere(f"{tool[0]} on devices that are not the lab's")
+    if tool not in _running:
+        _running[tool] = subprocess.Popen([*tool, "-force", "-batch", "-"], text=True, stdin=subprocess.PIPE,
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    command, answer = LOOPBACK[tool[0]]
+    stdin, stdout = _running[tool].stdin, _running[tool].stdout
+    print(*words, file=stdin)
+    print(command, file=stdin, flush=True)
+    said = ""
+    while not (line := stdout.readline()).startswith(answer):
+        said += line
+        if not line:
+            del _running[tool]
+            raise OSError(f"{' '.join(tool)} has ended: {said.strip()}")
+    if "Command failed" in said:
+        raise OSError(f"{' '.join([*tool, *words])}: {said.strip()}")
 
 
 # ---- processes of a host -------------------------------------------------
@@ -91,40 +113,41 @@ def cable(nic, plugged):
     A NIC's queue drops such packets, and so does netem, which takes the place of what netem() had put there."""
     if not plugged:
         netem(nic, "loss", "100%")
-    _control("ip", "-n", SWITCH, "link", "set", nic.switch_port, "up" if plugged else "down")
+    _control(SWITCH_IP, "link", "set", nic.switch_port, "up" if plugged else "down")
     if plugged:
         netem_clear(nic)
 
 
 def link(nic, up):
     """What an administrator does on the host itself."""
-    _control("ip", "link", "set", nic.netdev, "up" if up else "down")
+    _control(IP, "link", "set", nic.netdev, "up" if up else "down")
 
 
 def reachable(host, on):
     """Off: all of the host's networks drop what is sent to it and by it, as when it lost its power."""
     for nic in host.nics:
         cable(nic, on)
-    _control("ip", "-n", SWITCH, "link", "set", f"{host.name}net", "up" if on else "down")
+    _control(SWITCH_IP, "link", "set", f"{host.name}net", "up" if on else "down")
 
 
 def netem(nic, *words):
     """What the NIC sends is treated so: netem(nic, "loss", "1%", "delay", "1ms"). Replaces what was there."""
-    _control("tc", "qdisc", "replace", "dev", nic.netdev, "root", "netem", "limit", "10000", *words)
+    _control(TC, "qdisc", "replace", "dev", nic.netdev, "root", "netem", "limit", "10000", *words)
 
 
 def netem_clear(nic):
-    subprocess.run(["tc", "qdisc", "del", "dev", nic.netdev, "root"], capture_output=True, check=False)
+    with contextlib.suppress(OSError):  # there is none
+        _control(TC, "qdisc", "del", "dev", nic.netdev, "root")
 
 
 def set_mtu(mtu, which=None):
     """Of all NICs or of these, with their ports at the switch. 1500 gives RDMA 1024, 9000 gives 4096."""
     for nic in which or nics:
-        _control("ip", "-n", SWITCH, "link", "set", nic.switch_port, "mtu", str(mtu))
-        _control("ip", "link", "set", nic.netdev, "mtu", str(mtu))
+        _control(SWITCH_IP, "link", "set", nic.switch_port, "mtu", str(mtu))
+        _control(IP, "link", "set", nic.netdev, "mtu", str(mtu))
     for rail in {nic.rail for nic in which or nics}:  # a bridge passes what its own MTU allows
         largest = max(_mtu(n) for n in nics if n.rail == rail)
-        _control("ip", "-n", SWITCH, "link", "set", f"rail{rail}", "mtu", str(largest))
+        _control(SWITCH_IP, "link", "set", f"rail{rail}", "mtu", str(largest))
 
 
 def _mtu(nic):
