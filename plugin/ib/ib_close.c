@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Closing connections. Close never fails and never waits: an error would end NCCL's own clean-up, and the peer may
- * close seconds later.
+ * Closing connections. Close never fails: an error would end NCCL's own clean-up. Nor does it wait for the peer, who
+ * may close seconds later.
  *
  * By the time of close the caller has freed its buffers (deregMr stopped the QPs if it had to). A receiver that has
  * received everything lingers, owned by the watch thread and without any buffer of the caller's: its last ACK may have

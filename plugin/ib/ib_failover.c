@@ -168,7 +168,7 @@ static bool tell_stopped(struct ib_comm *comm, unsigned int index) {
 
 /* Ends the rebuild of a QP, by the peer's STOPPED or a failure here; no data went over it. */
 static void give_up_rebuild(struct ib_comm *comm, unsigned int index) {
-  ib_qp_destroy(&ib_failover_qp(comm, index)->next);
+  ib_return_drop(ib_failover_qp(comm, index));
   (void)tell_stopped(comm, index); /* without the oob connection there is no other rebuild */
 }
 
@@ -180,7 +180,7 @@ static rail_result_t handle_qp_faults(struct ib_comm *comm, unsigned int index) 
   if (fq->state == IB_FAILOVER_DOWN)
     return faults & IB_FAULT_PEER_STOPPED ? ib_error_second_stopped(comm, index) : RAIL_OK;
   if (fq->state == IB_FAILOVER_REBUILDING) {
-    if (faults & IB_FAULT_PEER_STOPPED) give_up_rebuild(comm, index);
+    if (faults & IB_FAULT_PEER_STOPPED && !ib_return_is_busy(fq)) give_up_rebuild(comm, index);
     return RAIL_OK;
   }
   if (faults == IB_FAULT_PORT && fq->state == IB_FAILOVER_UP && port_may_return(comm, index)) return RAIL_OK;
@@ -320,7 +320,7 @@ static bool step_return(struct ib_comm *comm, unsigned int index) {
   } else if (fq->peer_known) {
     give_up_rebuild(comm, index);
   } else { /* the peer knows nothing of it */
-    ib_qp_destroy(&fq->next);
+    ib_return_drop(fq);
     atomic_store(&fq->send_new, false);
     fq->state = IB_FAILOVER_DOWN;
     ib_return_schedule(fq);

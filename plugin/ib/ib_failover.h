@@ -74,6 +74,10 @@ struct ib_failover_qp {
   const char *why_lost;       /* DOWN */
   struct ib_qp next;          /* REBUILDING: the new QP, until it is in RTS */
   bool peer_known;            /* the peer's NEW is in next.attr */
+  bool rtr_begun;             /* rtr_thread, not joined yet, moves next to RTR; next is the thread's until rtr_done */
+  pthread_t rtr_thread;
+  _Atomic bool rtr_done;      /* written by that thread, behind rtr_result */
+  rail_result_t rtr_result;
   bool next_broke;            /* REBUILDING: a receive WR of the new QP was flushed, and none will be again */
   bool verified;              /* VERIFYING: the first write has completed */
   unsigned int tries;         /* to rebuild it, since it was in use for long */
@@ -197,7 +201,12 @@ void ib_return_verified(struct ib_comm *comm, unsigned int qp);
 /* Posts the receive WRs of one QP, in INIT; errno of ibv_post_recv, or 0. */
 int ib_return_prepost(struct ib_comm *comm, struct ib_qp *qp);
 #define IB_RETURN_TICK_MS 1000 /* so often, at least, the watch thread asks whether a QP is to be rebuilt */
-/* Destroys what is half made. */
+/* Does a thread of the return work on the new QP? Its end is seen by the next run. */
+static inline bool ib_return_is_busy(const struct ib_failover_qp *fq) {
+  return fq->rtr_begun && !atomic_load(&fq->rtr_done);
+}
+/* Destroys a new QP that is half made; waits for its thread, a second or so at most. */
+void ib_return_drop(struct ib_failover_qp *fq);
 void ib_return_close(struct ib_comm *comm);
 
 #endif

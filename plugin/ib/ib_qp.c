@@ -116,9 +116,11 @@ static bool try_again(struct ib_qp *qp, int err) {
   return true;
 }
 
+bool ib_qp_modify_waits(const struct ib_qp *qp) { return qp->modify_tries && !rail_deadline_passed(qp->modify_at); }
+
 rail_result_t ib_qp_modify(struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to, struct ibv_qp_attr *attr,
                            int mask) {
-  if (qp->modify_tries && !rail_deadline_passed(qp->modify_at)) return RAIL_IN_PROGRESS;
+  if (ib_qp_modify_waits(qp)) return RAIL_IN_PROGRESS;
   trace(qp, port, to);
   int err = ib_verbs.modify_qp(qp->qp, attr, mask);
   if (err < 0) err = errno; /* some providers return -1 and set errno */

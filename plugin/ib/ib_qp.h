@@ -102,6 +102,7 @@ rail_result_t ib_qp_to_rts(struct ib_qp *qp, const struct ib_port *port);
 /* A transition with attributes that are not from ib_qp_attr: the RDMA CM's. */
 rail_result_t ib_qp_modify(struct ib_qp *qp, const struct ib_port *port, enum ib_qp_state to, struct ibv_qp_attr *attr,
                            int mask);
+bool ib_qp_modify_waits(const struct ib_qp *qp); /* such a next try is not due yet */
 /* The ECE options of this QP's device; false, and all zero, where it has none. */
 bool ib_qp_query_ece(const struct ib_qp *qp, struct ibv_ece *ece);
 /* Stops it: the HCA begins nothing new for it. A packet that is being handled may still be written to memory; flushed

@@ -9,13 +9,14 @@
  *   install                → VERIFYING: the new QP takes its place in the comm
  *   verify, write_first    → UP: READY, and a receiver's first write
  *
- * Each call does one step, with at most one call of the verbs library that may take long.
+ * Each call does what can be done without waiting. Step 3 to RTR, which may take a second, a thread of its own does.
  */
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/sock.h"
+#include "common/base/thread.h"
 #include "common/conn/watch.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_progress.h"
@@ -35,9 +36,12 @@ void ib_return_schedule(struct ib_failover_qp *fq) {
   fq->retry_at = now + ms * 1000000;
 }
 
-/* Its port has come up since the last look, or has other GIDs: it is tried at once. */
+/* Its port has come up since the last look, or has other GIDs: it is tried at once, and soon again, because a switch
+ * may take a second until it forwards. */
 static void take_port_up(struct ib_failover_qp *fq) {
-  if (atomic_fetch_and(&fq->return_events, ~IB_EVENT_PORT_UP) & IB_EVENT_PORT_UP) fq->retry_at = rail_now_ns();
+  if (!(atomic_fetch_and(&fq->return_events, ~IB_EVENT_PORT_UP) & IB_EVENT_PORT_UP)) return;
+  fq->retry_at = rail_now_ns();
+  fq->tries = 0;
 }
 
 /* 0: when an event says so, or never; else not before that time. QPs that the RDMA CM has set up do not come back:
@@ -143,6 +147,32 @@ static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
   return rail_watch_send_frames(&comm->watched) ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
 }
 
+/* Over RoCE the kernel resolves the peer's address within this modify, and waits for a second where nobody answers.
+ * Data must go on over the other QPs meanwhile: a thread does it. */
+static void *move_to_rtr(void *arg) {
+  struct ib_qp *next = arg;
+  struct ib_comm *comm = next->qp->qp_context;
+  struct ib_failover_qp *fq = ib_failover_qp(comm, next->index);
+  fq->rtr_result = ib_qp_to_rtr(next, ib_qp_port(comm, next->index));
+  atomic_store(&fq->rtr_done, true);
+  atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
+  return NULL;
+}
+
+static enum ib_return begin_rtr(struct ib_comm *comm, struct ib_failover_qp *fq) {
+  atomic_store(&fq->rtr_done, false);
+  fq->rtr_begun = rail_thread_start("rail-ib-rtr", move_to_rtr, &fq->next, &fq->rtr_thread) == 0;
+  if (fq->rtr_begun) return IB_RETURN_WAITS;
+  return moved(ib_qp_to_rtr(&fq->next, ib_qp_port(comm, fq->next.index)));
+}
+
+static enum ib_return end_rtr(struct ib_failover_qp *fq) {
+  if (ib_return_is_busy(fq)) return IB_RETURN_WAITS;
+  pthread_join(fq->rtr_thread, NULL);
+  fq->rtr_begun = false;
+  return moved(fq->rtr_result);
+}
+
 static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   if (!fq->peer_known) {
@@ -151,7 +181,7 @@ static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index)
     fq->next.attr.dest_qpn = atomic_load(&fq->peer_qpn);
     fq->next.attr.rq_psn = atomic_load(&fq->peer_psn);
   }
-  return moved(ib_qp_to_rtr(&fq->next, ib_qp_port(comm, index)));
+  return ib_qp_modify_waits(&fq->next) ? IB_RETURN_GOES_ON : begin_rtr(comm, fq);
 }
 
 static void send_ready(struct ib_comm *comm, struct ib_failover_qp *fq) {
@@ -187,8 +217,9 @@ static enum ib_return install(struct ib_comm *comm, unsigned int index) {
   return IB_RETURN_GOES_ON;
 }
 
-static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
+static enum ib_return move_on(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  if (fq->rtr_begun) return end_rtr(fq);
   switch (fq->next.state) {
     case IB_QP_NONE: return create(comm, index);
     case IB_QP_RESET: return announce(comm, index);
@@ -196,6 +227,15 @@ static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
     case IB_QP_RTR: return moved(ib_qp_to_rts(&fq->next, ib_qp_port(comm, index)));
     default: return install(comm, index);
   }
+}
+
+/* As far as it goes: under load polls that find nothing, of which each call needs one, are rare. */
+static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, index);
+  enum ib_return step;
+  do step = move_on(comm, index);
+  while (step == IB_RETURN_GOES_ON && fq->state == IB_FAILOVER_REBUILDING && !fq->next.modify_tries);
+  return step;
 }
 
 /* ---- the first write over it ------------------------------------------------------ */
@@ -252,6 +292,12 @@ enum ib_return ib_return_step(struct ib_comm *comm, unsigned int index) {
   }
 }
 
+void ib_return_drop(struct ib_failover_qp *fq) {
+  if (fq->rtr_begun) pthread_join(fq->rtr_thread, NULL);
+  fq->rtr_begun = false;
+  ib_qp_destroy(&fq->next);
+}
+
 void ib_return_close(struct ib_comm *comm) {
-  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) ib_qp_destroy(&ib_failover_qp(comm, i)->next);
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) ib_return_drop(ib_failover_qp(comm, i));
 }

@@ -131,6 +131,7 @@ static void run_open(int rails) {
   rails_open(&run_.net, &run_.pair, rails);
   memcpy(run_.handle, run_.pair.handle, sizeof run_.handle);
   run_connect();
+  time_count_threads();
 }
 
 static void run_close_side(struct run_side *side, void **comm, bool sends) {

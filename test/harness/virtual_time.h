@@ -2,17 +2,21 @@
  *
  * Hours in milliseconds. CLOCK_MONOTONIC of this program, and of the libraries that it opens, is real time plus what
  * time_skip has added: the program's clock_gettime and epoll_wait stand before libc's. A thread that sleeps in
- * epoll_wait wakes when its time is over by that clock. For one file of a program, and for one thread beside the
- * caller that calls epoll_wait: a plugin's watch thread.
+ * epoll_wait wakes when its time is over by that clock. For one file of a program, for one thread beside the caller
+ * that calls epoll_wait, a plugin's watch thread, and for threads that do something short and end: those that
+ * are started after time_count_threads.
  */
 #ifndef RAIL_TEST_VIRTUAL_TIME_H
 #define RAIL_TEST_VIRTUAL_TIME_H
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -23,10 +27,14 @@ static struct {
   _Atomic uint64_t skipped_ns;
   atomic_int skip_fd; /* readable: time was skipped since the thread looked at the clock; -1: before time_begin */
   atomic_int asleep;  /* the epoll set in which the thread waits; -1: it runs, or there is none */
+  atomic_bool counts; /* threads, from here on */
+  atomic_int working; /* that were started since, and have not ended */
 } time_ = {.skip_fd = -1, .asleep = -1};
 
 /* Call first in the process that skips time. */
 __attribute__((unused)) static void time_begin(void) { time_.skip_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
+
+__attribute__((unused)) static void time_count_threads(void) { atomic_store(&time_.counts, true); }
 
 /* The function of that name behind this program's: a sanitizer's, or libc's. */
 static void time_behind_(const char *name, void *function, size_t size) {
@@ -54,8 +62,9 @@ __attribute__((unused)) static void time_skip(uint64_t ns) {
 
 __attribute__((unused)) static uint64_t time_skipped_ns(void) { return atomic_load(&time_.skipped_ns); }
 
-/* The thread has handled all that has come, and waits for more, or for its time. */
+/* The thread has handled all that has come, and waits for more, or for its time; and no other thread works. */
 __attribute__((unused)) static bool time_thread_sleeps(void) {
+  if (atomic_load(&time_.working)) return false;
   struct pollfd p[] = {{.fd = time_.asleep, .events = POLLIN}, {.fd = time_.skip_fd, .events = POLLIN}};
   return p[0].fd >= 0 && poll(p, 2, 0) == 0;
 }
@@ -67,6 +76,32 @@ __attribute__((visibility("default"))) int clock_gettime(clockid_t clock, struct
   now->tv_sec += (time_t)(ns / 1000000000u);
   now->tv_nsec = (long)(ns % 1000000000u);
   return 0;
+}
+
+struct time_thread_ { void *(*run)(void *); void *arg; };
+
+static void *time_run_(void *thread) {
+  const struct time_thread_ t = *(struct time_thread_ *)thread;
+  free(thread);
+  void *result = t.run(t.arg);
+  atomic_fetch_sub(&time_.working, 1);
+  return result;
+}
+
+__attribute__((visibility("default"))) int pthread_create(pthread_t *id, const pthread_attr_t *attr,
+                                                          void *(*run)(void *), void *arg) {
+  static int (*behind)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+  if (!behind) time_behind_("pthread_create", &behind, sizeof behind);
+  if (!atomic_load(&time_.counts)) return behind(id, attr, run, arg);
+  struct time_thread_ *t = malloc(sizeof *t);
+  if (!t) return EAGAIN;
+  *t = (struct time_thread_){run, arg};
+  atomic_fetch_add(&time_.working, 1);
+  const int err = behind(id, attr, time_run_, t);
+  if (err == 0) return 0;
+  atomic_fetch_sub(&time_.working, 1);
+  free(t);
+  return err;
 }
 
 static uint64_t time_now_ns_(void) { return time_real_ns() + time_skipped_ns(); }

@@ -178,85 +178,6 @@ TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
   rail_log_set_sink(log_capture);
 }
 
-/* A flush that could not be posted, an event of the flush queue pair that is replaced: the new one has not failed. But
- * a port that is down is. */
-TEST(faults_of_before_are_not_the_new_queue_pairs) {
-  static const struct pair_shape shape = {1, 2, 1, 12, 4, 0};
-  for (int down = 0; down < 2; down++) {
-    struct pair p;
-    pair_open(&p, &shape);
-    CHECK_OK(ib_failover_init(p.rc));
-    struct ib_failover_qp *fq = &p.rc->failover->qps[1];
-    fq->next = p.rc->qps[1];
-    p.rc->qps[1].qp = NULL; /* dropped; the same verbs object comes back */
-    fq->state = IB_FAILOVER_REBUILDING;
-    atomic_store(&fq->faults, IB_FAULT_EVENT | IB_FAULT_POST | IB_FAULT_PORT);
-    atomic_store(&p.ports[0].faults, down ? IB_PORT_DOWN : 0);
-    CHECK_OK(ib_failover_run(p.rc));
-    CHECK_INT(fq->state, down ? IB_FAILOVER_AWAIT_FLUSH : IB_FAILOVER_VERIFYING);
-    CHECK_INT(atomic_load(&fq->faults), down ? IB_FAULT_PORT : 0);
-    pair_close(&p);
-  }
-  rail_log_set_sink(log_capture);
-}
-
-/* Its receive WRs are flushed once, before it is in use: were it used, its stop would be waited for in vain. */
-TEST(a_new_queue_pair_that_breaks_is_not_used) {
-  static const struct pair_shape shape = {1, 2, 1, 12, 4, 0};
-  struct pair p;
-  char text[32];
-  pair_open(&p, &shape);
-  CHECK_OK(ib_failover_init(p.rc));
-  struct ib_failover_qp *fq = &p.rc->failover->qps[1];
-  fq->next = p.rc->qps[1];
-  p.rc->qps[1].qp = NULL; /* dropped; the same verbs object is the new one */
-  fq->state = IB_FAILOVER_REBUILDING;
-  fq->peer_known = true;
-  snprintf(text, sizeof text, "qp_error qp=%u", fq->next.qp->qp_num);
-  emu_do(text);
-  CHECK_OK(ib_progress(p.rc)); /* polls what was flushed */
-  CHECK_OK(ib_failover_run(p.rc));
-  CHECK_INT(fq->state, IB_FAILOVER_AWAIT_PEER);
-  CHECK(!fq->next.qp);
-  pair_close(&p);
-  rail_log_set_sink(log_capture);
-}
-
-/* A subnet manager that has been restarted may give a port another LID; the peer's address vectors have the old one. */
-TEST(a_port_of_infiniband_comes_back_with_its_addresses) {
-  static const struct { bool gid; const char *now; enum ib_failover_state state; } rows[] = {
-    {true, "port emu0 1 lid=9", IB_FAILOVER_REBUILDING},
-    {true, "port emu0 1 lid=10", IB_FAILOVER_DOWN},
-    {true, "gid emu0 1 0 none; gid emu0 1 2 fe80::1 type=ib", IB_FAILOVER_REBUILDING}, /* at another index */
-    {true, "gid emu0 1 0 fe80::77 type=ib", IB_FAILOVER_DOWN},
-    {false, "gid emu0 1 0 fe80::77 type=ib", IB_FAILOVER_REBUILDING}, /* the handshake had none */
-  };
-  static const struct pair_shape shape = {1, 2, 1, 12, 4, 0};
-  for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
-    struct pair p;
-    pair_open(&p, &shape);
-    CHECK_OK(ib_failover_init(p.rc));
-    struct ib_failover_qp *fq = &p.rc->failover->qps[1];
-    struct ib_rail *rail = &p.rc->rails[0];
-    rail->port->roce = false;
-    rail->gid_index = 0;
-    rail->lid = 9;
-    memset(rail->gid, 0, sizeof rail->gid);
-    if (rows[i].gid) rail->gid[0] = 0xfe, rail->gid[1] = 0x80, rail->gid[15] = 1;
-    p.rc->remote_rails[0].gid_type = IB_GID_IB;
-    ib_comm_drop_qp(&p.rc->qps[1]);
-    fq->state = IB_FAILOVER_REBUILDING;
-    emu_do("port emu0 1 link=ib lid=9; gid emu0 1 0 fe80::1 type=ib; gid emu0 1 2 none");
-    emu_do(rows[i].now);
-    CHECK_OK(ib_failover_run(p.rc));
-    CHECK_MSG(fq->state == rows[i].state, "row %zu: state %d", i, fq->state);
-    emu_do("port emu0 1 link=eth");
-    ib_return_close(p.rc);
-    pair_close(&p);
-  }
-  rail_log_set_sink(log_capture);
-}
-
 /* Of a message's four writes the first `posted` are taken, the next one is refused. The message waits from then on: its
  * QP is not lost before a poll finds nothing, and its peer answers later still. */
 static void refuse_a_write(int posted) {
@@ -453,9 +374,7 @@ int main(int argc, char **argv) {
     TEST_CASE(a_count_tells_what_arrived), TEST_CASE(a_count_that_cannot_be), TEST_CASE(a_full_ring),
     TEST_CASE(what_was_begun_is_ended_first), TEST_CASE(a_second_stopped_is_a_protocol_error),
     TEST_CASE(a_try_that_the_peer_has_ended_does_not_go_on), TEST_CASE(what_could_not_be_posted_begins_anew),
-    TEST_CASE(a_port_of_infiniband_comes_back_with_its_addresses),
-    TEST_CASE(faults_of_before_are_not_the_new_queue_pairs),
-    TEST_CASE(a_new_queue_pair_that_breaks_is_not_used), TEST_CASE(messages_take_the_queue_pairs_that_are_up),
+    TEST_CASE(messages_take_the_queue_pairs_that_are_up),
     TEST_CASE(an_idle_receiver_answers), TEST_CASE(a_busy_receiver_answers_when_it_is_done),
     TEST_CASE(behind_stopped_nothing_of_the_same_try_is_sent), TEST_CASE(a_return_by_time_needs_no_limits),
     TEST_CASE(a_sender_leaves_it_to_its_caller), TEST_CASE(a_failed_side_refuses),
