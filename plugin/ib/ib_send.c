@@ -195,7 +195,7 @@ RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain
 RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *at, unsigned int n,
                                            const struct ib_qp *qp, int err) {
   RAIL_TRY(ib_post_failed(&sc->base, qp, "ibv_post_send", err));
-  *at = (struct ib_cursor){.posted = RAIL_MAX(at->posted, n > 1), .qp = qp->index};
+  *at = (struct ib_cursor){.body_sent = RAIL_MAX(at->body_sent, n > 1), .qp = qp->index};
   return RAIL_IN_PROGRESS;
 }
 
@@ -207,7 +207,7 @@ RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct c
   chain->wrs[chain->n - 1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, chain->wrs, &bad);
   if (rail_unlikely(err)) return post_failed(sc, chain->at, chain->n, qp, err);
-  chain->at->posted = chain->tail ? 0 : chain->body_end; /* 0: all of the part */
+  chain->at->body_sent = chain->tail ? 0 : chain->body_end; /* 0: all of the part */
   chain->at->qp = qp->index;
   *ib_posted_at(&qp->posted, qp->posted.end++) =
     (struct ib_posted){.send = send->number & 0xff, .part = chain->part & 0x7f, .tail = chain->tail};
@@ -238,7 +238,7 @@ static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc
   const unsigned int most = RAIL_MIN(chain.qp->sq_avail, BATCH);
   chain.wrs = wrs;
   chain.sges = sges;
-  chain.body_end = chain.at->posted;
+  chain.body_end = chain.at->body_sent;
   while (chain.n < most && chain.body_end != part->body) {
     const uint64_t len = RAIL_MIN(part->write, part->body - chain.body_end);
     (void)add_write(&chain, part->offset + chain.body_end, len);
@@ -259,10 +259,10 @@ RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain ch
   return post_chain(sc, &chain);
 }
 
-/* Up to BATCH writes: mostly all of the part, without a loop. All of it is posted when at->posted is 0 again. */
+/* Up to BATCH writes: mostly all of the part, without a loop. All of it is posted when at->body_sent is 0 again. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
   const struct ib_part part = part_of(sc, &chain);
-  return rail_likely(chain.at->posted == part.body) ? post_tail(sc, chain, &part) : post_body(sc, chain, &part);
+  return rail_likely(chain.at->body_sent == part.body) ? post_tail(sc, chain, &part) : post_body(sc, chain, &part);
 }
 
 /* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
@@ -283,7 +283,7 @@ static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_
 /* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun
  * over it waits until the QP is DOWN, and begins anew. */
 static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_cursor *at, struct ib_qp *qp) {
-  if (rail_unlikely(at->posted != 0)) {
+  if (rail_unlikely(at->body_sent != 0)) {
     if (!may_go_on(&sc->base, at->qp)) return NULL;
     qp = &sc->base.qps[at->qp];
   }
@@ -296,7 +296,7 @@ static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *s
     struct ib_qp *qp = usable_qp(sc, &send->at, qp_of_part(sc, send));
     if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
     RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->part, .at = &send->at, .qp = qp}));
-    if (!send->at.posted) send->part++; /* 0 again: all of the part is posted */
+    if (!send->at.body_sent) send->part++; /* 0 again: all of the part is posted */
   }
   send->base.pending--; /* its writes remain */
   return RAIL_OK;
@@ -368,7 +368,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   ib_request_begin(comm, r, IB_REQ_SEND, 1); /* pending: 1 until all is posted */
   send->data = data;
   send->size = send->length = size;
-  send->at.posted = 0;
+  send->at.body_sent = 0;
   send->part = 0;
   send->mr = size ? mhandle : NULL;
   if (send->mr) rail_net_memory_hold(&send->mr->memory);
@@ -449,7 +449,7 @@ void ib_send_use_up(struct ib_send_comm *sc) {
 
 /* A part that was begun over a QP that is DOWN begins again, over another one. */
 static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
-  if (at->posted && at->qp == qp->index) at->posted = 0;
+  if (at->body_sent && at->qp == qp->index) at->body_sent = 0;
 }
 
 void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover) {
@@ -461,7 +461,7 @@ void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct i
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
   const bool left = qp->posted.first != qp->posted.end;
-  if (!left && sc->resend_of == qp->index) sc->resend.posted = 0; /* nothing of what was begun is left */
+  if (!left && sc->resend_of == qp->index) sc->resend.body_sent = 0; /* nothing of what was begun is left */
 }
 
 /* Over the QPs in rotation. The entry stays until the part's tail is posted, and with it the request's `pending`. */
@@ -473,7 +473,7 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
     if (!qp) return RAIL_IN_PROGRESS;
     sc->resend_of = lost->index;
     RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = entry.part, .at = &sc->resend, .qp = qp}));
-    if (sc->resend.posted) continue;
+    if (sc->resend.body_sent) continue;
     if (sc->stripe) ib_stripe_move(sc->stripe, send, entry.part, qp);
     if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;
     lost->posted.first++;
