@@ -99,7 +99,7 @@ static uint32_t collect_fds(const struct sk_comm *comm, int fds[SK_MAX_STREAMS])
 /* From here on other threads may move it. */
 static void *start(struct sk_comm *comm, void *side) {
   int fds[SK_MAX_STREAMS];
-  sk_engine_attach(&comm->poll, sk_progress_poll, comm, fds, collect_fds(comm, fds));
+  sk_engine_attach(&comm->engine, sk_progress_engine, comm, fds, collect_fds(comm, fds));
   sk_watch_add(comm);
   return side;
 }
@@ -170,7 +170,7 @@ void sk_comm_stop(struct sk_comm *comm) {
     if (spins < 1000) rail_cpu_relax();
     else sched_yield(); /* the other thread may need this core to finish */
   }
-  if (comm->poll) sk_engine_detach(comm->poll, fds, collect_fds(comm, fds));
+  if (comm->engine) sk_engine_detach(comm->engine, fds, collect_fds(comm, fds));
   if (comm->side == SK_RECEIVER && sk_has_failover(comm) && sk_comm_error(comm) == RAIL_OK)
     sk_grant_report_at_stop(rail_container_of(comm, struct sk_recv_comm, base));
 }

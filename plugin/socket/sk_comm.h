@@ -118,7 +118,7 @@ struct sk_comm {
   _Atomic uint32_t stop;  /* and to the end after close or dereg_mr */
   struct rail_first_error error; /* after it nothing happens but its reporting */
   struct sk_submitted submitted;
-  struct sk_poll_ctx *poll;  /* of the engine that moves it; NULL: the caller's calls do */
+  struct sk_poll_ctx *engine; /* that moves it, by sk_progress_engine; NULL: only the caller's calls do */
   _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
   uint32_t idle_polls;       /* with an engine: the caller's tests in a row that found nothing done */
   rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend: calls go downwards only (above) */
@@ -222,9 +222,9 @@ static inline bool sk_comm_try_own(struct sk_comm *comm) {
          !atomic_exchange_explicit(&comm->owner, 1, memory_order_acquire);
 }
 static inline void sk_comm_disown(struct sk_comm *comm) {
-  bool notify = comm->poll && rail_unlikely(comm->more); /* no event of a socket will report what is left */
+  bool notify = comm->engine && rail_unlikely(comm->more); /* no event of a socket will report what is left */
   atomic_store_explicit(&comm->owner, 0, memory_order_release);
-  if (notify) sk_engine_notify(comm->poll);
+  if (notify) sk_engine_notify(comm->engine);
 }
 static inline bool sk_comm_is_stopped(const struct sk_comm *comm) {
   return atomic_load_explicit(&comm->stop, memory_order_relaxed) != 0;
@@ -237,7 +237,7 @@ static inline void sk_comm_submit(struct sk_comm *comm, struct sk_request *reque
   uint32_t tail = atomic_load_explicit(&comm->submitted.tail, memory_order_relaxed);
   comm->submitted.slots[tail % SK_SUBMIT_SLOTS] = request;
   atomic_store_explicit(&comm->submitted.tail, tail + 1, memory_order_release);
-  if (comm->poll) sk_engine_notify(comm->poll);
+  if (comm->engine) sk_engine_notify(comm->engine);
 }
 /* The owner's: the oldest of them, or NULL. */
 static inline struct sk_request *sk_comm_submitted(struct sk_comm *comm) {
@@ -292,7 +292,7 @@ static inline void sk_mr_release(struct sk_mr *mr) {
 rail_result_t sk_progress(struct sk_comm *comm);
 /* The same for a thread of the engine, `arg` being the comm. It will not come back before something happens: reads also
  * what no request waits for if a socket is `readable`, and tells the peer all that it can use. */
-enum sk_poll_result sk_progress_poll(void *arg, bool readable);
+enum sk_poll_result sk_progress_engine(void *arg, bool readable);
 /* The same for the watch thread, and a comm whose caller stays away: reads and reports whether or not it seems due. */
 rail_result_t sk_progress_watch(struct sk_comm *comm);
 /* Sends PING: asks the peer for a sign of life. */

@@ -41,7 +41,7 @@ static bool is_last(const struct sk_comm *comm, const struct sk_stream *s) {
 
 /* The stream has no socket any more, and nothing that was read or queued. */
 static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
-  if (comm->poll) sk_engine_remove(comm->poll, s->fd);
+  if (comm->engine) sk_engine_remove(comm->engine, s->fd);
   if (s->tls) sk_tls_reset(s->tls);
   rail_sock_close(&s->fd);
   s->head = s->tail = 0;
@@ -52,9 +52,9 @@ static void drop_socket(struct sk_comm *comm, struct sk_stream *s) {
 static void set_socket(struct sk_comm *comm, struct sk_stream *s, int fd) {
   s->fd = fd;
   sk_stream_set_options(s, comm->nstreams);
-  if (!comm->poll) return;
-  if (!sk_engine_add(comm->poll, fd)) sk_stream_out_failed(s, errno);
-  sk_engine_notify(comm->poll);
+  if (!comm->engine) return;
+  if (!sk_engine_add(comm->engine, fd)) sk_stream_out_failed(s, errno);
+  sk_engine_notify(comm->engine);
 }
 
 /* ---- counts ------------------------------------------------------------------ */

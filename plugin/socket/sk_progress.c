@@ -330,7 +330,7 @@ static void report_idle(struct sk_comm *comm, bool stuck) {
     sk_grant_report_when_idle(rail_container_of(comm, struct sk_recv_comm, base), stuck);
 }
 
-enum sk_poll_result sk_progress_poll(void *arg, bool readable) {
+enum sk_poll_result sk_progress_engine(void *arg, bool readable) {
   struct sk_comm *comm = arg;
   if (sk_comm_is_stopped(comm)) return SK_POLL_IDLE;
   if (!sk_comm_try_own(comm)) return SK_POLL_BUSY;
@@ -352,7 +352,7 @@ static rail_result_t comm_status(const struct sk_comm *comm) {
 static rail_result_t progress_if_free(struct sk_comm *comm) {
   if (!sk_comm_try_own(comm)) return comm_status(comm);
   rail_result_t result = sk_progress(comm);
-  if (comm->poll && result == RAIL_OK) report_idle(comm, comm->idle_polls >= HELP_TESTS);
+  if (comm->engine && result == RAIL_OK) report_idle(comm, comm->idle_polls >= HELP_TESTS);
   sk_comm_disown(comm);
   return result;
 }
@@ -375,7 +375,7 @@ rail_result_t sk_test(void *request, int *done, int *sizes) {
   bool is_send = r->magic == SK_REQ_SEND;
   if (is_send) sk_send_tested(rail_container_of(comm, struct sk_send_comm, base));
   if (!sk_request_is_done(r)) {
-    rail_result_t result = comm->poll ? help_engine(comm) : progress_if_free(comm);
+    rail_result_t result = comm->engine ? help_engine(comm) : progress_if_free(comm);
     /* A request that finished is finished, whatever became of the others. */
     if (!sk_request_is_done(r)) {
       if (rail_unlikely(result != RAIL_OK && comm->profile)) sk_profile_stop(r);

@@ -269,7 +269,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   *request = send;
   if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&send->base, &phandle);
   sc->burst++;
-  if ((comm->poll && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
+  if ((comm->engine && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
     sk_comm_submit(comm, &send->base);
     return RAIL_OK;
   }

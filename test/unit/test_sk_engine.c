@@ -15,7 +15,7 @@ static void begin(struct data *d, enum sk_side side) {
   data_begin(d, side, 1, 0);
   sk_params.engine = SK_ENGINE_EPOLL;
   data_open(d);
-  ENSURE(d->comm->poll, "the engine did not take the connection: %s", log_lines);
+  ENSURE(d->comm->engine, "the engine did not take the connection: %s", log_lines);
 }
 
 static void end(struct data *d) {
@@ -246,7 +246,7 @@ TEST(connections_come_and_go) {
     struct data d;
     data_begin_another(&d, i % 2 ? SK_SENDER : SK_RECEIVER, 1, 0);
     data_open(&d);
-    ENSURE(d.comm->poll, "the engine did not take the connection: %s", log_lines);
+    ENSURE(d.comm->engine, "the engine did not take the connection: %s", log_lines);
     for (int k = 0; k < 3; k++) data_send(&d, 0, SK_FRAME_PING, 0, 0, 0, 0, 0);
     CHECK_OK(d.args.side == SK_SENDER ? sk_close_send(d.comm) : sk_close_recv(d.comm));
     data_end(&d, 0);
