@@ -19,8 +19,8 @@
 
 /* ---- posting ---------------------------------------------------------------------------- */
 
-/* A message that the provider copies and never completes: the endpoint's max_inject. */
-#define INJECTED 1
+/* A message that the provider copies and never completes: the endpoint's max_inject. Beside OFI_NOT_TRIED. */
+#define INJECTED 2
 static bool can_inject(const struct ofi_op *op) {
   return op->head_size + op->size <= op->nic->max_inject;
 }
@@ -121,12 +121,12 @@ static bool is_behind_another(const struct ofi_op_list *list, const struct ofi_o
 int ofi_op_post(struct ofi_op *op) {
   struct ofi_op_list *list = list_of(op);
   if (rail_unlikely(ofi_endpoint_is_shut(op->comm->endpoint))) return -FI_ESHUTDOWN;
-  int err = is_behind_another(list, op) ? -FI_EAGAIN : post_now(op);
+  int err = is_behind_another(list, op) ? OFI_NOT_TRIED : post_now(op);
   if (rail_likely(err == INJECTED)) {
     err = 0;
   } else if (rail_likely(err == 0)) {
     begin_op(op, OFI_OP_POSTED);
-  } else if (err == -FI_EAGAIN) {
+  } else if (ofi_is_not_now(err)) {
     begin_op(op, OFI_OP_WAITING);
     STAILQ_INSERT_TAIL(list, op, link);
     err = 0;
@@ -137,7 +137,7 @@ int ofi_op_post(struct ofi_op *op) {
 int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
                   size_t size, fi_addr_t to) {
   if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
-  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) return -FI_EAGAIN;
+  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) return OFI_NOT_TRIED;
   return (int)fi_inject(nic->ep, bytes, size, to);
 }
 
@@ -191,8 +191,8 @@ void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
   for (struct ofi_op *op = STAILQ_FIRST(list), *next; op && !endpoint->shut; op = next) {
     next = STAILQ_NEXT(op, link);
     if (!receives && peer_of(op)->full == nic->passes) continue;
-    int err = must_not_send(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? -FI_EAGAIN : post_now(op);
-    if (err == -FI_EAGAIN) {
+    int err = must_not_send(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? OFI_NOT_TRIED : post_now(op);
+    if (ofi_is_not_now(err)) {
       if (receives) return;
       peer_of(op)->full = nic->passes;
       continue;

@@ -2,7 +2,8 @@
  *
  * One operation: a call of libfabric's that completes later. It is posted by ofi_op_post, and is libfabric's from then
  * until ofi_poll has read its completion, or until the endpoint is shut. What libfabric has no room for (-FI_EAGAIN)
- * waits in its NIC's list, in order, and is posted by a later poll. All under the endpoint's lock.
+ * waits in its NIC's list, and behind it, not tried, what goes to the same peer; a later poll posts them in order. All
+ * under the endpoint's lock.
  */
 #ifndef OFI_OP_H
 #define OFI_OP_H
@@ -73,8 +74,12 @@ STAILQ_HEAD(ofi_op_list, ofi_op);
 /* Posts an operation of a comm, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle,
  * too, where the provider has taken a copy and will not complete it (fi_inject). */
 int ofi_op_post(struct ofi_op *op);
-/* A message of at most max_inject bytes, of which the provider takes a copy. 0, or libfabric's error: nothing is sent.
- * -FI_EAGAIN: there is no room, or an operation waits, that may be for the same peer. */
+/* Beside libfabric's errors, which are negative: libfabric was not asked. */
+#define OFI_NOT_TRIED 1
+/* Not now, in contrast to an error: it was not tried, or libfabric has no room. */
+static inline bool ofi_is_not_now(int err) { return err == OFI_NOT_TRIED || err == -FI_EAGAIN; }
+/* A message of at most max_inject bytes, of which the provider takes a copy. 0, or nothing is sent: libfabric's error,
+ * or OFI_NOT_TRIED where an operation waits, that may be for the same peer. */
 int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
                   size_t size, fi_addr_t to);
 /* As ofi_op_post, for a receive of control messages (OFI_OP_FRAME_IN), which only its endpoint posts. */

@@ -137,7 +137,7 @@ static void prepare_eager(struct ofi_send *send, uint32_t tag) {
 }
 
 /* An EAGER that the provider copies needs no operation: frame and payload are put together where it copies them from,
- * and the send is done. 0, or libfabric's error: nothing was sent, and nothing is counted. */
+ * and the send is done. 0, or ofi_op_inject's answer: nothing was sent, and nothing is counted. */
 RAIL_HOT_INLINE int inject_eager(struct ofi_send *send, uint32_t tag) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_send_comm *sc = ofi_send_comm_of(comm);
@@ -343,13 +343,13 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
   return RAIL_OK;
 }
 
-/* err: -FI_EAGAIN, or what inject_eager has met. */
+/* err: OFI_NOT_TRIED, or what inject_eager has met. An operation can wait for room. */
 static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, uint32_t tag, int err) {
   ofi_request_begin(&send->base, OFI_REQ_SEND);
   if (send->mr) rail_net_memory_hold(&send->mr->memory);
   struct ofi_op *op = prepare(send, buffer, tag);
   rail_result_t sent = !op ? post_parts(send, buffer)
-                           : count_posted(send, op, err == -FI_EAGAIN ? ofi_op_post(op) : err);
+                           : count_posted(send, op, ofi_is_not_now(err) ? ofi_op_post(op) : err);
   if (sent == RAIL_OK && send->pending == 0) complete_send(send);
 }
 
@@ -369,7 +369,7 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   if (send) {
     *request = send; /* from here on test returns a failure */
     bool injects = !buffer && OFI_FRAME_SIZE + size <= comm->paths[0].nic->max_inject;
-    int err = injects ? inject_eager(send, message.tag) : -FI_EAGAIN;
+    int err = injects ? inject_eager(send, message.tag) : OFI_NOT_TRIED;
     if (err) post_send(send, buffer, message.tag, err);
   }
   ofi_endpoint_unlock(comm->endpoint);
