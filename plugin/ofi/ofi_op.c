@@ -98,7 +98,8 @@ static void begin_op(struct ofi_op *op, enum ofi_op_state state) {
   ofi_timer_set(OFI_FIRST_MS);
 }
 
-void ofi_op_end(struct ofi_op *op) {
+/* It is over, and idle again. */
+static void end_op(struct ofi_op *op) {
   struct ofi_endpoint *endpoint = op->comm->endpoint;
   op->state = OFI_OP_IDLE;
   op->nic->bytes_outstanding -= op->size;
@@ -159,7 +160,7 @@ int ofi_op_cancel(struct ofi_op *op) {
   if (ofi_endpoint_is_shut(op->comm->endpoint)) return 0;
   if (op->state == OFI_OP_WAITING) {
     STAILQ_REMOVE(list_of(op), op, ofi_op, link);
-    ofi_op_end(op);
+    end_op(op);
   } else if (op->state == OFI_OP_POSTED) {
     int err = (int)fi_cancel(&op->nic->ep->fid, &op->context);
     return err == -FI_ENOENT ? 0 : err; /* it has ended, and its completion is yet to be read */
@@ -185,7 +186,7 @@ static struct ofi_peer *peer_of(const struct ofi_op *op) {
 }
 
 /* Tries those that wait, in order; of what goes to a peer that takes nothing now, only the first. */
-void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list) {
+static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list) {
   const bool receives = list == &nic->waiting_receives;
   nic->passes++;
   for (struct ofi_op *op = STAILQ_FIRST(list), *next; op && !endpoint->shut; op = next) {
@@ -208,7 +209,7 @@ void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
       return;
     }
     const struct ofi_completion result = {.err = err == INJECTED ? 0 : -err, .text = "it could not be posted"};
-    ofi_op_end(op);
+    end_op(op);
     endpoint->ops->completed(op, &result);
     next = STAILQ_FIRST(list); /* others may have left the list */
   }
@@ -237,7 +238,7 @@ static void frame_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const s
     nic->failed_receives = 0;
     if (ofi_frame_decode(op->data, completion->size, &frame, &payload)) {
       struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
-      if (comm) endpoint->ops->frame(comm, &frame, payload);
+      if (comm) endpoint->ops->frame(comm, &frame, payload); /* frame_in, ofi_progress.c */
     } else {
       malformed(endpoint, op->data, completion->size);
     }
@@ -272,8 +273,8 @@ static void handle_completion(struct ofi_endpoint *endpoint, void *context, cons
     op->comm->stall.busy = 0;
     rail_stats_add(&op->comm->stats[OFI_COMM_COMPLETIONS], 1);
   }
-  ofi_op_end(op);
-  endpoint->ops->completed(op, completion);
+  end_op(op);
+  endpoint->ops->completed(op, completion); /* on_completion, ofi_progress.c */
 }
 
 /* An error without an operation: completions were lost, or the queue does not work any more. A message that is injected
@@ -315,9 +316,8 @@ static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic
     if (n > 0 && n < BATCH) break;
   }
   if (nic->nused && !any) post_used_receives(endpoint, nic);
-  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting_receives)))
-    ofi_op_post_waiting(endpoint, nic, &nic->waiting_receives);
-  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) ofi_op_post_waiting(endpoint, nic, &nic->waiting);
+  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting_receives))) post_waiting(endpoint, nic, &nic->waiting_receives);
+  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) post_waiting(endpoint, nic, &nic->waiting);
   return any;
 }
 

@@ -67,36 +67,41 @@ struct ofi_op {
 };
 STAILQ_HEAD(ofi_op_list, ofi_op);
 
-/* Bytes of a frame and its payload that are copied for fi_inject; over tcp, whose own copies have 128. */
-#define OFI_MAX_INJECT 4096
-#define OFI_MAX_INJECT_TCP 128
+/* All that follows is in ofi_op.c.
+ *
+ * ---- from post to completion ------------------------------------------------ */
 
 /* Posts an operation of a comm, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle,
  * too, where the provider has taken a copy and will not complete it (fi_inject). */
 int ofi_op_post(struct ofi_op *op);
+
 /* Beside libfabric's errors, which are negative: libfabric was not asked. */
 #define OFI_NOT_TRIED 1
 /* Not now, in contrast to an error: it was not tried, or libfabric has no room. */
 static inline bool ofi_is_not_now(int err) { return err == OFI_NOT_TRIED || err == -FI_EAGAIN; }
+
+/* Bytes of a frame and its payload that are copied for fi_inject; over tcp, whose own copies have 128. */
+#define OFI_MAX_INJECT 4096
+#define OFI_MAX_INJECT_TCP 128
 /* A message of at most max_inject bytes, of which the provider takes a copy. 0, or nothing is sent: libfabric's error,
  * or OFI_NOT_TRIED where an operation waits, that may be for the same peer. */
 int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
                   size_t size, fi_addr_t to);
-/* As ofi_op_post, for a receive of control messages (OFI_OP_FRAME_IN), which only its endpoint posts. */
-int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op);
-/* Posts those of a list of the NIC's that there is room for now. */
-void ofi_op_post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list);
-/* One that waits is idle afterwards; of one that is posted the provider is asked to end it, which its completion says.
- * 0, or libfabric's error: it goes on. */
-int ofi_op_cancel(struct ofi_op *op);
-/* It is over, and idle again. */
-void ofi_op_end(struct ofi_op *op);
 
-/* Reads what has completed, posts what waits, has the GRANTs and ACKs sent that are due now. False: nothing had
- * completed. */
+/* Reads what has completed, posts what waits, has the GRANTs and ACKs sent that are due now. What a completion or a
+ * frame means is ofi_progress.c's (struct ofi_endpoint_ops). False: nothing had completed. */
 bool ofi_poll(struct ofi_endpoint *endpoint);
 /* The same as no caller: what is due later is sent, too. */
 bool ofi_poll_quietly(struct ofi_endpoint *endpoint);
+
+/* One that waits is idle afterwards; of one that is posted the provider is asked to end it, which its completion says.
+ * 0, or libfabric's error: it goes on. */
+int ofi_op_cancel(struct ofi_op *op);
+
+/* ---- the endpoint's own: its receives, its end ------------------------------- */
+
+/* As ofi_op_post, for a receive of control messages (OFI_OP_FRAME_IN), which only its endpoint posts. */
+int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op);
 
 /* Closes the endpoint's libfabric endpoints, so that none of the memory that was posted is touched again; every comm is
  * told. `why` is for log lines. */
@@ -106,7 +111,8 @@ void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why);
 /* Closes any object of a NIC, with a line if that fails. */
 void ofi_close_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
 
-/* The timer that wakes the watch thread: one for all endpoints of the process. Any thread may call. */
+/* ---- the timer that wakes the watch thread: one for all endpoints of the process. Any thread may call ---- */
+
 #define OFI_FIRST_MS 2 /* from when something is outstanding to the watch thread's first look */
 
 /* Its descriptor, for the watch thread; -1 with errno. */
