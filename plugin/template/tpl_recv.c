@@ -82,19 +82,13 @@ static void queue_frame(struct tpl_recv_comm *rc, const struct tpl_frame *frame)
   rc->out_have += TPL_FRAME_SIZE;
 }
 
+/* As many as the socket takes. None is left where out_have is 0. */
 static rail_result_t write_frames(struct tpl_recv_comm *rc) {
-  struct tpl_recv *r;
-  if (rc->out_done < rc->out_have) {
-    rail_result_t result = rail_sock_send_some(rc->base.fd, rc->out, rc->out_have, &rc->out_done);
-    if (result == RAIL_IN_PROGRESS) return RAIL_OK;
-    if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
-  }
+  if (!rc->out_have) return RAIL_OK;
+  rail_result_t result = rail_sock_send_some(rc->base.fd, rc->out, rc->out_have, &rc->out_done);
+  if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+  if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
   rc->out_have = rc->out_done = 0;
-  /* Here a receive is complete: its bytes have arrived, and its DONEs are with the kernel. */
-  while ((r = STAILQ_FIRST(&rc->arrived))) {
-    STAILQ_REMOVE_HEAD(&rc->arrived, link);
-    r->base.state = TPL_COMPLETE;
-  }
   return RAIL_OK;
 }
 
@@ -155,12 +149,24 @@ static rail_result_t read_messages(struct tpl_recv_comm *rc) {
   return RAIL_OK;
 }
 
+/* Here a receive is complete: its bytes have arrived, and its DONEs are with the kernel. */
+static void complete_arrived(struct tpl_recv_comm *rc) {
+  struct tpl_recv *r;
+  while (!rc->out_have && (r = STAILQ_FIRST(&rc->arrived))) {
+    STAILQ_REMOVE_HEAD(&rc->arrived, link);
+    r->base.state = TPL_COMPLETE;
+  }
+}
+
 rail_result_t tpl_recv_progress(struct tpl_comm *comm) {
   struct tpl_recv_comm *rc = rail_container_of(comm, struct tpl_recv_comm, base);
   RAIL_TRY(rail_first_error(&comm->error));
-  RAIL_TRY(write_frames(rc));
+  RAIL_TRY(write_frames(rc)); /* what the socket had no room for */
+  complete_arrived(rc);       /* before an error that comes next */
   RAIL_TRY(read_messages(rc));
-  return write_frames(rc);
+  RAIL_TRY(write_frames(rc));
+  complete_arrived(rc);
+  return RAIL_OK;
 }
 
 /* ---- irecv -------------------------------------------------------------- */

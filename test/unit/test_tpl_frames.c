@@ -136,6 +136,31 @@ TEST(a_send_is_done_before_the_error) {
   close_pair();
 }
 
+/* A receive is done when its DONEs are written, not before, whichever call writes them, and before an error behind. */
+TEST(a_receive_whose_dones_find_no_room) {
+  static uint8_t data[2][SIZE], from_comm[1 << 20];
+  void *request = NULL;
+  int done = 1;
+  open_pair(false);
+  for (int i = 0; done && i < 100000; i++) { /* the peer reads nothing */
+    done = 0;
+    request = receive(data);
+    say(TPL_DATA, 0, 0, 0, 1);
+    say(TPL_DATA, 0, 1, 0, 1);
+    CHECK_INT(tpl_test(request, &done, NULL), RAIL_OK);
+  }
+  CHECK_INT(done, 0);
+  CHECK_INT(tpl_test(request, &done, NULL), RAIL_OK);
+  CHECK_INT(done, 0);
+  while (read(peer, from_comm, sizeof from_comm) > 0) continue;
+  void *next = receive(data); /* writes them */
+  say(TPL_DONE, 0, 0, 0, 0);
+  CHECK_INT(tpl_test(request, &done, NULL), RAIL_OK);
+  CHECK_INT(done, 1);
+  ends(next, RAIL_REMOTE_ERROR);
+  close_pair();
+}
+
 /* A receive that was complete before the peer went wrong is done, though it is tested afterwards. */
 TEST(what_was_done_stays_so) {
   int done = 0, sizes[2] = {-1, -1};
@@ -156,4 +181,5 @@ TEST(what_was_done_stays_so) {
 }
 
 TEST_MAIN(TEST_CASE(receiver), TEST_CASE(sender), TEST_CASE(done_before_it_is_sent),
-          TEST_CASE(a_send_is_done_before_the_error), TEST_CASE(what_was_done_stays_so))
+          TEST_CASE(a_send_is_done_before_the_error), TEST_CASE(a_receive_whose_dones_find_no_room),
+          TEST_CASE(what_was_done_stays_so))
