@@ -48,29 +48,7 @@ struct tpl_recv_comm {
   size_t out_have, out_done;
 };
 
-rail_result_t tpl_recv_create(const struct tpl_device *device, const union rail_addr *peer, int fd, void **recv_comm) {
-  struct tpl_recv_comm *rc = calloc(1, sizeof *rc);
-  if (!rc || tpl_comm_init(&rc->base, TPL_RECV_MAGIC, device, peer, fd) != RAIL_OK) {
-    free(rc);
-    RAIL_WARN(TPL_NAME ": accept: out of memory");
-    return RAIL_SYSTEM_ERROR;
-  }
-  STAILQ_INIT(&rc->arrived);
-  for (unsigned int i = 0; i < TPL_SLOTS; i++) rc->recvs[i].base.comm = &rc->base;
-  *recv_comm = rc;
-  return RAIL_OK;
-}
-
-rail_result_t tpl_close_recv(void *recv_comm) {
-  if (!recv_comm) return RAIL_OK;
-  struct tpl_comm *comm = tpl_comm_of(recv_comm, TPL_RECV_MAGIC, "closeRecv");
-  if (!comm) return RAIL_OK; /* an error would end the caller's clean-up */
-  tpl_comm_end(comm);
-  free(recv_comm);
-  return RAIL_OK;
-}
-
-/* ---- out ---------------------------------------------------------------- */
+/* ---- GRANT and DONE frames --------------------------------------------- */
 
 static void queue_frame(struct tpl_recv_comm *rc, const struct tpl_frame *frame) {
   if (rc->out_done) {
@@ -92,7 +70,48 @@ static rail_result_t write_frames(struct tpl_recv_comm *rc) {
   return RAIL_OK;
 }
 
-/* ---- in ----------------------------------------------------------------- */
+/* ---- irecv ------------------------------------------------------------- */
+
+static rail_result_t take_slot(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
+                               const int *tags, void **mhandles, void **request) {
+  unsigned int slot = 0;
+  while (slot < TPL_SLOTS && rc->recvs[slot].base.state != TPL_FREE) slot++;
+  if (slot == TPL_SLOTS) return RAIL_OK; /* not now */
+  struct tpl_recv *r = &rc->recvs[slot];
+  r->n = r->missing = n;
+  r->base.state = TPL_ACTIVE;
+  for (unsigned int i = 0; i < n; i++) {
+    const struct tpl_frame grant = {.type = TPL_GRANT, .slot = slot, .buffer = i, .tag = tags[i], .size = sizes[i]};
+    r->buffers[i] = (struct buffer){.state = BUFFER_GRANTED, .data = data[i], .capacity = sizes[i],
+                                    .mr = mhandles ? mhandles[i] : NULL};
+    tpl_mr_hold(r->buffers[i].mr);
+    queue_frame(rc, &grant);
+  }
+  *request = r;
+  return write_frames(rc);
+}
+
+rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
+                        void **phandles, void **request) {
+  (void)phandles;
+  *request = NULL; /* RAIL_NET_OPTIONAL_RECV is a hint that changes nothing here */
+  struct tpl_comm *comm = tpl_comm_of(recv_comm, TPL_RECV_MAGIC, "irecv");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  bool fit = n >= 1 && n <= TPL_MAX_RECVS;
+  for (int i = 0; fit && i < n; i++) fit = sizes[i] <= RAIL_NET_MAX_BYTES;
+  if (!fit) {
+    RAIL_WARN(TPL_NAME ": irecv from %s: %d buffers; allowed: 1 to %d, of %llu bytes each", comm->peer, n,
+              TPL_MAX_RECVS, RAIL_NET_MAX_BYTES);
+    return RAIL_BAD_ARGUMENT;
+  }
+  pthread_mutex_lock(&comm->lock);
+  rail_result_t result = rail_first_error(&comm->error);
+  if (result == RAIL_OK) result = take_slot(recv_comm, (unsigned int)n, data, sizes, tags, mhandles, request);
+  pthread_mutex_unlock(&comm->lock);
+  return result;
+}
+
+/* ---- from test --------------------------------------------------------- */
 
 static rail_result_t begin_message(struct tpl_recv_comm *rc) {
   struct tpl_frame *frame = &rc->arriving;
@@ -169,49 +188,32 @@ rail_result_t tpl_recv_progress(struct tpl_comm *comm) {
   return RAIL_OK;
 }
 
-/* ---- irecv -------------------------------------------------------------- */
-
-static rail_result_t take_slot(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
-                               const int *tags, void **mhandles, void **request) {
-  unsigned int slot = 0;
-  while (slot < TPL_SLOTS && rc->recvs[slot].base.state != TPL_FREE) slot++;
-  if (slot == TPL_SLOTS) return RAIL_OK; /* not now */
-  struct tpl_recv *r = &rc->recvs[slot];
-  r->n = r->missing = n;
-  r->base.state = TPL_ACTIVE;
-  for (unsigned int i = 0; i < n; i++) {
-    const struct tpl_frame grant = {.type = TPL_GRANT, .slot = slot, .buffer = i, .tag = tags[i], .size = sizes[i]};
-    r->buffers[i] = (struct buffer){.state = BUFFER_GRANTED, .data = data[i], .capacity = sizes[i],
-                                    .mr = mhandles ? mhandles[i] : NULL};
-    tpl_mr_hold(r->buffers[i].mr);
-    queue_frame(rc, &grant);
-  }
-  *request = r;
-  return write_frames(rc);
-}
-
-rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
-                        void **phandles, void **request) {
-  (void)phandles;
-  *request = NULL; /* RAIL_NET_OPTIONAL_RECV is a hint that changes nothing here */
-  struct tpl_comm *comm = tpl_comm_of(recv_comm, TPL_RECV_MAGIC, "irecv");
-  if (!comm) return RAIL_BAD_ARGUMENT;
-  bool fit = n >= 1 && n <= TPL_MAX_RECVS;
-  for (int i = 0; fit && i < n; i++) fit = sizes[i] <= RAIL_NET_MAX_BYTES;
-  if (!fit) {
-    RAIL_WARN(TPL_NAME ": irecv from %s: %d buffers; allowed: 1 to %d, of %llu bytes each", comm->peer, n,
-              TPL_MAX_RECVS, RAIL_NET_MAX_BYTES);
-    return RAIL_BAD_ARGUMENT;
-  }
-  pthread_mutex_lock(&comm->lock);
-  rail_result_t result = rail_first_error(&comm->error);
-  if (result == RAIL_OK) result = take_slot(recv_comm, (unsigned int)n, data, sizes, tags, mhandles, request);
-  pthread_mutex_unlock(&comm->lock);
-  return result;
-}
-
 void tpl_recv_finish(struct tpl_request *request, int *sizes) {
   struct tpl_recv *r = rail_container_of(request, struct tpl_recv, base);
   for (unsigned int i = 0; sizes && i < r->n; i++) sizes[i] = (int)RAIL_MIN(r->buffers[i].size, (size_t)INT_MAX);
   request->state = TPL_FREE;
+}
+
+/* ---- the receiver's part of a comm: made and freed --------------------- */
+
+rail_result_t tpl_recv_create(const struct tpl_device *device, const union rail_addr *peer, int fd, void **recv_comm) {
+  struct tpl_recv_comm *rc = calloc(1, sizeof *rc);
+  if (!rc || tpl_comm_init(&rc->base, TPL_RECV_MAGIC, device, peer, fd) != RAIL_OK) {
+    free(rc);
+    RAIL_WARN(TPL_NAME ": accept: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
+  STAILQ_INIT(&rc->arrived);
+  for (unsigned int i = 0; i < TPL_SLOTS; i++) rc->recvs[i].base.comm = &rc->base;
+  *recv_comm = rc;
+  return RAIL_OK;
+}
+
+rail_result_t tpl_close_recv(void *recv_comm) {
+  if (!recv_comm) return RAIL_OK;
+  struct tpl_comm *comm = tpl_comm_of(recv_comm, TPL_RECV_MAGIC, "closeRecv");
+  if (!comm) return RAIL_OK; /* an error would end the caller's clean-up */
+  tpl_comm_end(comm);
+  free(recv_comm);
+  return RAIL_OK;
 }

@@ -51,70 +51,16 @@ struct tpl_send_comm {
   size_t have;
 };
 
-rail_result_t tpl_send_create(const struct tpl_device *device, struct tpl_attempt *attempt, void **send_comm) {
-  struct tpl_send_comm *sc = calloc(1, sizeof *sc);
-  if (!sc || tpl_comm_init(&sc->base, TPL_SEND_MAGIC, device, &attempt->connector.dial.peer, -1) != RAIL_OK) {
-    free(sc);
-    RAIL_WARN(TPL_NAME ": connect: out of memory");
-    return RAIL_SYSTEM_ERROR;
-  }
-  sc->attempt = attempt;
-  TAILQ_INIT(&sc->grants);
-  STAILQ_INIT(&sc->free);
-  STAILQ_INIT(&sc->queue);
-  for (unsigned int slot = 0; slot < TPL_SLOTS; slot++)
-    for (unsigned int i = 0; i < TPL_MAX_RECVS; i++) {
-      sc->table[slot][i].slot = slot;
-      sc->table[slot][i].buffer = i;
-    }
-  for (unsigned int i = 0; i < MAX_SENDS; i++) {
-    sc->sends[i].base.comm = &sc->base;
-    STAILQ_INSERT_TAIL(&sc->free, &sc->sends[i], link);
-  }
-  *send_comm = sc;
-  return RAIL_OK;
+/* ---- isend ------------------------------------------------------------- */
+
+static struct tpl_grant *oldest_grant(struct tpl_send_comm *sc, int tag) {
+  struct tpl_grant *g;
+  TAILQ_FOREACH(g, &sc->grants, link)
+    if (g->tag == tag) return g;
+  return NULL;
 }
 
-static void free_attempt(struct tpl_send_comm *sc) {
-  if (!sc->attempt) return;
-  tpl_attempt_close(sc->attempt);
-  free(sc->attempt);
-  sc->attempt = NULL;
-}
-
-rail_result_t tpl_close_send(void *send_comm) {
-  if (!send_comm) return RAIL_OK;
-  struct tpl_comm *comm = tpl_comm_of(send_comm, TPL_SEND_MAGIC, "closeSend");
-  if (!comm) return RAIL_OK; /* an error would end the caller's clean-up */
-  free_attempt(send_comm);
-  tpl_comm_end(comm);
-  free(send_comm);
-  return RAIL_OK;
-}
-
-/* ---- progress ----------------------------------------------------------- */
-
-/* RAIL_OK: the connection is there. RAIL_IN_PROGRESS: the peer has not accepted it yet. */
-static rail_result_t await_welcome(struct tpl_send_comm *sc) {
-  struct tpl_attempt *a = sc->attempt;
-  struct rail_message message;
-  enum rail_reason reason;
-  rail_handshake_note_time(&a->handshake);
-  rail_result_t result = rail_connector_dial(&a->connector); /* again, if a flooded listener has dropped it */
-  if (result == RAIL_OK) result = rail_connector_answer(&a->connector, &message, &reason);
-  if (result == RAIL_IN_PROGRESS) return result;
-  if (result != RAIL_OK) return tpl_fail(&sc->base, result, "%s", a->connector.why);
-  if (message.type != RAIL_MESSAGE_ANSWER)
-    return tpl_fail(&sc->base, RAIL_REMOTE_ERROR, "its first message is no answer; is it another program?");
-  if (message.reason != RAIL_REASON_NONE)
-    return tpl_fail(&sc->base, RAIL_REMOTE_ERROR, "it refused the connection: %s; see its log",
-                    rail_reason_text(a->connector.protocol, message.reason));
-  sc->base.fd = a->handshake.fd;
-  a->handshake.fd = -1;
-  free_attempt(sc);
-  return RAIL_OK;
-}
-
+/* Messages of the queue, as far as the socket takes them: isend does this, and test for what is left. */
 static rail_result_t write_queue(struct tpl_send_comm *sc) {
   struct tpl_send *s;
   for (size_t moved = 0; moved < TPL_STEP_BYTES && (s = STAILQ_FIRST(&sc->queue));) {
@@ -139,6 +85,80 @@ static rail_result_t write_queue(struct tpl_send_comm *sc) {
                       "agree, or the receive be larger", s->size, s->grant->tag, (unsigned long long)s->grant->size);
     STAILQ_REMOVE_HEAD(&sc->queue, link);
   }
+  return RAIL_OK;
+}
+
+/* Without a grant for the tag the answer is "not now": the receiver has not posted yet. */
+static rail_result_t take_grant(struct tpl_send_comm *sc, const void *data, size_t size, int tag, struct tpl_mr *mr,
+                                void **request) {
+  struct tpl_send *s = STAILQ_FIRST(&sc->free);
+  struct tpl_grant *g = oldest_grant(sc, tag);
+  if (!g) {
+    RAIL_TRY(tpl_send_progress(&sc->base));
+    g = oldest_grant(sc, tag);
+  }
+  if (!g || !s) return rail_first_error(&sc->base.error);
+  TAILQ_REMOVE(&sc->grants, g, link);
+  STAILQ_REMOVE_HEAD(&sc->free, link);
+  g->state = GRANT_TAKEN;
+  g->send = s;
+  s->data = data;
+  s->size = size;
+  s->written = 0;
+  s->mr = mr;
+  s->grant = g;
+  s->base.state = TPL_ACTIVE;
+  tpl_mr_hold(mr);
+  const struct tpl_frame frame = {.type = TPL_DATA, .slot = g->slot, .buffer = g->buffer, .size = size};
+  tpl_frame_encode(&frame, s->frame);
+  STAILQ_INSERT_TAIL(&sc->queue, s, link);
+  *request = s;
+  return write_queue(sc);
+}
+
+rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
+                        void **request) {
+  (void)phandle; /* no events for NCCL's profiler; common/obs/profile.h would make them */
+  struct tpl_comm *comm = tpl_comm_of(send_comm, TPL_SEND_MAGIC, "isend");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (size > RAIL_NET_MAX_BYTES) {
+    RAIL_WARN(TPL_NAME ": isend to %s: %zu bytes; allowed: %llu", comm->peer, size, RAIL_NET_MAX_BYTES);
+    return RAIL_BAD_ARGUMENT;
+  }
+  pthread_mutex_lock(&comm->lock);
+  rail_result_t result = rail_first_error(&comm->error);
+  if (result == RAIL_OK) result = take_grant(send_comm, data, size, tag, mhandle, request);
+  pthread_mutex_unlock(&comm->lock);
+  return result;
+}
+
+/* ---- from test --------------------------------------------------------- */
+
+static void free_attempt(struct tpl_send_comm *sc) {
+  if (!sc->attempt) return;
+  tpl_attempt_close(sc->attempt);
+  free(sc->attempt);
+  sc->attempt = NULL;
+}
+
+/* RAIL_OK: the connection is there. RAIL_IN_PROGRESS: the peer has not accepted it yet. */
+static rail_result_t await_welcome(struct tpl_send_comm *sc) {
+  struct tpl_attempt *a = sc->attempt;
+  struct rail_message message;
+  enum rail_reason reason;
+  rail_handshake_note_time(&a->handshake);
+  rail_result_t result = rail_connector_dial(&a->connector); /* again, if a flooded listener has dropped it */
+  if (result == RAIL_OK) result = rail_connector_answer(&a->connector, &message, &reason);
+  if (result == RAIL_IN_PROGRESS) return result;
+  if (result != RAIL_OK) return tpl_fail(&sc->base, result, "%s", a->connector.why);
+  if (message.type != RAIL_MESSAGE_ANSWER)
+    return tpl_fail(&sc->base, RAIL_REMOTE_ERROR, "its first message is no answer; is it another program?");
+  if (message.reason != RAIL_REASON_NONE)
+    return tpl_fail(&sc->base, RAIL_REMOTE_ERROR, "it refused the connection: %s; see its log",
+                    rail_reason_text(a->connector.protocol, message.reason));
+  sc->base.fd = a->handshake.fd;
+  a->handshake.fd = -1;
+  free_attempt(sc);
   return RAIL_OK;
 }
 
@@ -201,63 +221,46 @@ rail_result_t tpl_send_progress(struct tpl_comm *comm) {
   return read_frames(sc);
 }
 
-/* ---- isend -------------------------------------------------------------- */
-
-static struct tpl_grant *oldest_grant(struct tpl_send_comm *sc, int tag) {
-  struct tpl_grant *g;
-  TAILQ_FOREACH(g, &sc->grants, link)
-    if (g->tag == tag) return g;
-  return NULL;
-}
-
-/* Without a grant for the tag the answer is "not now": the receiver has not posted yet. */
-static rail_result_t take_grant(struct tpl_send_comm *sc, const void *data, size_t size, int tag, struct tpl_mr *mr,
-                                void **request) {
-  struct tpl_send *s = STAILQ_FIRST(&sc->free);
-  struct tpl_grant *g = oldest_grant(sc, tag);
-  if (!g) {
-    RAIL_TRY(tpl_send_progress(&sc->base));
-    g = oldest_grant(sc, tag);
-  }
-  if (!g || !s) return rail_first_error(&sc->base.error);
-  TAILQ_REMOVE(&sc->grants, g, link);
-  STAILQ_REMOVE_HEAD(&sc->free, link);
-  g->state = GRANT_TAKEN;
-  g->send = s;
-  s->data = data;
-  s->size = size;
-  s->written = 0;
-  s->mr = mr;
-  s->grant = g;
-  s->base.state = TPL_ACTIVE;
-  tpl_mr_hold(mr);
-  const struct tpl_frame frame = {.type = TPL_DATA, .slot = g->slot, .buffer = g->buffer, .size = size};
-  tpl_frame_encode(&frame, s->frame);
-  STAILQ_INSERT_TAIL(&sc->queue, s, link);
-  *request = s;
-  return write_queue(sc);
-}
-
-rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
-                        void **request) {
-  (void)phandle; /* no events for NCCL's profiler; common/obs/profile.h would make them */
-  struct tpl_comm *comm = tpl_comm_of(send_comm, TPL_SEND_MAGIC, "isend");
-  if (!comm) return RAIL_BAD_ARGUMENT;
-  if (size > RAIL_NET_MAX_BYTES) {
-    RAIL_WARN(TPL_NAME ": isend to %s: %zu bytes; allowed: %llu", comm->peer, size, RAIL_NET_MAX_BYTES);
-    return RAIL_BAD_ARGUMENT;
-  }
-  pthread_mutex_lock(&comm->lock);
-  rail_result_t result = rail_first_error(&comm->error);
-  if (result == RAIL_OK) result = take_grant(send_comm, data, size, tag, mhandle, request);
-  pthread_mutex_unlock(&comm->lock);
-  return result;
-}
-
 void tpl_send_finish(struct tpl_request *request, int *sizes) {
   struct tpl_send *s = rail_container_of(request, struct tpl_send, base);
   struct tpl_send_comm *sc = rail_container_of(request->comm, struct tpl_send_comm, base);
   if (sizes) sizes[0] = (int)RAIL_MIN(s->size, (size_t)INT_MAX);
   request->state = TPL_FREE;
   STAILQ_INSERT_TAIL(&sc->free, s, link);
+}
+
+/* ---- the sender's part of a comm: made and freed ----------------------- */
+
+rail_result_t tpl_send_create(const struct tpl_device *device, struct tpl_attempt *attempt, void **send_comm) {
+  struct tpl_send_comm *sc = calloc(1, sizeof *sc);
+  if (!sc || tpl_comm_init(&sc->base, TPL_SEND_MAGIC, device, &attempt->connector.dial.peer, -1) != RAIL_OK) {
+    free(sc);
+    RAIL_WARN(TPL_NAME ": connect: out of memory");
+    return RAIL_SYSTEM_ERROR;
+  }
+  sc->attempt = attempt;
+  TAILQ_INIT(&sc->grants);
+  STAILQ_INIT(&sc->free);
+  STAILQ_INIT(&sc->queue);
+  for (unsigned int slot = 0; slot < TPL_SLOTS; slot++)
+    for (unsigned int i = 0; i < TPL_MAX_RECVS; i++) {
+      sc->table[slot][i].slot = slot;
+      sc->table[slot][i].buffer = i;
+    }
+  for (unsigned int i = 0; i < MAX_SENDS; i++) {
+    sc->sends[i].base.comm = &sc->base;
+    STAILQ_INSERT_TAIL(&sc->free, &sc->sends[i], link);
+  }
+  *send_comm = sc;
+  return RAIL_OK;
+}
+
+rail_result_t tpl_close_send(void *send_comm) {
+  if (!send_comm) return RAIL_OK;
+  struct tpl_comm *comm = tpl_comm_of(send_comm, TPL_SEND_MAGIC, "closeSend");
+  if (!comm) return RAIL_OK; /* an error would end the caller's clean-up */
+  free_attempt(send_comm);
+  tpl_comm_end(comm);
+  free(send_comm);
+  return RAIL_OK;
 }
