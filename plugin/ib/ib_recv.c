@@ -92,43 +92,6 @@ int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
   return err;
 }
 
-/* ---- the comm ----------------------------------------------------------- */
-
-struct ib_comm *ib_recv_comm_alloc(void) {
-  struct ib_recv_comm *rc = calloc(1, sizeof *rc);
-  if (!rc || !ib_comm_init(&rc->base, IB_RECV_COMM_MAGIC)) {
-    free(rc);
-    return NULL;
-  }
-  rc->next_seq = 1;
-  for (unsigned int i = 0; i + 1 < IB_RECV_BATCH; i++) rc->recv_wrs[i].next = &rc->recv_wrs[i + 1];
-  for (unsigned int i = 0; i < IB_MAX_RECVS; i++)
-    rc->recvs[i].base = (struct ib_request){.magic = IB_REQ_FREE, .comm = &rc->base};
-  ib_request_pool_init(&rc->free_flushes, rc->flushes, sizeof rc->flushes[0], IB_MAX_FLUSHES, &rc->base);
-  return &rc->base;
-}
-
-void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
-                        rail_result_t (*progress)(struct ib_comm *comm)) {
-  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  rc->remote_ring = *ring;
-  use_cts_qp(rc, 0);
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id_base = ib_wr_id(IB_WR_CTS, i, 0, 0);
-  comm->progress = progress;
-  comm->test_has_more = comm->nrails > 1 || comm->event_driven || ib_detect_is_possible(comm);
-  if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
-  ib_comm_limit_inline(comm);
-}
-
-rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
-  if (comm->plan.two_sided) return RAIL_OK;
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    int err = ib_recv_prepost_qp(comm, &comm->qps[i]);
-    if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
-  }
-  return RAIL_OK;
-}
-
 /* ---- irecv -------------------------------------------------------------- */
 
 /* The QP of CTS writes is there, and has room. */
@@ -169,8 +132,8 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
     return ib_comm_refuse_buffer(comm, "irecv", mhandle_of(args, bad), args->data[bad], sizes[bad]);
   RAIL_TRY(rail_first_error(&comm->error));
 
-  /* The next slot, if its last receive is done, and room in the send queue. Poll here when there is none: the caller
-   * may have no request left to test. */
+  /* The next slot, if its last receive is done, and room in the send queue. Poll here (ib_progress) when there is none:
+   * the caller may have no request left to test. */
   unsigned int slot = rc->next_seq % IB_MAX_RECVS;
   struct ib_recv *recv = rc->recvs + slot;
   if (rail_unlikely(!can_post(rc)) || (two_sided && !ib_two_sided_has_room(rc, n, sizes))) (void)comm->progress(comm);
@@ -390,6 +353,43 @@ RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
     if (recv->base.magic != IB_REQ_RECV || !recv->base.pending) continue;
     RAIL_TRY(post_cts(rc, rc->cts_qp, recv->n, slot));
     rail_stats_add(&rc->base.stats[IB_COMM_RESENT], 1);
+  }
+  return RAIL_OK;
+}
+
+/* ---- the receiver's part of a comm: made ----------------------------------- */
+
+struct ib_comm *ib_recv_comm_alloc(void) {
+  struct ib_recv_comm *rc = calloc(1, sizeof *rc);
+  if (!rc || !ib_comm_init(&rc->base, IB_RECV_COMM_MAGIC)) {
+    free(rc);
+    return NULL;
+  }
+  rc->next_seq = 1;
+  for (unsigned int i = 0; i + 1 < IB_RECV_BATCH; i++) rc->recv_wrs[i].next = &rc->recv_wrs[i + 1];
+  for (unsigned int i = 0; i < IB_MAX_RECVS; i++)
+    rc->recvs[i].base = (struct ib_request){.magic = IB_REQ_FREE, .comm = &rc->base};
+  ib_request_pool_init(&rc->free_flushes, rc->flushes, sizeof rc->flushes[0], IB_MAX_FLUSHES, &rc->base);
+  return &rc->base;
+}
+
+void ib_recv_comm_start(struct ib_comm *comm, const struct ib_remote_ring *ring,
+                        rail_result_t (*progress)(struct ib_comm *comm)) {
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  rc->remote_ring = *ring;
+  use_cts_qp(rc, 0);
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) comm->qps[i].wr_id_base = ib_wr_id(IB_WR_CTS, i, 0, 0);
+  comm->progress = progress;
+  comm->test_has_more = comm->nrails > 1 || comm->event_driven || ib_detect_is_possible(comm);
+  if (comm->plan.two_sided) comm->max_bytes = ib_two_sided_max_bytes(&comm->plan);
+  ib_comm_limit_inline(comm);
+}
+
+rail_result_t ib_recv_comm_prepost(struct ib_comm *comm) {
+  if (comm->plan.two_sided) return RAIL_OK;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    int err = ib_recv_prepost_qp(comm, &comm->qps[i]);
+    if (err) return ib_error_post(comm, &comm->qps[i], "ibv_post_recv", err);
   }
   return RAIL_OK;
 }

@@ -25,53 +25,6 @@
 #define BATCH 16 /* writes that are posted at once */
 #define UNMATCHED_CALLS 64 /* of so many isends that found no receive of their tag one asks ib_cts_lacks_first */
 
-/* ---- the comm ----------------------------------------------------------- */
-
-struct ib_comm *ib_send_comm_alloc(void) {
-  struct ib_send_comm *sc = calloc(1, sizeof *sc);
-  if (!sc || !ib_comm_init(&sc->base, IB_SEND_COMM_MAGIC)) {
-    free(sc);
-    return NULL;
-  }
-  ib_request_pool_init(&sc->free, sc->sends, sizeof sc->sends[0], IB_MAX_SENDS, &sc->base);
-  for (unsigned int i = 0; i < IB_MAX_SENDS; i++) sc->sends[i].number = (uint16_t)i;
-  STAILQ_INIT(&sc->unposted);
-  ib_cts_match_init(&sc->match, &sc->base.ctrl_buf->ring);
-  return &sc->base;
-}
-
-/* NCCL's rule: InfiniBand switches may route adaptively, Ethernet switches are taken not to. */
-static bool routes_adaptively(const struct ib_port *port) {
-  return ib_params.adaptive_routing < 0 ? !ib_port_is_ethernet(port) : ib_params.adaptive_routing != 0;
-}
-
-bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm)) {
-  struct ib_send_comm *sc = ib_send_comm_of(comm);
-  comm->progress = progress;
-  comm->test_has_more = comm->nrails > 1 || comm->event_driven || comm->plan.two_sided || ib_detect_is_possible(comm);
-  free(sc->posted);
-  sc->posted = calloc(comm->plan.nqps, IB_SEND_DEPTH * sizeof *sc->posted);
-  if (!sc->posted) return false;
-  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
-    comm->qps[i].posted.entries = &sc->posted[i * IB_SEND_DEPTH];
-    comm->qps[i].wr_id_base = ib_wr_id(IB_WR_SEND, i, 0, 0);
-    sc->live[i] = &comm->qps[i];
-  }
-  sc->nlive = comm->plan.nqps;
-  sc->most_parts = comm->plan.qps_per_message;
-  sc->min_part = (uint64_t)ib_params.min_part;
-  ib_stripe_close(sc);
-  if (!sc->two_sided && !ib_stripe_open(sc)) return false;
-  sc->rotates_qps = !sc->stripe && !sc->two_sided;
-  for (unsigned int i = 0; i < comm->nrails; i++) {
-    sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
-    const uint64_t whole = RAIL_MIN(sc->separate_above[i], 1ull << comm->plan.max_write_log2);
-    sc->whole_below[i] = comm->plan.notices ? 0 : whole + 1;
-  }
-  ib_comm_limit_inline(comm);
-  return true;
-}
-
 /* ---- match: no buffer to send to ------------------------------------------- */
 
 /* Counts for how long sends have found the ring as it is; any change of it restarts the timer. So does a send of
@@ -113,7 +66,8 @@ static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_f
   if (rail_unlikely(found == IB_CTS_INVALID)) return ib_error_invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
   const uint32_t work = atomic_load_explicit(&sc->base.pending_work, memory_order_acquire);
-  if (rail_unlikely(work & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base)); /* the next isend may find it */
+  /* ib_progress; the next isend may find what it brings. */
+  if (rail_unlikely(work & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base));
   const uint32_t faults = work & ~IB_COMM_WORK;
   if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
   const bool look = ++sc->unmatched_calls % UNMATCHED_CALLS == 0;
@@ -432,6 +386,20 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   else signaled_done(comm, qp, wc);
 }
 
+rail_result_t ib_send_finish(struct ib_send *send, int *sizes) {
+  if (sizes) sizes[0] = send->length > INT_MAX ? INT_MAX : (int)send->length;
+  send->base.magic = IB_REQ_FREE;
+  SLIST_INSERT_HEAD(&ib_send_comm_of(send->base.comm)->free, &send->base, free);
+  return send->base.result;
+}
+
+uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc) {
+  uint64_t bytes = 0;
+  for (unsigned int i = 0; i < IB_MAX_SENDS; i++)
+    if (sc->sends[i].base.magic == IB_REQ_SEND && sc->sends[i].base.pending) bytes += sc->sends[i].length;
+  return bytes;
+}
+
 /* ---- the loss and the return of a QP ---------------------------------------------------- */
 
 /* A message has as many parts as an immediate can name: all, or a power of two. */
@@ -483,16 +451,49 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
   return RAIL_OK;
 }
 
-rail_result_t ib_send_finish(struct ib_send *send, int *sizes) {
-  if (sizes) sizes[0] = send->length > INT_MAX ? INT_MAX : (int)send->length;
-  send->base.magic = IB_REQ_FREE;
-  SLIST_INSERT_HEAD(&ib_send_comm_of(send->base.comm)->free, &send->base, free);
-  return send->base.result;
+/* ---- the sender's part of a comm: made ------------------------------------- */
+
+struct ib_comm *ib_send_comm_alloc(void) {
+  struct ib_send_comm *sc = calloc(1, sizeof *sc);
+  if (!sc || !ib_comm_init(&sc->base, IB_SEND_COMM_MAGIC)) {
+    free(sc);
+    return NULL;
+  }
+  ib_request_pool_init(&sc->free, sc->sends, sizeof sc->sends[0], IB_MAX_SENDS, &sc->base);
+  for (unsigned int i = 0; i < IB_MAX_SENDS; i++) sc->sends[i].number = (uint16_t)i;
+  STAILQ_INIT(&sc->unposted);
+  ib_cts_match_init(&sc->match, &sc->base.ctrl_buf->ring);
+  return &sc->base;
 }
 
-uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc) {
-  uint64_t bytes = 0;
-  for (unsigned int i = 0; i < IB_MAX_SENDS; i++)
-    if (sc->sends[i].base.magic == IB_REQ_SEND && sc->sends[i].base.pending) bytes += sc->sends[i].length;
-  return bytes;
+/* NCCL's rule: InfiniBand switches may route adaptively, Ethernet switches are taken not to. */
+static bool routes_adaptively(const struct ib_port *port) {
+  return ib_params.adaptive_routing < 0 ? !ib_port_is_ethernet(port) : ib_params.adaptive_routing != 0;
+}
+
+bool ib_send_comm_start(struct ib_comm *comm, rail_result_t (*progress)(struct ib_comm *comm)) {
+  struct ib_send_comm *sc = ib_send_comm_of(comm);
+  comm->progress = progress;
+  comm->test_has_more = comm->nrails > 1 || comm->event_driven || comm->plan.two_sided || ib_detect_is_possible(comm);
+  free(sc->posted);
+  sc->posted = calloc(comm->plan.nqps, IB_SEND_DEPTH * sizeof *sc->posted);
+  if (!sc->posted) return false;
+  for (unsigned int i = 0; i < comm->plan.nqps; i++) {
+    comm->qps[i].posted.entries = &sc->posted[i * IB_SEND_DEPTH];
+    comm->qps[i].wr_id_base = ib_wr_id(IB_WR_SEND, i, 0, 0);
+    sc->live[i] = &comm->qps[i];
+  }
+  sc->nlive = comm->plan.nqps;
+  sc->most_parts = comm->plan.qps_per_message;
+  sc->min_part = (uint64_t)ib_params.min_part;
+  ib_stripe_close(sc);
+  if (!sc->two_sided && !ib_stripe_open(sc)) return false;
+  sc->rotates_qps = !sc->stripe && !sc->two_sided;
+  for (unsigned int i = 0; i < comm->nrails; i++) {
+    sc->separate_above[i] = routes_adaptively(comm->rails[i].port) ? (uint64_t)ib_params.ar_threshold : UINT64_MAX;
+    const uint64_t whole = RAIL_MIN(sc->separate_above[i], 1ull << comm->plan.max_write_log2);
+    sc->whole_below[i] = comm->plan.notices ? 0 : whole + 1;
+  }
+  ib_comm_limit_inline(comm);
+  return true;
 }
