@@ -2,8 +2,9 @@
  *
  * The vtables that NCCL sees, made from rail_plugin_ops (common/net/net_ops.h).
  * abi_vN.c holds version N's table and whatever only it needs; a function here
- * serves every version whose slot has that signature. They convert, guarantee
- * what the caller relies on (outputs written, NULL accepted), and do nothing else.
+ * serves every version whose slot has that signature, and is named for the first
+ * of them. They convert, guarantee what the caller relies on (outputs written,
+ * NULL accepted), and do nothing else.
  *
  * Below v11 NCCL has no contexts: its own shim calls init once a process and
  * never tells the plugin about the end. Those versions share one context,

@@ -8,7 +8,7 @@
 #include "common/net/abi.h"
 #include "common/base/log.h"
 
-#define OPS rail_plugin_ops
+#define OPS rail_plugin_ops /* the plugin's table, in its *_main.c */
 
 RAIL_COLD int rail_abi_escaped(const char *call) {
   RAIL_WARN("%s: %s returned \"in progress\", which is no result for NCCL: a bug of this plugin", OPS.name, call);
