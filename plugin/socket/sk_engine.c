@@ -45,7 +45,7 @@ struct poll_thread;
  * or with another comm, which is then run for nothing. */
 struct sk_poll_ctx {
   struct poll_thread *thread;
-  sk_poll_fn fn;
+  sk_poll_fn fn;          /* sk_progress_engine; of `arg`, a comm */
   _Atomic(void *) arg;    /* NULL: free */
   _Atomic uint32_t busy;  /* the thread runs it; detach waits for it */
   _Atomic uint32_t notified; /* it is in the thread's list of notified ones */

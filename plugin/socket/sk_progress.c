@@ -160,6 +160,7 @@ static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
     frame_fn on_frame = frame_ops[comm->side][frame.type];
     if (rail_unlikely(!on_frame)) return bad_type(comm, &frame);
     result = on_frame(comm, s, &frame);
+    /* MSG and DATA wait for a buffer or another stream, the others for the rest of their bytes. */
     if (result == RAIL_IN_PROGRESS) return frame.type <= SK_FRAME_DATA ? PARSE_BLOCKED : PARSE_NEEDS_BYTES;
     if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
   }
