@@ -144,7 +144,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
   }
 
   /* Take the request, and encode an entry per buffer. */
-  rail_result_t posted = RAIL_OK;
+  rail_result_t result = RAIL_OK; /* of posting receive WRs, with the SEND protocol */
   ib_request_begin(comm, &recv->base, IB_REQ_RECV, n);
   recv->n = n;
   for (unsigned int i = 0; i < n; i++) {
@@ -156,7 +156,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
     recv->buffers[i] = (struct ib_buffer){.capacity = sizes[i], .tag = tag, .mr = mr};
     if (mr) rail_net_memory_hold(&mr->memory);
     if (two_sided) ib_two_sided_divide(rc, &cts);
-    if (two_sided && posted == RAIL_OK) posted = ib_two_sided_receive(rc, slot, &cts, data);
+    if (two_sided && result == RAIL_OK) result = ib_two_sided_receive(rc, slot, &cts, data);
     if (!two_sided && mr) memcpy(cts.rkeys, mr->rkeys, sizeof cts.rkeys);
     ib_cts_encode(&cts, rc->next_seq, &comm->ctrl_buf->ring.slots[slot][i]);
   }
@@ -166,7 +166,7 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
   /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again, and
    * so where post_cts finds the QP lost, which is RAIL_OK with failover. A receive whose receive WRs are not all there
    * is never announced. */
-  if (rail_unlikely(posted != RAIL_OK)) return RAIL_OK;
+  if (rail_unlikely(result != RAIL_OK)) return RAIL_OK;
   if (rail_unlikely(!rc->cts_qp) || rail_likely(post_cts(rc, rc->cts_qp, n, slot) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;
 }
