@@ -264,7 +264,7 @@ static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoin
 
 static void handle_completion(struct ofi_endpoint *endpoint, void *context, const struct ofi_completion *completion) {
   struct ofi_op *op = context;
-  if (op->kind <= OFI_OP_PROBE) {
+  if (op->kind <= OFI_OP_PROBE) { /* no progress of a comm */
     if (op->kind == OFI_OP_FRAME_IN) {
       frame_done(endpoint, op, completion);
       return;

@@ -28,40 +28,6 @@ static void complete_send(struct ofi_send *send) {
   ofi_request_end(&send->base);
 }
 
-/* ---- control messages of the receiver ------------------------------------------------ */
-
-RAIL_COLD static void peer_refused_size(struct ofi_comm *comm, uint64_t size) {
-  (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "a message of %llu bytes is larger than the receive buffer that the peer "
-                      "has posted for it; send and receive do not fit together", (unsigned long long)size);
-}
-
-void ofi_send_on_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
-  bool good = false;
-  if (frame->type == OFI_FRAME_REVOKE) {
-    sc->base.revoked = sc->base.revoked_due = true;
-    ofi_send_revoked(sc);
-    return;
-  }
-  if (frame->type == OFI_FRAME_GRANT) good = ofi_handle_grants(sc, frame);
-  else if (frame->type == OFI_FRAME_ACK) good = ofi_handle_ack(sc, frame);
-  else if (frame->type == OFI_FRAME_PONG) good = ofi_comm_ponged(&sc->base, frame);
-  else if (frame->type == OFI_FRAME_TOO_LARGE && sc->report.seen != sc->next_eager) {
-    peer_refused_size(&sc->base, frame->size);
-    return;
-  }
-  if (!good)
-    (void)ofi_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
-                        "protocol error: a control message of type %u with number %u that cannot be; is the peer of "
-                        "another release?", frame->type, frame->seq);
-}
-
-/* After each REVOKE of the peer's: REVOKED, when nothing of ours is under way any more. */
-void ofi_send_revoked(struct ofi_send_comm *sc) {
-  if (!sc->base.revoked_due || sc->base.nops) return;
-  sc->base.revoked_due = false;
-  ofi_comm_revoke(&sc->base);
-}
-
 /* ---- match -------------------------------------------------------------------- */
 
 /* The oldest buffer of this tag that is granted and not taken. */
@@ -408,4 +374,38 @@ void ofi_send_finish(struct ofi_send *send, int *sizes) {
   if (sizes) sizes[0] = send->size > INT_MAX ? INT_MAX : (int)send->size;
   send->base.magic = OFI_REQ_FREE;
   SLIST_INSERT_HEAD(&sc->free, &send->base, free);
+}
+
+/* ---- from test: control messages of the receiver ------------------------------------------ */
+
+RAIL_COLD static void peer_refused_size(struct ofi_comm *comm, uint64_t size) {
+  (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "a message of %llu bytes is larger than the receive buffer that the peer "
+                      "has posted for it; send and receive do not fit together", (unsigned long long)size);
+}
+
+void ofi_send_on_frame(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
+  bool good = false;
+  if (frame->type == OFI_FRAME_REVOKE) {
+    sc->base.revoked = sc->base.revoked_due = true;
+    ofi_send_revoked(sc);
+    return;
+  }
+  if (frame->type == OFI_FRAME_GRANT) good = ofi_handle_grants(sc, frame);
+  else if (frame->type == OFI_FRAME_ACK) good = ofi_handle_ack(sc, frame);
+  else if (frame->type == OFI_FRAME_PONG) good = ofi_comm_ponged(&sc->base, frame);
+  else if (frame->type == OFI_FRAME_TOO_LARGE && sc->report.seen != sc->next_eager) {
+    peer_refused_size(&sc->base, frame->size);
+    return;
+  }
+  if (!good)
+    (void)ofi_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
+                        "protocol error: a control message of type %u with number %u that cannot be; is the peer of "
+                        "another release?", frame->type, frame->seq);
+}
+
+/* After each REVOKE of the peer's: REVOKED, when nothing of ours is under way any more. */
+void ofi_send_revoked(struct ofi_send_comm *sc) {
+  if (!sc->base.revoked_due || sc->base.nops) return;
+  sc->base.revoked_due = false;
+  ofi_comm_revoke(&sc->base);
 }
