@@ -98,7 +98,7 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
     if (match_send(sc, rail_container_of(r, struct sk_send, base)) != RAIL_OK) return;
 }
 
-/* ---- frames ---------------------------------------------------------------- */
+/* ---- posting: a matched send is announced, cut into chunks, written ------------- */
 
 /* The last of its frames is made: new_send's hold is dropped, and the request is done when that of each frame is, which
  * sk_stream_wrote drops (with FAILOVER: sk_path.c, when it has arrived). */
@@ -269,6 +269,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   *request = send;
   if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&send->base, &phandle);
   sc->burst++;
+  /* Left in `submitted`: a large message to the engine, any to the thread that owns the comm now. */
   if ((comm->engine && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
     sk_comm_submit(comm, &send->base);
     return RAIL_OK;
