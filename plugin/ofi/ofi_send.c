@@ -11,6 +11,7 @@
  * What the receiver reports (ACK, and each GRANT; ofi_grant.c) tells which EAGERs are there and how much credit is free
  * again, and lets close know when all has arrived.
  */
+#include <assert.h>
 #include <limits.h>
 #include <string.h>
 
@@ -224,6 +225,7 @@ static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *
   uint64_t each = part_size(send);
   if (rail_unlikely(send->size > buffer->size)) return refuse_size(send, buffer);
   if (!send->size) return post_fin(send, 0, 0);
+  assert(send->mr); /* isend refuses bytes without a registration */
   send->nparts = (uint8_t)RAIL_DIV_UP(send->size, each); /* fewer, where rounding has made them larger */
   for (unsigned int i = 0; i < send->nparts; i++) {
     struct ofi_part *p = &send->parts[i];
