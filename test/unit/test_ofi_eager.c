@@ -2,8 +2,8 @@
  * TEST-LIMIT: 240
  *
  * Small messages of the ofi plugin ahead of their receives, over a scripted libfabric: on credit, in places of the
- * receiver's; GRANTs that cross them; what is granted only when the sender asks; and close, which loses nothing of what
- * was reported as sent.
+ * receiver's; GRANTs that cross them; what is granted only when the sender asks; what waits for room; and close, which
+ * loses nothing of what was reported as sent.
  */
 #include "plugin/ofi/ofi_progress.h"
 #include "test/unit/ofi_rig.h"
@@ -261,8 +261,62 @@ TEST(receives_are_posted_anew) {
   rig_close_idle_pair(&r);
 }
 
+static ssize_t no_room_to_write(struct fid_ep *ep, const struct fi_msg_rma *msg, uint64_t flags) {
+  (void)ep, (void)msg, (void)flags;
+  return -FI_EAGAIN;
+}
+static ssize_t no_room_to_tsend(struct fid_ep *ep, const void *buf, size_t len, void *desc, fi_addr_t to, uint64_t tag,
+                                void *context) {
+  (void)ep, (void)buf, (void)len, (void)desc, (void)to, (void)tag, (void)context;
+  return -FI_EAGAIN;
+}
+
+/* A large message finds no room. A small one behind it, for which there is room, and which needs no operation, waits
+ * as well; one for another peer does not. */
+TEST(an_injected_message_does_not_overtake) {
+  static const char *const offers[] = {"nic=fake0 prov=shm inject=4096", "nic=fake0 prov=tcp;ofi_rxm inject=4096"};
+  for (size_t i = 0; i < RAIL_COUNT_OF(offers); i++) {
+    open_pair(offers[i]);
+    struct rig other = {.ctx = {r.ctx[0], rig_ctx()}};
+    rig_connect(&other, 0, 0);
+    void *other_out = rig_reg(other.sc, out, sizeof out), *other_in = rig_reg(other.rc, in, sizeof in);
+    void *large_recv = rig_recv(&r, in + SIZE, SIZE, 4, r.mh_in);
+    RIG_UNTIL(RIG_LOCKED(r.sc, sc()->grants_applied) == OFI_FIRST_SEQ + 1, {
+      rig_poll(r.sc);
+      rig_poll(r.rc);
+    });
+    struct fid_ep *ep = rig_comm(r.sc)->endpoint->nics[0].ep;
+    struct fi_ops_rma *rma = ep->rma, no_write = *rma;
+    struct fi_ops_tagged *tagged = ep->tagged, no_tsend = *tagged;
+    no_write.writemsg = no_room_to_write;
+    no_tsend.send = no_room_to_tsend;
+    RIG_LOCKED(r.sc, (ep->rma = &no_write, ep->tagged = &no_tsend, 0));
+    struct ofi_send *large = rig_send(&r, out, SIZE, 4, r.mh_out), *small = rig_send(&r, out, 50, 1, r.mh_out);
+    CHECK_INT(RIG_LOCKED(r.sc, large->parts[0].data.state), OFI_OP_WAITING);
+    CHECK_INT(RIG_LOCKED(r.sc, small->parts[0].data.state), OFI_OP_WAITING);
+    struct ofi_send *elsewhere = rig_send(&other, out, 50, 1, other_out);
+    CHECK(RIG_LOCKED(other.sc, ofi_request_is_complete(&elsewhere->base)));
+    CHECK_INT(rig_finish(&other, elsewhere, rig_recv(&other, in, SMALL, 1, other_in)), 50);
+    for (int k = 0; k < 50; k++) {
+      CHECK(!rig_done(small, NULL));
+      rig_poll(r.rc);
+    }
+    CHECK_INT(RIG_LOCKED(r.rc, rc()->have.seen), OFI_FIRST_SEQ);
+    RIG_LOCKED(r.sc, (ep->rma = rma, ep->tagged = tagged, 0));
+    CHECK_INT(rig_finish(&r, small, rig_recv(&r, in, SMALL, 1, r.mh_in)), 50);
+    CHECK_INT(rig_finish(&r, large, large_recv), SIZE);
+    CHECK(memcmp(in, out, 50) == 0 && memcmp(in + SIZE, out, SIZE) == 0);
+    CHECK_OK(net->dereg_mr(other.sc, other_out));
+    CHECK_OK(net->dereg_mr(other.rc, other_in));
+    CHECK_OK(net->close_send(other.sc));
+    CHECK_OK(net->close_recv(other.rc));
+    CHECK_OK(net->finalize(other.ctx[1]));
+    rig_close_idle_pair(&r);
+  }
+}
+
 RIG_MAIN(TEST_CASE(as_many_as_there_is_credit_for), TEST_CASE(receives_that_are_not_granted), TEST_CASE(groups_in_part),
          TEST_CASE(grants_that_cross_messages), TEST_CASE(too_large_for_a_buffer_that_is_not_granted),
          TEST_CASE(a_small_buffer_without_credit), TEST_CASE(close_loses_nothing),
          TEST_CASE(close_with_a_peer_that_does_not_answer), TEST_CASE(without_credit),
-         TEST_CASE(receives_are_posted_anew))
+         TEST_CASE(receives_are_posted_anew), TEST_CASE(an_injected_message_does_not_overtake))
