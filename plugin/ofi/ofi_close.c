@@ -13,9 +13,9 @@
  *             the connection may end all the same if the peer writes to none of the receives that are left
  *   idle      tagged receives are cancelled, and libfabric has completed every operation that names the caller's memory
  *
- * What has not come to that within RAIL_OFI_CLOSE_TIMEOUT never may: a send that libfabric does not give back, writes
- * that may be half here. Then the endpoint is shut, which ends the other connections over it too: memory that is
- * written after it was freed would be worse.
+ * Where nothing has moved on the way to that for RAIL_OFI_CLOSE_TIMEOUT it never may: a send that libfabric does not
+ * give back, writes that may be half here. Then the endpoint is shut, which ends the other connections over it too:
+ * memory that is written after it was freed would be worse.
  */
 #include <sched.h>
 #include <unistd.h>
@@ -28,6 +28,33 @@
 #define PING_MS 50 /* between two requests that the peer's watch thread poll */
 #define REVOKE_MS 200 /* between two REVOKEs */
 #define GONE_MS 50 /* of polling: what the host of a peer that is gone had sent has been read */
+
+/* ---- how long close waits ----------------------------------------------------------- */
+
+/* RAIL_OFI_CLOSE_TIMEOUT counts from when what close waits for last became less than ever: so close ends. */
+struct wait {
+  uint64_t moved_ns;
+  uint32_t left;
+};
+
+static struct wait begin_wait(uint32_t left) { return (struct wait){.moved_ns = rail_now_ns(), .left = left}; }
+
+/* Has nothing moved for so long? */
+static bool is_over(struct wait *wait, uint32_t left, int64_t ms) {
+  if (left < wait->left) *wait = begin_wait(left);
+  return rail_deadline_passed(wait->moved_ns + (uint64_t)ms * 1000000);
+}
+
+/* Of a comm that is stopped: its operations, and the frames of messages that its peer may still send, at most. */
+static uint32_t left_to_end(const struct ofi_comm *comm) {
+  const uint32_t most = OFI_MAX_RECVS * OFI_MAX_GROUP * OFI_MAX_PATHS + OFI_MAX_EAGER;
+  return comm->nops + most - RAIL_MIN(comm->late_frames, most);
+}
+
+/* Messages that the peer has not reported. */
+static uint32_t left_to_arrive(const struct ofi_send_comm *sc) {
+  return sc->next_eager - sc->report.seen + sc->granted_sends - sc->report.filled;
+}
 
 /* ---- stopping, under the lock ------------------------------------------------------ */
 
@@ -83,10 +110,10 @@ static void poll_once(struct ofi_comm *comm, uint64_t *ping) {
   ofi_endpoint_lock(endpoint);
 }
 
-/* A receiver: nothing more will be written to its buffers. False: the deadline has passed. REVOKE is sent every
+/* A receiver: nothing more will be written to its buffers. False: nothing has moved for so long. REVOKE is sent every
  * REVOKE_MS until it is answered: a provider that connects anew (tcp, rxm) loses what it had sent over the connection
  * that broke. */
-static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
+static bool await_revoked(struct ofi_comm *comm, struct wait *wait, int64_t ms) {
   uint64_t gone = 0, ping = rail_now_ns(), revoke = ping;
   while (!comm->revoked && !comm->endpoint->shut) {
     if (rail_deadline_passed(revoke) && !peer_is_gone(comm)) {
@@ -96,7 +123,7 @@ static bool await_revoked(struct ofi_comm *comm, uint64_t deadline) {
     poll_once(comm, &ping);
     if (!gone && peer_is_gone(comm)) gone = rail_deadline_in_ms(GONE_MS);
     if (rail_deadline_passed(gone)) return true;
-    if (rail_deadline_passed(deadline)) return false;
+    if (is_over(wait, left_to_end(comm), ms)) return false;
   }
   return true;
 }
@@ -121,16 +148,16 @@ static bool any_names_memory(struct ofi_comm *comm) {
 }
 
 /* libfabric has completed the comm's operations. A provider may never complete those with a peer that is gone, or that
- * does not answer: when none has ended for a while, or the deadline has passed, control messages are abandoned, and
- * stay in the comm's memory until the endpoint is closed. What names the caller's memory is not. */
-static bool await_idle(struct ofi_comm *comm, bool answers, uint64_t deadline) {
+ * does not answer: when none has ended for a while, control messages are abandoned, and stay in the comm's memory until
+ * the endpoint is closed. What names the caller's memory is not. */
+static bool await_idle(struct ofi_comm *comm, bool answers, struct wait *wait) {
   uint64_t gone = 0, ping = rail_now_ns();
   for (uint32_t before = comm->nops; comm->nops && !comm->endpoint->shut; before = comm->nops) {
     poll_once(comm, &ping);
     if ((answers && !peer_is_gone(comm)) || comm->nops != before) gone = 0;
     else if (!gone) gone = rail_deadline_in_ms(GONE_MS);
     if (rail_deadline_passed(gone) && !any_names_memory(comm)) return true;
-    if (rail_deadline_passed(deadline)) return !any_names_memory(comm);
+    if (is_over(wait, left_to_end(comm), ofi_params.close_ms)) return !any_names_memory(comm);
   }
   return true;
 }
@@ -151,15 +178,16 @@ static bool is_written_to(const struct ofi_recv_comm *rc) {
 }
 
 static void stop_locked(struct ofi_comm *comm) {
-  uint64_t deadline = rail_deadline_in_ms(ofi_params.close_ms);
   atomic_store(&comm->stopped, true);
   cancel_all(comm, false);
+  struct wait wait = begin_wait(left_to_end(comm));
   bool granting = is_granting(comm), written = granting && is_written_to(ofi_recv_comm_of(comm));
-  bool quiet = !granting || await_revoked(comm, written ? deadline : rail_deadline_in_ms(ofi_params.close_ms / 2));
+  bool quiet = !granting || await_revoked(comm, &wait, written ? ofi_params.close_ms : ofi_params.close_ms / 2);
   cancel_all(comm, true);
-  if (await_idle(comm, quiet, deadline) && (quiet || !written)) return;
-  RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: within %lld ms (RAIL_OFI_CLOSE_TIMEOUT) %s, and %u "
-            "operations have not ended", comm->peer_text, comm->device->name, (long long)ofi_params.close_ms,
+  if (await_idle(comm, quiet, &wait) && (quiet || !written)) return;
+  RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: nothing has moved for %lld ms "
+            "(RAIL_OFI_CLOSE_TIMEOUT); %s, and %u operations have not ended", comm->peer_text, comm->device->name,
+            (long long)ofi_params.close_ms,
             quiet ? "the peer writes no more" : "the peer has not said that it writes no more", comm->nops);
   ofi_shut(comm->endpoint, "a connection was closed whose operations did not end, and may use its memory "
            "(RAIL_OFI_CLOSE_TIMEOUT)");
@@ -179,22 +207,24 @@ void ofi_comm_stop(struct ofi_comm *comm) {
 }
 
 /* Its sends are done, but libfabric, or the network, may still have some of them, and the process may end right after
- * close. The peer's endpoint takes them whether or not its caller calls. */
+ * close. The peer's endpoint takes them whether or not its caller calls, and its watch thread, which the PINGs wake,
+ * reports them one by one: ASK may be behind them. */
 static void await_arrival(struct ofi_send_comm *sc) {
   struct ofi_comm *comm = &sc->base;
-  uint64_t deadline = rail_deadline_in_ms(ofi_params.close_ms), ping = rail_deadline_in_ms(FIRST_PING_MS);
+  uint64_t ping = rail_deadline_in_ms(FIRST_PING_MS);
   bool asked = false, late = false;
   ofi_endpoint_lock(comm->endpoint);
+  struct wait wait = begin_wait(left_to_arrive(sc));
   while (!late && ofi_comm_status(comm) == RAIL_OK && !ofi_comm_has_arrived(sc) && !peer_is_gone(comm)) {
     if (!asked) asked = ofi_comm_ask(sc);
     poll_once(comm, &ping);
-    late = rail_deadline_passed(deadline);
+    late = is_over(&wait, left_to_arrive(sc), ofi_params.close_ms);
   }
   ofi_endpoint_unlock(comm->endpoint);
   if (late)
-    RAIL_WARN("RailOFI: sending to %s over %s: the peer has not said within %lld ms (RAIL_OFI_CLOSE_TIMEOUT) that it "
-              "has all messages, and the connection is closed; check: the peer's log, is its process stopped?",
-              comm->peer_text, comm->device->name, (long long)ofi_params.close_ms);
+    RAIL_WARN("RailOFI: sending to %s over %s: for %lld ms (RAIL_OFI_CLOSE_TIMEOUT) the peer has not said that it has "
+              "more of the last %u messages, and the connection is closed; check: the peer's log, is its process "
+              "stopped?", comm->peer_text, comm->device->name, (long long)ofi_params.close_ms, wait.left);
 }
 
 /* A receiver has something to report, which its sender may be waiting for. */

@@ -92,6 +92,7 @@ struct ofi_comm {
   /* Under the endpoint's lock: */
   uint32_t nops;    /* operations that are not idle */
   uint32_t noutgoing; /* of these, those that do not wait for the peer to send; without probes */
+  uint32_t late_frames; /* EAGER, DATA, FIN that have come since it has failed or was stopped */
   struct ofi_stall stall;
   bool closed;      /* by its caller; it is freed when nops is 0 */
   bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */
@@ -429,7 +430,8 @@ rail_result_t ofi_watch_add(struct ofi_comm *comm);
 rail_result_t ofi_close_send(void *send_comm);
 rail_result_t ofi_close_recv(void *recv_comm);
 /* Ends the connection, with whatever is outstanding: when it returns, none of the caller's memory is touched any more.
- * Waits up to RAIL_OFI_CLOSE_TIMEOUT for what libfabric and the peer have of it; then the endpoint is shut. Once. */
+ * Waits for what libfabric and the peer have of it; where nothing has moved for RAIL_OFI_CLOSE_TIMEOUT the endpoint is
+ * shut. Once. */
 void ofi_comm_stop(struct ofi_comm *comm);
 /* Everything of a comm, whole or half made. Its user of the endpoint too. */
 void ofi_comm_destroy(struct ofi_comm *comm);

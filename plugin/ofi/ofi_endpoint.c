@@ -324,7 +324,8 @@ void ofi_endpoint_wake(struct ofi_endpoint *endpoint) {
   ofi_timer_set(OFI_FIRST_MS);
 }
 
-/* Polls if no caller has since the last look. Returns milliseconds until the next one; 0: there is nothing to come. */
+/* Polls if no caller has since the last look, or a peer may wait for a report that callers' polls leave for later.
+ * Returns milliseconds until the next one; 0: there is nothing to come. */
 static long poll_in_background(struct ofi_endpoint *endpoint) {
   long ms = CALLER_MS;
   if (!ofi_endpoint_try(endpoint)) return ms; /* a caller polls */
@@ -333,7 +334,7 @@ static long poll_in_background(struct ofi_endpoint *endpoint) {
               !TAILQ_EMPTY(&endpoint->control_now) || !TAILQ_EMPTY(&endpoint->control_later);
   if (endpoint->shut || !busy) {
     ms = 0;
-  } else if (endpoint->polls != endpoint->polls_seen) {
+  } else if (endpoint->polls != endpoint->polls_seen && !wanted) {
     endpoint->polls_seen = endpoint->polls;
     endpoint->pause_ms = 0;
   } else {

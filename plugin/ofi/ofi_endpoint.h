@@ -158,7 +158,7 @@ static inline void ofi_endpoint_unlock(struct ofi_endpoint *endpoint) { rail_loc
 /* Once per process: what follows works in a child of fork. */
 void ofi_endpoint_handle_fork(void);
 /* A peer has said something over an oob connection, and may wait for an answer over the fabric, which only a poll
- * finds: the watch thread polls a few times. */
+ * finds, or for a report that callers' polls leave for later: the watch thread polls a few times. */
 void ofi_endpoint_wake(struct ofi_endpoint *endpoint);
 /* The timer has become readable. True. */
 bool ofi_endpoint_timer_fired(void *arg);

@@ -92,8 +92,8 @@ static const struct rail_param rows[] = {
           "silence. 0: never."},
   {.name = "RAIL_OFI_CLOSE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "700ms", .lo = 0, .hi = 60 * 1000,
    .offset = AT(close_ms),
-   .doc = "How long close and deregMr at most wait for operations that libfabric has not given back, and closeSend for "
-          "the peer to say that it has all messages."},
+   .doc = "close and deregMr wait for operations that libfabric has not given back, and closeSend for the peer to say "
+          "that it has all messages, until nothing has moved for this long."},
 };
 
 const struct rail_param_table ofi_param_table = {.module = "ofi", .rows = rows, .count = RAIL_COUNT_OF(rows),

@@ -40,11 +40,16 @@ static void on_completion(struct ofi_op *op, const struct ofi_completion *comple
   if (rail_unlikely(comm->closed && comm->nops == 0)) ofi_comm_free(comm);
 }
 
+static bool is_of_a_message(enum ofi_frame_type type) {
+  return type == OFI_FRAME_EAGER || type == OFI_FRAME_DATA || type == OFI_FRAME_FIN;
+}
+
 static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload) {
   bool ends = frame->type == (comm->sender ? OFI_FRAME_REVOKE : OFI_FRAME_REVOKED);
   if (rail_unlikely(frame->type == OFI_FRAME_PING)) ofi_comm_pinged(comm, frame);
   else if (rail_unlikely(!comm->npaths)) return; /* the peer is not known yet: nothing can be answered */
-  else if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK && !ends)) return;
+  else if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK && !ends))
+    comm->late_frames += is_of_a_message(frame->type); /* close sees that something comes */
   else if (comm->sender) ofi_send_on_frame(ofi_send_comm_of(comm), frame);
   else ofi_recv_on_frame(ofi_recv_comm_of(comm), frame, payload);
 }
