@@ -438,6 +438,7 @@ void kit_group_stop(struct kit_group *g) {
 void kit_placement_apply(const struct kit_placement *placement, int rank, struct kit_process_setup *setup) {
   const struct kit_location *place = &placement->at[rank % 2];
   if (place->netns[0]) setup->netns = place->netns;
+  if (place->bound) setup->cpu = &place->cpu;
   setup->place_env = place->env;
 }
 
@@ -445,6 +446,9 @@ void kit_placement_append(const struct kit_placement *placement, char *text, siz
   size_t at = strlen(text);
   if (placement->at[0].netns[0])
     snprintf(text + at, size - at, " --netns %s,%s", placement->at[0].netns, placement->at[1].netns);
+  at = strlen(text);
+  if (placement->at[0].bound)
+    snprintf(text + at, size - at, " --bind %d,%d", placement->at[0].cpu, placement->at[1].cpu);
   for (int i = 0; i < 2; i++)
     for (const char *const *e = placement->at[i].env; *e; e++) {
       char word[512];

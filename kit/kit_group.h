@@ -48,19 +48,23 @@ struct kit_message {
 /* How a process is started, where it differs from its parent. Applies to processes on this host only. */
 struct kit_process_setup {
   const char *netns;      /* a named network namespace to enter; NULL: none */
+  const int *cpu;         /* a processor to run on alone; NULL: on any */
   const char *preload;    /* for LD_PRELOAD; NULL: none */
   const char *const *env; /* NAME=value …, NULL at the end; NULL: none */
   const char *const *place_env; /* the same, set after `env`: of its place */
 };
 
 /* Where processes run when all are on this host: even ranks in one place, odd ones in another, each with a network
- * namespace and an environment of its own. So two ports of one machine, or two namespaces, can act as two hosts. */
+ * namespace, an environment and a processor of its own. So two ports of one machine, or two namespaces, can act as two
+ * hosts. */
 #define KIT_LOCATION_ENV 16
 
 struct kit_location {
   char netns[64];                        /* a named network namespace; "": this one */
   const char *env[KIT_LOCATION_ENV + 1]; /* NAME=value; NULL at the end */
   unsigned int nenv;
+  bool bound; /* to cpu */
+  int cpu;
 };
 
 struct kit_placement { struct kit_location at[2]; };

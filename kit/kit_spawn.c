@@ -58,6 +58,15 @@ static void enter_netns(const char *name) {
   mount(name, "/sys", "sysfs", 0, NULL);
 }
 
+static void bind_to(int cpu) {
+  char name[16];
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  snprintf(name, sizeof name, "%d", cpu);
+  if (sched_setaffinity(0, sizeof set, &set) != 0) cannot("processor", name);
+}
+
 static void place(int fd, int at) {
   if (fd == at) fcntl(fd, F_SETFD, 0);
   else if (dup2(fd, at) < 0) cannot("dup2", "of a side's descriptor");
@@ -75,6 +84,7 @@ _Noreturn static void become_process(pid_t parent, int fd, int calls_fd, const s
   place(high, KIT_PROCESS_FD);
   place(high_calls, KIT_CALL_TRACE_FD);
   if (setup->netns) enter_netns(setup->netns);
+  if (setup->cpu) bind_to(*setup->cpu);
   if (setup->netns || job->hosts > 1) setenv("RAIL_KIT_REMOTE", "1", 1); /* loopback does not lead there */
   if (setup->preload) setenv("LD_PRELOAD", setup->preload, 1);
   for (const char *const *e = setup->env; e && *e; e++) putenv((char *)(uintptr_t)*e);

@@ -92,6 +92,24 @@ def callers_that_spin():
         "bw": (True, 0), "lat": (True, 0), "connect": (False, 0)}, cells
 
 
+def sides_bound_to_processors():
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        raise Skip("one processor")
+    argv = [str(KIT), "bench", str(SOCKET), "--kind", "bw", "--size", "4K", "--comms", "1", "--rounds", "1",
+            "--seconds", "0.5", "--quiet"]
+    for bind, expected in ((["--bind", f"{cpus[1]},{cpus[0]}"], [{cpus[1]}, {cpus[0]}]), ([], [set(cpus)] * 2)):
+        program, found = subprocess.Popen(argv + bind, stdout=subprocess.DEVNULL), []
+        deadline = time.monotonic() + 30
+        while found != expected and program.poll() is None and time.monotonic() < deadline:
+            sides = pathlib.Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+            try:
+                found = [os.sched_getaffinity(int(pid)) for pid in sides]
+            except ProcessLookupError:
+                break  # it was not seen before the run's end
+        assert program.wait(30) == 0 and found == expected, (bind, found)
+
+
 def one_buffer():
     """All messages of a window in one: so they fit where else the window would be smaller."""
     found = measure(SOCKET, "--kind", "bw,lat,connect", "--size", "64K", "--comms", 1, "--window", 8, "--one-buffer",
@@ -379,7 +397,9 @@ def bad_options():
                        (("--sides", 17), "'17'"), (("--group", 33), "'33'"), (("--memory", "disk"), "'disk'"),
                        (("--seconds", -1), "'-1'"), (("--patience", 0), "'0'"), (("--rounds", 0), "'0'"),
                        (("--env", "socket"), "'socket'"), (("--env", "x:A=B", SOCKET), "x:A=B"),
-                       (("--plot", "x.gif"), "x.gif"), (("--netns", "a", SOCKET), "'a'"), ((SOCKET, SOCKET), "socket"),
+                       (("--plot", "x.gif"), "x.gif"), (("--netns", "a", SOCKET), "'a'"),
+                       (("--bind", "0", SOCKET), "'0'"), (("--bind", "0,9999", SOCKET), "'0,9999'"),
+                       ((SOCKET, SOCKET), "socket"),
                        (("--fail-below", 0.5, SOCKET), "--compare"), (("--abi", 5), "'5'"), (("--fish",), "--fish")):
         done = run([KIT, "bench", *args])
         expect(done, 2, said)
@@ -388,7 +408,8 @@ def bad_options():
 
 
 main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_sides),
-      ("half round trips", half_round_trips), ("callers that spin", callers_that_spin), ("one buffer", one_buffer),
+      ("half round trips", half_round_trips), ("callers that spin", callers_that_spin),
+      ("sides bound to processors", sides_bound_to_processors), ("one buffer", one_buffer),
       ("odd sizes", odd_sizes), ("a gigabyte", a_gigabyte),
       ("what does not fit", what_does_not_fit), ("grouped receives", grouped_receives),
       ("plugins alternate", plugins_alternate),

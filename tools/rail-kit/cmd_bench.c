@@ -157,6 +157,8 @@ static const struct tool_option options[] = {
     {"sweep", 0, NULL, "all kinds and patterns, more windows: some ten minutes a plugin", TOOL_CALL, .set = set_preset,
      .tag = KIT_BENCH_SWEEP},
     RK_PLACEMENT_OPTIONS(struct bench_options, plan.placement),
+    {"bind", 0, "A,B", "processors that the even and the odd sides are bound to; without it to none", TOOL_CALL,
+     AT(plan.placement), .set = rk_set_bind},
     RK_HOSTS_OPTIONS(struct bench_options, hosts),
     {"json", 'J', "FILE", "everything as JSON; '-': on standard output, the table on standard error", TOOL_TEXT,
      AT(json), .allowed = "a file, or - for standard output"},
@@ -318,7 +320,7 @@ static int one_plugin(const struct bench_options *o) {
   if (o->plan.ncolumns - o->tcp > 1)
     tool_misuse(&command, "two hosts: one plugin at a time (and --tcp), not also", o->columns[1].name);
   else if (o->nenv > 0 || rk_has_placement(&o->plan.placement))
-    tool_misuse(&command, "only on one host:", o->nenv > 0 ? "--env" : "--netns, --side-env");
+    tool_misuse(&command, "only on one host:", o->nenv > 0 ? "--env" : "--netns, --side-env, --bind");
   else return TOOL_EXIT_OK;
   return TOOL_EXIT_USAGE;
 }

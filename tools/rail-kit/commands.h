@@ -65,10 +65,11 @@ struct rk_hosts {
  * reported on stderr, exit 3. */
 int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_link **link, int *status);
 
-/* ---- --netns and --side-env ---- */
+/* ---- --netns, --side-env and --bind ---- */
 
 int rk_set_netns(const struct tool_value *v);
 int rk_set_side_env(const struct tool_value *v);
+int rk_set_bind(const struct tool_value *v);
 
 #define RK_PLACEMENT_OPTIONS(TYPE, FIELD)                                                                     \
   {"netns",                                                                                                   \

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The options that several subcommands share. */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +118,7 @@ int rk_hosts_open(const struct rk_hosts *hosts, const char *plugin, struct kit_l
   return leads ? 0 : follow(*link, plugin, status);
 }
 
-/* ---- --netns and --side-env ---- */
+/* ---- --netns, --side-env and --bind ---- */
 
 static struct kit_placement *placement_of(const struct tool_value *v) {
   return (void *)((char *)v->into + v->option->at);
@@ -149,6 +150,19 @@ int rk_set_side_env(const struct tool_value *v) {
   return 0;
 }
 
+/* Only what this process may use itself. */
+int rk_set_bind(const struct tool_value *v) {
+  struct kit_location *at = placement_of(v)->at;
+  cpu_set_t allowed;
+  char end;
+  bool fine = sscanf(v->text, "%d,%d%c", &at[0].cpu, &at[1].cpu, &end) == 2 &&
+              sched_getaffinity(0, sizeof allowed, &allowed) == 0;
+  for (int i = 0; fine && i < 2; i++)
+    fine = at[i].cpu >= 0 && at[i].cpu < CPU_SETSIZE && CPU_ISSET(at[i].cpu, &allowed);
+  at[0].bound = at[1].bound = fine;
+  return fine ? 0 : tool_bad(v, "two processors that this process may use, with a comma");
+}
+
 bool rk_has_placement(const struct kit_placement *placement) {
-  return placement->at[0].netns[0] || placement->at[0].nenv > 0 || placement->at[1].nenv > 0;
+  return placement->at[0].bound || placement->at[0].netns[0] || placement->at[0].nenv > 0 || placement->at[1].nenv > 0;
 }
