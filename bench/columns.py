@@ -7,12 +7,15 @@ import shlex
 import socket
 import time
 
+import machine
 from program import Failed, Program, children_cpu
 
 
 class Column:
     """`run` takes a cell, variables for its programs, and seconds; it returns a dictionary with "verdict": ok, wrong,
     failed or stuck, and the figures when it is ok."""
+
+    cores = None  # --bind: processors, of the process that sends or calls, and of the other
 
     def __init__(self, key, title, env=None):
         self.key, self.title, self.env = key, title, dict(env or {})
@@ -23,6 +26,21 @@ class Column:
 
     def environment(self, cell):
         return self.env
+
+    def bound(self, side, argv):
+        return ["taskset", "-c", str(self.cores[side]), *argv] if self.cores else argv
+
+
+def bind(columns, wanted):
+    """--bind: each of the two processes of every program gets a core of its own. What a report says of it."""
+    if not wanted:
+        return "not bound to cores"
+    cores = machine.cores()[:2]
+    if len(cores) < 2:
+        raise Failed("--bind wants 2 cores, one for each of the two processes; this program may use 1")
+    for column in columns:
+        column.cores = cores
+    return f"each bound to a core, processors {cores[0]} and {cores[1]}"
 
 
 SPIN = "spin"  # what a caller does when nothing moved: looks again; else us of sleep, 0: sched_yield
@@ -40,6 +58,7 @@ class KitBench(Column):
         idle += ["--one-buffer"] if getattr(cell, "one_buffer", False) else []
         how = ["--size", cell.size, "--comms", cell.comms, "--window", cell.window, *idle, "--kind", cell.kind,
                "--rounds", 1, "--warmup", warmup, "--seconds", seconds, "--check", 0]
+        how += ["--bind", "{},{}".format(*self.cores)] if self.cores else []
         return self.base + [str(x) for x in how]
 
     def run(self, cell, env, warmup, seconds):
@@ -103,10 +122,10 @@ class Counted(Column):
     def pair(self, cell, env, server, client, port):
         """Runs both programs to their ends: the client's argv and output, and the CPU seconds of both."""
         before = children_cpu()
-        listening = Program(server, env)
+        listening = Program(self.bound(1, server), env)
         try:
             wait_for_port(port, listening.child)
-            status, out, err = Program(client, env).finish(60)
+            status, out, err = Program(self.bound(0, client), env).finish(60)
             if status == 0:
                 status, _, err = listening.finish(20)
         finally:
@@ -156,7 +175,7 @@ class Ucx(Counted):
 
     def shown(self, cell, warmup, seconds):
         words = [f"{k}={shlex.quote(v)}" for k, v in self.environment(cell).items()]
-        return " ".join(words + [shlex.join(self.command(cell, self.iterations(cell, seconds)))])
+        return " ".join(words + [shlex.join(self.bound(0, self.command(cell, self.iterations(cell, seconds))))])
 
 
 def free_port():

@@ -48,6 +48,16 @@ def describe(root, cc):
     }
 
 
+def cores():
+    """The first processor of each core that this program may use."""
+    found = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        topology = f"/sys/devices/system/cpu/cpu{cpu}/topology"
+        core = text_of(f"{topology}/physical_package_id"), text_of(f"{topology}/core_id")
+        found.setdefault(core if "?" not in core else cpu, cpu)
+    return list(found.values())
+
+
 def busy_and_stolen():
     """CPU seconds that processes of this machine have used, and that its host has withheld from it."""
     fields = [int(x) / os.sysconf("SC_CLK_TCK") for x in text_of("/proc/stat").splitlines()[0].split()[1:]]

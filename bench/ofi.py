@@ -153,7 +153,7 @@ class Calls(Counted):
     def shown(self, cell, warmup, seconds):
         n = self.iterations(cell, seconds)
         words = [f"{k}={shlex.quote(v)}" for k, v in self.environment(cell).items()]
-        server, client = (shlex.join(self.command(cell, n, 47592, calls)) for calls in (False, True))
+        server, client = (shlex.join(self.bound(side, self.command(cell, n, 47592, side == 0))) for side in (1, 0))
         return " ".join(["export", *words]) + f"; {server} & sleep 1; {client} 127.0.0.1"
 
 
@@ -404,7 +404,7 @@ def facts(about):
         + (f"; TCP congestion control, verified on every socket: {controls_}" if controls_ else "")
         + (f"; protocols of Railyard: {chosen}" if chosen else ""),
         f"railyard {about['railyard']}; UCX {about['ucx'].removeprefix('# ')}; {about['compiler']}",
-        f"loopback, two processes, one thread each, not bound to cores; {about['rounds']} round(s), "
+        f"loopback, two processes, one thread each, {about['bound']}; {about['rounds']} round(s), "
         f"{about['timed_s']:g} s a cell after {about['warmup_s']:g} s warm-up; {about['seconds']:.0f} s in all",
         load_fact(about),
     ] + [f"left out: {words}" for words in about["left_out"]]

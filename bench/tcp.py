@@ -158,7 +158,7 @@ def facts(about):
         f"TCP congestion control: the system's is {about['congestion_control']}; measured, and verified on every "
         f"socket: {', '.join(about['congestion_controls'])}",
         f"railyard {about['railyard']}; UCX {about['ucx'].removeprefix('# ')}; {about['compiler']}",
-        f"loopback, two processes, one thread each, not bound to cores; {about['rounds']} round(s), "
+        f"loopback, two processes, one thread each, {about['bound']}; {about['rounds']} round(s), "
         f"{about['timed_s']:g} s a cell after {about['warmup_s']:g} s warm-up; {about['seconds']:.0f} s in all",
         load_fact(about),
     ]

@@ -18,6 +18,7 @@ import ofi
 import report
 import tcp
 import verbs
+from columns import bind
 from program import Failed
 from report import OURS
 
@@ -82,6 +83,8 @@ def arguments(fabric):
     p.add_argument("--seconds", type=float,
                    help="timed seconds of a cell; {}, or {} with --quick".format(*fabric.SECONDS))
     p.add_argument("--warmup", type=float, help="seconds before; {}, or {} with --quick".format(*fabric.WARMUP))
+    p.add_argument("--bind", action="store_true",
+                   help="each of the two processes of every program bound to a core of its own")
     p.add_argument("--quick", action="store_true", help=fabric.QUICK_HELP)
     p.add_argument("--wait", type=float, default=fabric.WAIT,
                    help=f"seconds to wait for a quiet machine ({fabric.WAIT})")
@@ -135,8 +138,9 @@ def main():
     columns = chosen(fabric.make_columns(o, plugins, env), o.only, env, parser)
     about = machine.describe(ROOT, os.environ.get("CC", "gcc"))
     about |= {"rounds": o.rounds, "timed_s": o.seconds, "warmup_s": o.warmup}
-    about["others_before"] = round(machine.wait_until_quiet(QUIET, o.wait), 2)
     try:
+        about["bound"] = bind(columns, o.bind)
+        about["others_before"] = round(machine.wait_until_quiet(QUIET, o.wait), 2)
         rows, cells = fabric.measure(o, columns, plugins, env, parser, about)
     except Failed as why:
         print(f"bench: {why}", file=sys.stderr)

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "test/lab"))
 import ib_instructions
 import machine
 import report
-from columns import SPIN, Counted, KitBench, free_port
+from columns import SPIN, Counted, KitBench, bind, free_port
 from program import Failed
 from report import OURS, load_fact, load_warnings, size_name, spread_cell, table, with_second
 
@@ -140,7 +140,7 @@ class Perftest(Counted):
 
     def shown(self, cell, warmup, seconds):
         n = self.iterations(cell, seconds)
-        server, client = (shlex.join(self.command(cell, side, n, 18515)) for side in (1, 0))
+        server, client = (shlex.join(self.bound(side, self.command(cell, side, n, 18515))) for side in (1, 0))
         return f"{server} & sleep 1; {client} {self.ports.address}"
 
 
@@ -187,6 +187,7 @@ def measure_plan(plan):
     ports = lab_ports() if plan["devices"] is None else own_ports(plan["devices"], plan["gid_index"])
     columns = columns_between(ports, plan["program"], plan["plugins"], plan["env"])
     columns = [c for c in columns if c.key in plan["only"]]
+    bound = bind(columns, plan["bind"])
     cells, mtu = make_cells(plan["sizes"], plan["qps"], plan["metrics"], plan["idle"], plan["window"]), Mtu()
     jobs = [({"mtu": m}, cell) for m in plan["mtus"] for cell in cells]
 
@@ -207,7 +208,7 @@ def measure_plan(plan):
     return {"rows": rows, "loads": loads, "seconds": round(time.monotonic() - start, 1), "kernel": os.uname().release,
             "perftest": machine.first_line("ib_write_bw", "--version"),
             "libibverbs": machine.first_line("dpkg-query", "-W", "-f", "${Version}", "libibverbs1"),
-            "devices": ports.devices,
+            "devices": ports.devices, "bound": bound,
             "columns": {c.key: {"title": c.title, "wire": c.wire,
                                 "command": c.shown(shown[c.key], plan["warmup"], plan["seconds"])}
                         for c in columns if shown[c.key]}}
@@ -273,10 +274,11 @@ def measure(o, columns, plugins, env, p, about):
     plan = {"devices": o.dev.split(",") if o.dev else None, "gid_index": o.gid_index,
             "program": str(o.build / "bin" / "rail-kit"), "plugins": plugins, "env": env,
             "only": [c.key for c in columns], "sizes": o.sizes, "qps": o.qps, "metrics": o.metrics, "mtus": o.mtus,
-            "idle": o.idle, "window": o.window, "rounds": o.rounds, "seconds": o.seconds, "warmup": o.warmup,
+            "idle": o.idle, "window": o.window, "bind": o.bind, "rounds": o.rounds, "seconds": o.seconds,
+            "warmup": o.warmup,
             "wires": {} if o.ours else {OURS: "RailIB"}}
     found, about["load_in_rounds"] = execute(plan)
-    about |= {key: found[key] for key in ("perftest", "libibverbs", "devices", "columns", "seconds")}
+    about |= {key: found[key] for key in ("perftest", "libibverbs", "devices", "bound", "columns", "seconds")}
     about["guest_kernel"] = found["kernel"]
     for column in about["columns"].values():
         column["command"] = column["command"].replace(f"{ROOT}/", "")
@@ -327,7 +329,7 @@ def facts(about):
         f"{where}; {' and '.join(about['devices'])}; RDMA MTU {', '.join(str(m) for m in about['mtus'])}",
         f"railyard {about['railyard']}; perftest {about['perftest']}; libibverbs {about['libibverbs']}; "
         f"{about['compiler']}",
-        f"two processes, one thread each, not bound to cores; {about['rounds']} round(s), {about['timed_s']:g} s a "
+        f"two processes, one thread each, {about['bound']}; {about['rounds']} round(s), {about['timed_s']:g} s a "
         f"cell after {about['warmup_s']:g} s warm-up; {about['seconds']:.0f} s in all; command: {about['command']}",
         load_fact(about),
     ]

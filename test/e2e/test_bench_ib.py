@@ -11,9 +11,10 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
-from coll import BUILD, ROOT, SOCKET, expect, main, run
+from coll import BUILD, ROOT, SOCKET, Skip, expect, main, run
 
 sys.path.insert(0, str(ROOT / "bench"))
+import machine
 from instructions import read_profile
 from verbs import Cell, Perftest
 
@@ -78,6 +79,19 @@ def missed():
     assert [line.split()[0] for line in found["targets"]] == ["missed", "missed"], found["targets"]
 
 
+def bound_to_cores():
+    cores = machine.cores()
+    if len(cores) < 2:
+        raise Skip("one core")
+    done, found, text = bench(1e9, 1e-3, "--bind", "--sizes", 8, "--qps", 1, "--only", "railyard,write_bw,write_lat")
+    expect(done, 0)
+    about, (sends, receives) = found["about"], cores[:2]
+    assert f"--bind {sends},{receives}" in about["columns"]["railyard"]["command"], about
+    server, client = about["columns"]["write_bw"]["command"].split("&")
+    assert f"taskset -c {receives} ib_write_bw" in server and f"taskset -c {sends} ib_write_bw" in client, about
+    assert f"each bound to a core, processors {sends} and {receives}" in text, text
+
+
 def a_program_that_fails():
     done = run([sys.executable, ROOT / "bench/transports.py", "ib", "--build", BUILD, "--mtu", 9000])
     expect(done, 2, "--mtu 9000")
@@ -103,4 +117,5 @@ def parsing():
 
 
 main([("figures, targets and files", figures_and_targets), ("targets that are missed", missed),
+      ("programs bound to cores", bound_to_cores),
       ("what cannot work ends with a reason", a_program_that_fails), ("what programs print", parsing)])

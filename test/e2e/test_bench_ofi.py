@@ -16,6 +16,7 @@ sys.dont_write_bytecode = True
 from coll import BUILD, ROOT, SOCKET, Skip, expect, main, run
 
 sys.path.insert(0, str(ROOT / "bench"))
+import machine
 from congestion import Congestion
 from ofi import Cell, Fabtests, Pingpong
 
@@ -28,6 +29,9 @@ argv, name = sys.argv[1:], os.path.basename(sys.argv[0])
 value = lambda option: argv[argv.index(option) + 1]
 if argv == ["--version"]:
     sys.exit(print("libfabric: 9.9.9"))
+if "SEEN" in os.environ:
+    with open(os.environ["SEEN"], "a") as f:
+        print(name, argv[-1] == "127.0.0.1", *os.sched_getaffinity(0), file=f)
 provider, core = value("-p"), value("-p").split(";")[0]
 if os.environ["FI_PROVIDER"] != core or core == "tcp" and os.environ["FI_TCP_IFACE"] != "lo":
     sys.exit("which provider?")
@@ -52,7 +56,8 @@ else:
 """
 
 
-def bench(us, *args, ours=SOCKET, programs=("fi_pingpong", "fi_rdm_tagged_bw", "fi_rdm_tagged_pingpong")):
+def bench(us, *args, ours=SOCKET, programs=("fi_pingpong", "fi_rdm_tagged_bw", "fi_rdm_tagged_pingpong"),
+          under=()):
     """(what ran, JSON, Markdown); the last two are None where there are no files."""
     folder = pathlib.Path(tempfile.mkdtemp())
     try:
@@ -60,9 +65,9 @@ def bench(us, *args, ours=SOCKET, programs=("fi_pingpong", "fi_rdm_tagged_bw", "
             path = folder / name
             path.write_text(PROGRAM.replace("US", str(us)).replace("BEGIN", "4000"))
             path.chmod(0o755)
-        done = run([sys.executable, ROOT / "bench/transports.py", "ofi", "--build", BUILD, "--out", folder, "--wait", 0,
-                    *(["--ours", ours] if ours else []), "--rounds", 1, "--seconds", 0.02, "--warmup", 0.01, "--cc",
-                    CONTROL, *args], limit=500, PATH=f"{folder}:{os.environ['PATH']}")
+        done = run([*under, sys.executable, ROOT / "bench/transports.py", "ofi", "--build", BUILD, "--out", folder,
+                    "--wait", 0, *(["--ours", ours] if ours else []), "--rounds", 1, "--seconds", 0.02,
+                    "--warmup", 0.01, "--cc", CONTROL, *args], limit=500, PATH=f"{folder}:{os.environ['PATH']}")
         files = [folder / "ofi.json", folder / "ofi.md"]
         if not files[0].exists():
             return done, None, None
@@ -109,6 +114,29 @@ def missed_and_left_out():
     assert "left out: aws over shm" in text and "aws" not in found["about"]["columns"], text
 
 
+def bound_to_cores():
+    allowed = sorted(os.sched_getaffinity(0))
+    one_core = bench(1, "--bind", "--only", "railyard", "--sizes", 8, under=("taskset", "-c", str(allowed[0])))
+    expect(one_core[0], 1, "--bind wants 2 cores")
+    assert one_core[1] is None
+    cores = machine.cores()
+    if len(cores) < 2:
+        raise Skip("one core")
+    caller, listener = cores[:2]
+    with tempfile.TemporaryDirectory() as folder:
+        seen = pathlib.Path(folder) / "seen"
+        env = [word for name in ALL.split(",")[1:] for word in ("--env", f"{name}:SEEN={seen}")]
+        done, found, text = bench(1e-3, "--bind", "--provider", "shm", "--sizes", 8, "--comms", 1, "--only", ALL, *env)
+        expect(done, 0)
+        lines = {tuple(line.split()) for line in seen.read_text().splitlines()}
+    programs = ("fi_pingpong", "fi_rdm_tagged_bw", "fi_rdm_tagged_pingpong")
+    assert lines == {(p, str(calls), str(caller if calls else listener)) for p in programs for calls in (True, False)}
+    assert f"--bind {caller},{listener}" in found["about"]["columns"]["railyard"]["command"], found["about"]
+    assert f"taskset -c {listener} " in found["about"]["columns"]["fi_pingpong"]["command"], found["about"]
+    assert f"each bound to a core, processors {caller} and {listener}" in text, text
+    assert "not bound to cores" in bench(1e-3, "--provider", "shm", "--sizes", 8, "--only", "railyard")[2]
+
+
 def what_cannot_work():
     for args, status, said in ((("--provider", "psm9"), 1, "psm9"), (("--fabtests", "/nowhere"), 2, "fi_rdm_tagged_bw"),
                                (("--libfabric", "/nowhere"), 2, "libfabric.so.1"), (("--comms", 0), 2, "--comms"),
@@ -141,5 +169,6 @@ def our_plugin():
 
 main([("figures, targets and files", figures_and_targets),
       ("targets that are missed, a peer that is left out", missed_and_left_out),
+      ("programs bound to cores", bound_to_cores),
       ("what cannot work ends with a reason", what_cannot_work), ("what programs print", parsing),
       ("our plugin over libfabric", our_plugin)])
