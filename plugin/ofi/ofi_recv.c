@@ -260,8 +260,7 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
   if (rail_unlikely(bad < n))
     return rail_net_refuse_buffer("RailOFI", "irecv", mhandles ? mhandles[bad] : NULL, comm, data[bad], sizes[bad]);
-  if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) return ofi_comm_status(comm);
-  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
+  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return ofi_comm_status(comm); /* another thread polls for it */
   rail_result_t result = receive(ofi_recv_comm_of(comm), n, data, sizes, tags, mhandles, request);
   ofi_endpoint_unlock(comm->endpoint);
   return result;

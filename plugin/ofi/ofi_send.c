@@ -275,13 +275,14 @@ struct message {
 static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct message *message, struct ofi_send **out,
                                     const struct ofi_buffer **buffer) {
   unsigned int index = 0;
+  RAIL_TRY(ofi_comm_status(&sc->base)); /* who had the lock may have ended it */
   bool credit = has_credit(sc, message->size, message->mr);
   struct ofi_slot *slot = oldest_granted(sc, message->tag, &index);
   if (!slot && (!credit || sc->granted_last)) { /* where the receiver grants, its next GRANT may have come */
     (void)ofi_poll(sc->base.endpoint); /* the caller may have no request to test */
+    RAIL_TRY(ofi_comm_status(&sc->base));
     slot = oldest_granted(sc, message->tag, &index);
   }
-  RAIL_TRY(ofi_comm_status(&sc->base)); /* who had the lock, or the poll, may have ended it */
   if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
   bool gone = atomic_load_explicit(&sc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
   if (!slot && !credit) credit = has_credit(sc, message->size, message->mr); /* the poll may have brought some */
@@ -328,8 +329,7 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!rail_net_memory_covers(mhandle, comm, data, size) || size > RAIL_NET_MAX_BYTES))
     return rail_net_refuse_buffer("RailOFI", "isend", mhandle, comm, data, size);
-  if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) return ofi_comm_status(comm);
-  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
+  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return ofi_comm_status(comm); /* another thread polls for it */
   struct ofi_send *send = NULL;
   const struct ofi_buffer *buffer = NULL;
   const struct message message = {.data = data, .size = size, .tag = (uint32_t)tag, .mr = mhandle};
