@@ -31,8 +31,7 @@ static void complete_send(struct ofi_send *send) {
 
 /* ---- match -------------------------------------------------------------------- */
 
-/* The oldest buffer of this tag that is granted and not taken. */
-static struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
+static struct ofi_slot *search_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   for (uint32_t seq = sc->grants_used; seq != sc->grants_applied; seq++) {
     struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
     bool all_taken = !slot->kept || slot->seq != seq;
@@ -44,6 +43,11 @@ static struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, u
       }
   }
   return NULL;
+}
+
+/* The oldest buffer of this tag that is granted and not taken. */
+static inline struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
+  return sc->grants_used == sc->grants_applied ? NULL : search_granted(sc, tag, index);
 }
 
 static bool is_in_host_memory(const struct ofi_mhandle *mr) { return !mr || mr->memory.type == RAIL_PTR_HOST; }
