@@ -31,6 +31,14 @@ static void complete_send(struct ofi_send *send) {
 
 /* ---- match -------------------------------------------------------------------- */
 
+/* What isend's caller gave. */
+struct message {
+  const void *data;
+  size_t size;
+  uint32_t tag;
+  struct ofi_mhandle *mr;
+};
+
 static struct ofi_slot *search_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   for (uint32_t seq = sc->grants_used; seq != sc->grants_applied; seq++) {
     struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
@@ -109,23 +117,26 @@ static void prepare_eager(struct ofi_send *send, uint32_t tag) {
 
 /* An EAGER that the provider copies needs no operation: frame and payload are put together where it copies them from,
  * and the send is done. 0, or ofi_op_inject's answer: nothing was sent, and nothing is counted. */
-RAIL_HOT_INLINE int inject_eager(struct ofi_send *send, uint32_t tag) {
+RAIL_HOT_INLINE int inject_eager(struct ofi_send *send, const struct message *message) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_send_comm *sc = ofi_send_comm_of(comm);
   uint8_t bytes[OFI_MAX_INJECT];
   struct ofi_frame frame;
-  make_eager(sc, tag, &frame);
+  make_eager(sc, message->tag, &frame);
   frame.comm = comm->remote_index;
   frame.token = comm->remote_token;
   ofi_head_encode(&frame, bytes);
-  if (send->size) memcpy(bytes + OFI_FRAME_SIZE, send->data, send->size);
-  int err = ofi_op_inject(comm->endpoint, comm->paths[0].nic, bytes, OFI_FRAME_SIZE + send->size, comm->paths[0].to);
+  if (message->size) memcpy(bytes + OFI_FRAME_SIZE, message->data, message->size);
+  int err = ofi_op_inject(comm->endpoint, comm->paths[0].nic, bytes, OFI_FRAME_SIZE + message->size,
+                          comm->paths[0].to);
   if (rail_unlikely(err)) return err;
-  take_next_eager(sc, tag);
-  rail_stats_add(&comm->stats[OFI_COMM_FRAMES], 1);
-  rail_stats_add(&comm->stats[OFI_COMM_INLINE], 1);
-  rail_stats_add(&comm->stats[OFI_COMM_MESSAGES], 1);
-  rail_stats_add(&comm->stats[OFI_COMM_BYTES], send->size);
+  take_next_eager(sc, message->tag);
+  uint64_t *stats = comm->stats;
+  rail_stats_add(&stats[OFI_COMM_FRAMES], 1);
+  rail_stats_add(&stats[OFI_COMM_INLINE], 1);
+  rail_stats_add(&stats[OFI_COMM_MESSAGES], 1);
+  rail_stats_add(&stats[OFI_COMM_BYTES], message->size);
+  send->size = message->size;
   send->base.magic = OFI_REQ_SEND; /* it was never outstanding */
   atomic_store_explicit(&send->base.state, OFI_COMPLETE, memory_order_release);
   return 0;
@@ -267,14 +278,6 @@ RAIL_COLD static rail_result_t peer_revoked(struct ofi_send_comm *sc) {
   return ofi_comm_fail_faults(&sc->base, RAIL_OOB_PEER_CLOSED);
 }
 
-/* What isend's caller gave. */
-struct message {
-  const void *data;
-  size_t size;
-  uint32_t tag;
-  struct ofi_mhandle *mr;
-};
-
 /* *out: a request, not outstanding yet; NULL: not now. *buffer: that it goes to; NULL: on credit. Under the lock. */
 static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct message *message, struct ofi_send **out,
                                     const struct ofi_buffer **buffer) {
@@ -296,11 +299,6 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
     rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_ROOM], 1);
     return RAIL_OK;
   }
-  send->data = message->data;
-  send->size = message->size;
-  send->mr = message->size ? message->mr : NULL;
-  send->nparts = 1;
-  send->pending = 0;
   sc->granted_last = slot != NULL;
   sc->refused_ns = 0;
   if (slot) {
@@ -317,10 +315,15 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
 }
 
 /* err: OFI_NOT_TRIED, or what inject_eager has met. An operation can wait for room. */
-static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, uint32_t tag, int err) {
+static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, const struct message *message, int err) {
+  send->data = message->data;
+  send->size = message->size;
+  send->mr = message->size ? message->mr : NULL;
+  send->nparts = 1;
+  send->pending = 0;
   ofi_request_begin(&send->base, OFI_REQ_SEND);
   if (send->mr) rail_net_memory_hold(&send->mr->memory);
-  struct ofi_op *op = prepare(send, buffer, tag);
+  struct ofi_op *op = prepare(send, buffer, message->tag);
   rail_result_t sent = !op ? post_parts(send, buffer)
                            : count_posted(send, op, ofi_is_not_now(err) ? ofi_op_post(op) : err);
   if (sent == RAIL_OK && send->pending == 0) complete_send(send);
@@ -341,8 +344,8 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   if (send) {
     *request = send; /* from here on test returns a failure */
     bool injects = !buffer && OFI_FRAME_SIZE + size <= comm->paths[0].nic->max_inject;
-    int err = injects ? inject_eager(send, message.tag) : OFI_NOT_TRIED;
-    if (err) post_send(send, buffer, message.tag, err);
+    int err = injects ? inject_eager(send, &message) : OFI_NOT_TRIED;
+    if (err) post_send(send, buffer, &message, err);
   }
   ofi_endpoint_unlock(comm->endpoint);
   return result;
