@@ -309,8 +309,11 @@ static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) 
 }
 
 void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  if (rail_likely(frame->type == OFI_FRAME_EAGER)) {
+    handle_eager(rc, frame, payload);
+    return;
+  }
   switch (frame->type) {
-    case OFI_FRAME_EAGER: handle_eager(rc, frame, payload); break;
     case OFI_FRAME_DATA:
     case OFI_FRAME_FIN:
     case OFI_FRAME_TOO_LARGE: handle_granted(rc, frame, payload); break;
