@@ -22,13 +22,16 @@
 
 static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
   struct ofi_recv *recv = b->op.request;
-  uint64_t *stats = recv->base.comm->stats;
+  struct ofi_recv_comm *rc = ofi_recv_comm_of(recv->base.comm);
+  uint64_t *stats = rc->base.stats;
   b->done = true;
   b->arrived = size;
   rail_stats_add(&stats[OFI_COMM_MESSAGES], 1);
   rail_stats_add(&stats[OFI_COMM_BYTES], size);
   if (b->mr) rail_net_memory_release(&b->mr->memory);
-  if (--recv->pending == 0) ofi_request_end(&recv->base);
+  if (--recv->pending) return;
+  if (recv->seq == rc->first_incomplete) rc->first_incomplete++;
+  ofi_request_end(&recv->base);
 }
 
 /* A message has come by other means than an EAGER. */
