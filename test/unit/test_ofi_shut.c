@@ -144,6 +144,24 @@ TEST(an_endpoint_with_registrations) {
   }
 }
 
+/* isend and irecv return the comm's error also where they do not get the endpoint's lock. */
+TEST(an_error_while_another_thread_has_the_endpoint) {
+  open_pair();
+  void *const comms[] = {r.sc, r.rc};
+  for (int i = 0; i < 2; i++) {
+    void *data = in, *request = NULL;
+    struct ofi_endpoint *endpoint = rig_comm(comms[i])->endpoint;
+    ofi_endpoint_lock(endpoint);
+    ofi_shut(endpoint, "a test");
+    rail_result_t result = i ? net->irecv(r.rc, 1, &data, &(size_t){SIZE}, &(int){1}, &r.mh_in, NULL, &request)
+                             : net->isend(r.sc, out, SIZE, 1, r.mh_out, NULL, &request);
+    ofi_endpoint_unlock(endpoint);
+    CHECK_INT(result, RAIL_SYSTEM_ERROR);
+    CHECK(!request);
+  }
+  rig_close_pair(&r);
+}
+
 static int reported;
 static ssize_t read_error(struct fid_cq *cq, void *buf, size_t count) {
   (void)cq, (void)buf, (void)count;
@@ -181,4 +199,5 @@ TEST(an_error_that_belongs_to_no_operation) {
 
 RIG_MAIN(TEST_CASE(a_completion_queue_that_overruns), TEST_CASE(a_receive_of_control_messages_that_is_refused),
          TEST_CASE(a_peer_that_is_gone_while_a_message_is_injected), TEST_CASE(the_last_is_read_but_not_over_shm),
-         TEST_CASE(an_endpoint_with_registrations), TEST_CASE(an_error_that_belongs_to_no_operation))
+         TEST_CASE(an_endpoint_with_registrations), TEST_CASE(an_error_that_belongs_to_no_operation),
+         TEST_CASE(an_error_while_another_thread_has_the_endpoint))
