@@ -90,8 +90,7 @@ static rail_result_t gather_in_parent(const struct ncclComm *comm, const struct 
                                       size_t each) {
   const struct ncclComm *parent = args->parent;
   const struct rt_bootstrap_child child = {.call = args->grow ? "ncclCommGrow" : "ncclCommSplit",
-                                           .serial = args->serial,
-                                           .abort_flag = &comm->abort_flag};
+                                           .serial = args->serial, .abort_flag = &comm->abort_flag};
   rail_result_t r = rt_bootstrap_gather_for_child(parent->bootstrap, &child, all, each);
   char why[sizeof parent->error];
   if (r != RAIL_OK && rt_bootstrap_failure(parent->bootstrap, why, sizeof why) != RAIL_OK)
@@ -436,6 +435,7 @@ static void free_parts(struct ncclComm *comm) {
   close_ring(&comm->ring);
   rt_net_close(comm);
   rt_bootstrap_close(comm->bootstrap);
+  free(comm->spare_plan); /* after all that may free a plan */
   free(comm->premuls);
   free(comm->peers);
   free(comm->survivors);

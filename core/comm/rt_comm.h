@@ -85,6 +85,7 @@ struct ncclComm {
   struct rt_net net;
   struct rt_proxy proxy;
   struct rt_queue queue;
+  _Atomic(struct rt_plan *) spare_plan; /* memory for the next plan, or NULL: rt_plan_alloc */
   struct rt_small small;
   struct rt_gpu gpu;
   ncclConfig_t config;

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/base/log.h"
 #include "core/comm/rt_comm.h"
@@ -207,7 +208,10 @@ void rt_job_report_stall(const struct ncclComm *comm, const struct rt_job *job, 
             wait);
 }
 
-/* ---- ending ---- */
+/* ---- memory and ending ---- */
+
+/* The largest plan whose memory a communicator keeps: about 40 operations. */
+#define SPARE_PLAN_MAX (64u * 1024)
 
 void rt_plan_deregister(struct ncclComm *comm, struct rt_plan *plan) {
   for (int i = 0; i < plan->njobs; i++) {
@@ -221,8 +225,18 @@ void rt_plan_deregister(struct ncclComm *comm, struct rt_plan *plan) {
 
 struct rt_plan *rt_plan_alloc(struct ncclComm *comm, int jobs, int ends) {
   const size_t each = sizeof(struct rt_job_end) + sizeof(struct rt_connector *);
-  struct rt_plan *plan = calloc(1, sizeof *plan + (size_t)jobs * sizeof plan->jobs[0] + (size_t)ends * each);
+  size_t size = sizeof(struct rt_plan) + (size_t)jobs * sizeof(struct rt_job) + (size_t)ends * each;
+  struct rt_plan *plan = atomic_exchange(&comm->spare_plan, NULL);
+  if (plan && size <= plan->size) {
+    const size_t kept = plan->size;
+    memset(plan, 0, size);
+    size = kept;
+  } else {
+    free(plan);
+    plan = calloc(1, size);
+  }
   if (!plan) return NULL;
+  plan->size = size;
   plan->comm = comm;
   plan->ends = (struct rt_job_end *)(void *)&plan->jobs[jobs];
   plan->connectors = (struct rt_connector **)(void *)&plan->ends[ends];
@@ -235,5 +249,6 @@ void rt_plan_free(struct ncclComm *comm, struct rt_plan *plan) {
   rt_graph_release(plan->graph);
   for (int i = 0; i < plan->njobs; i++) free(plan->jobs[i].program.sched.work);
   free(plan->streams);
+  if (plan->size <= SPARE_PLAN_MAX) plan = atomic_exchange(&comm->spare_plan, plan);
   free(plan);
 }

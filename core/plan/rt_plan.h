@@ -49,6 +49,7 @@ struct rt_plan {
   STAILQ_ENTRY(rt_plan) link; /* in the work queue */
   struct rt_plan *next_graph; /* captured: in the communicator's list */
   struct ncclComm *comm;
+  size_t size; /* of the plan's memory */
   /* A device plan: its kernel's argument, and the streams that its calls named; it runs on the first. */
   struct rt_device_launch *launch;
   void **streams;
@@ -91,7 +92,8 @@ void rt_job_wait_text(const struct rt_connector *c, uint64_t step, uint64_t nste
 /* Warns that the job's call has not moved for so long, and what it waits for. */
 void rt_job_report_stall(const struct ncclComm *comm, const struct rt_job *job, uint64_t ms, const char *wait);
 
-/* An empty plan with room for so many jobs, ends and as many connectors; NULL: out of memory. */
+/* An empty plan with room for so many jobs, ends and as many connectors; NULL: out of memory. The communicator keeps
+ * the memory of one plan that was freed, which the next one takes if it fits. */
 struct rt_plan *rt_plan_alloc(struct ncclComm *comm, int jobs, int ends);
 /* The memory that the job's schedule works in; rt_plan_free frees it. */
 rail_result_t rt_job_allocate(struct ncclComm *comm, struct rt_job *job);
