@@ -27,8 +27,8 @@ ncclResult_t rt_check_made(const struct ncclComm *comm, const char *call);
  * communicators are made (each in a thread of its own, since that waits for the other ranks), then the tasks of every
  * communicator become one plan. A call outside of a group is a group of one. */
 
-/* Adds n tasks of one communicator. */
-ncclResult_t rt_group_add(const struct rt_task *tasks, int n);
+/* Adds a task to the thread's group; outside of one, launches it. */
+ncclResult_t rt_group_add(struct rt_task *task);
 /* Adds the making of a communicator, stored in *out when done. Takes the args over, also on failure. */
 ncclResult_t rt_group_add_init(struct rt_init_args *args, ncclComm_t *out);
 /* Returns `result`; inside a group the first error is kept, and the group's end returns it and drops all calls. */

@@ -90,7 +90,7 @@ static ncclResult_t enqueue(struct ncclComm *comm, enum rt_coll coll, const stru
                       .root = c->root,
                       .stream = c->stream};
   if (c->op >= ncclNumOps) t.premul = comm->premuls[c->op - ncclNumOps];
-  return rt_group_add(&t, 1);
+  return rt_group_add(&t);
 }
 
 /* ---- collectives ------------------------------------------------------------------------ */
@@ -172,8 +172,8 @@ static ncclResult_t exchange(const struct call *c, struct ncclComm *comm, int se
     send.stream = recv.stream = c->stream;
     send.send = (const char *)c->send + (send_blocks ? (size_t)to * bytes : 0);
     recv.recv = (char *)c->recv + (recv_blocks ? (size_t)from * bytes : 0);
-    if (sends == ALL_RANKS || sends == to) r = rt_group_add(&send, 1);
-    if (r == ncclSuccess && (receives == ALL_RANKS || receives == from)) r = rt_group_add(&recv, 1);
+    if (sends == ALL_RANKS || sends == to) r = rt_group_add(&send);
+    if (r == ncclSuccess && (receives == ALL_RANKS || receives == from)) r = rt_group_add(&recv);
   }
   ncclResult_t end = ncclGroupEnd();
   return r == ncclSuccess ? end : r;

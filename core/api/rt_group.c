@@ -172,14 +172,7 @@ static int split_tasks(struct group_job **jobs_out, struct rt_task **sorted) {
   return njobs;
 }
 
-static ncclResult_t launch_tasks(void) {
-  struct group_job *jobs;
-  struct rt_task *sorted;
-  int njobs = split_tasks(&jobs, &sorted);
-  if (njobs < 0) {
-    free(jobs);
-    return rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks);
-  }
+static ncclResult_t launch_jobs(struct group_job *jobs, int njobs) {
   /* ncclCommAbort of another thread frees a communicator only when it has no users. */
   for (int i = 0; i < njobs; i++) atomic_fetch_add(&jobs[i].comm->users, 1);
   make_plans(jobs, njobs);
@@ -197,6 +190,16 @@ static ncclResult_t launch_tasks(void) {
     }
     atomic_fetch_sub(&j->comm->users, 1);
   }
+  return result;
+}
+
+static ncclResult_t launch_tasks(void) {
+  struct group_job *jobs;
+  struct rt_task *sorted;
+  const int njobs = split_tasks(&jobs, &sorted);
+  const ncclResult_t result =
+      njobs > 0 ? launch_jobs(jobs, njobs)
+                : rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks);
   free(jobs);
   free(sorted);
   return result;
@@ -231,18 +234,23 @@ ncclResult_t rt_group_note(ncclResult_t result) {
 
 void rt_group_note_in_progress(void) { group.in_progress = group.depth > 0; }
 
-ncclResult_t rt_group_add(const struct rt_task *tasks, int n) {
-  if (group.depth == 0 && n == 1 && rt_task_run_small(tasks)) return ncclSuccess;
-  for (int i = 0; i < n; i++) {
-    ncclResult_t r = rt_group_note(rt_task_check(&tasks[i]));
-    if (r != ncclSuccess) return r;
-  }
-  if (!reserve((void **)&group.tasks, group.ntasks, &group.cap_tasks, n, sizeof *tasks))
+/* A call outside of a group: without memory of its own. */
+static ncclResult_t launch_alone(struct rt_task *task) {
+  const ncclResult_t r = rt_task_check(task);
+  if (r != ncclSuccess) return r;
+  struct group_job job = {.comm = task->comm, .tasks = task, .ntasks = 1};
+  return launch_jobs(&job, 1);
+}
+
+ncclResult_t rt_group_add(struct rt_task *task) {
+  if (group.depth == 0) return rt_task_run_small(task) ? ncclSuccess : launch_alone(task);
+  const ncclResult_t r = rt_group_note(rt_task_check(task));
+  if (r != ncclSuccess) return r;
+  if (!reserve((void **)&group.tasks, group.ntasks, &group.cap_tasks, 1, sizeof *task))
     return rt_group_note(
-        rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks + n));
-  memcpy(&group.tasks[group.ntasks], tasks, (size_t)n * sizeof *tasks);
-  group.ntasks += n;
-  return group.depth ? ncclSuccess : run_group();
+        rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks + 1));
+  group.tasks[group.ntasks++] = *task;
+  return ncclSuccess;
 }
 
 ncclResult_t rt_group_check_unused(const struct ncclComm *comm, const char *call) {
