@@ -236,7 +236,7 @@ void rt_group_note_in_progress(void) { group.in_progress = group.depth > 0; }
 
 /* A call outside of a group: without memory of its own. */
 static ncclResult_t launch_alone(struct rt_task *task) {
-  const ncclResult_t r = rt_task_check(task);
+  const ncclResult_t r = rt_task_choose(task);
   if (r != ncclSuccess) return r;
   struct group_job job = {.comm = task->comm, .tasks = task, .ntasks = 1};
   return launch_jobs(&job, 1);
@@ -244,7 +244,7 @@ static ncclResult_t launch_alone(struct rt_task *task) {
 
 ncclResult_t rt_group_add(struct rt_task *task) {
   if (group.depth == 0) return rt_task_run_small(task) ? ncclSuccess : launch_alone(task);
-  const ncclResult_t r = rt_group_note(rt_task_check(task));
+  const ncclResult_t r = rt_group_note(rt_task_choose(task));
   if (r != ncclSuccess) return r;
   if (!reserve((void **)&group.tasks, group.ntasks, &group.cap_tasks, 1, sizeof *task))
     return rt_group_note(
@@ -293,8 +293,7 @@ static double estimate_us(void) {
     const struct rt_task *t = &group.tasks[i];
     uint64_t bytes = t->count * rt_type_size((int)t->type);
     bool to_self = (t->coll == RT_SEND || t->coll == RT_RECV) && t->root == t->comm->rank;
-    enum rt_coll schedule = rt_tune(&t->comm->tuning, t->coll, bytes, t->comm->nranks).schedule;
-    if (!to_self) sum += rt_estimate_us(schedule, bytes, t->comm->nranks, t->comm->tuning.all_shm);
+    if (!to_self) sum += rt_estimate_us(t->choice.schedule, bytes, t->comm->nranks, t->comm->tuning.all_shm);
   }
   return sum;
 }

@@ -160,14 +160,14 @@ static struct rt_choice choose(const struct rt_task *t) {
   return rt_tune(&t->comm->tuning, t->coll, t->count * rt_type_size((int)t->type), t->comm->nranks);
 }
 
-ncclResult_t rt_task_check(const struct rt_task *t) {
+ncclResult_t rt_task_choose(struct rt_task *t) {
+  t->choice = choose(t);
+  if (!t->choice.none || t->count == 0) return ncclSuccess;
   const struct rt_params *p = rt_params();
-  const struct rt_choice c = choose(t);
-  if (!c.none || t->count == 0) return ncclSuccess;
   return rt_error(RAIL_BAD_USAGE,
                   "rank %d of %d: no algorithm and protocol are left for %s of %s: NCCL_ALGO is '%s', NCCL_PROTO '%s'; "
                   "rail-coll --tuning shows what there is",
-                  t->comm->rank, t->comm->nranks, rt_func_names[c.func], rt_type_name((int)t->type),
+                  t->comm->rank, t->comm->nranks, rt_func_names[t->choice.func], rt_type_name((int)t->type),
                   p->algo ? p->algo : "", p->proto ? p->proto : "");
 }
 
@@ -338,13 +338,12 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
     rt_reg_direct(comm, recv, out, recv_size, &prog->recv_direct, &job->recv_mh);
 }
 
-/* Chooses for each task. Returns the most jobs that they can have; *ends: of all of them. */
-static int choose_all(struct builder *b, struct rt_task *tasks, int n, int *ends) {
+/* Returns the most jobs that the tasks can have; *ends: of all of them. */
+static int count_jobs(struct builder *b, const struct rt_task *tasks, int n, int *ends) {
   int jobs = 0;
   *ends = 0;
   for (int i = 0; i < n; i++) {
-    struct rt_task *t = &tasks[i];
-    t->choice = choose(t);
+    const struct rt_task *t = &tasks[i];
     b->ncollectives += !is_p2p(t);
     const int here = is_p2p(t) ? 1 : t->choice.nchannels * t->choice.ntrees;
     jobs += here;
@@ -379,10 +378,10 @@ static rail_result_t bind_plan(struct ncclComm *comm, struct rt_plan *plan) {
 
 /* ---- a plan ------------------------------------------------------------------------------- */
 
-rail_result_t rt_plan_build(struct ncclComm *comm, struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan) {
   struct builder b = {.comm = comm, .calls_before = comm->calls};
   int ends;
-  const int jobs = choose_all(&b, tasks, ntasks, &ends);
+  const int jobs = count_jobs(&b, tasks, ntasks, &ends);
   *plan = NULL;
   comm->collectives += b.ncollectives > 0;
   b.plan = rt_plan_alloc(comm, jobs, ends);

@@ -20,16 +20,17 @@ struct rt_task {
   struct rt_premul premul; /* what op stood for when the call was made, for op >= ncclNumOps */
   int root;                /* or the peer of RT_SEND, RT_RECV */
   void *stream;            /* CUDA's; means something on the device only */
-  struct rt_choice choice; /* from rt_plan_build on */
+  struct rt_choice choice; /* from rt_task_choose on */
 };
 
-/* An error, as with NCCL, when NCCL_ALGO and NCCL_PROTO leave no algorithm or protocol for the call. */
-ncclResult_t rt_task_check(const struct rt_task *t);
+/* Chooses how the call is made. An error, as with NCCL, when NCCL_ALGO and NCCL_PROTO leave no algorithm or protocol
+ * for it. */
+ncclResult_t rt_task_choose(struct rt_task *t);
 /* Runs a small call in this thread when its communicator has nothing else to do: it is over when this returns, or in
  * the work queue. False: the call has to be planned. For a call outside of a group. */
 bool rt_task_run_small(const struct rt_task *t);
 /* The plan of one communicator's tasks; NULL when there is nothing to do. */
-rail_result_t rt_plan_build(struct ncclComm *comm, struct rt_task *tasks, int ntasks, struct rt_plan **plan);
+rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, int ntasks, struct rt_plan **plan);
 /* Will rt_plan_make_ready wait for other ranks? Only the first call that needs a connection does. */
 bool rt_plan_waits_for_ranks(const struct rt_plan *plan);
 /* Connects what the plan needs, and gives its jobs their connections and registrations. */
