@@ -45,16 +45,15 @@ static void append(struct rt_proxy *p, struct rt_proxy_op *op) {
 }
 
 static void take_incoming(struct rt_proxy *p) {
-  pthread_mutex_lock(&p->lock);
-  struct rt_proxy_op *op = p->incoming;
-  p->incoming = NULL;
-  p->incoming_end = &p->incoming;
-  atomic_store(&p->has_incoming, false);
-  pthread_mutex_unlock(&p->lock);
-  while (op) {
-    struct rt_proxy_op *next = op->next;
+  struct rt_proxy_op *newest = atomic_exchange(&p->incoming, NULL), *oldest = NULL;
+  for (struct rt_proxy_op *op = newest, *before; op; op = before) {
+    before = op->next;
+    op->next = oldest;
+    oldest = op;
+  }
+  for (struct rt_proxy_op *op = oldest, *after; op; op = after) {
+    after = op->next;
     append(p, op);
-    op = next;
   }
 }
 
@@ -88,7 +87,7 @@ static void network_failed(struct ncclComm *comm, const struct rt_connector *c, 
 
 static bool pass(struct rt_proxy *p) {
   bool moved = false;
-  if (atomic_load_explicit(&p->has_incoming, memory_order_acquire)) take_incoming(p);
+  if (atomic_load_explicit(&p->incoming, memory_order_relaxed)) take_incoming(p);
   struct rt_connector *prev = p->active, *end = p->active;
   for (bool at_end = false; p->active && !at_end;) {
     struct rt_connector *c = prev->next_active;
@@ -123,15 +122,16 @@ void rt_proxy_quiesce(struct rt_proxy *p) {
 void rt_proxy_submit(struct rt_proxy *p, struct rt_proxy_op *op) {
   op->posted = op->received = op->done = 0;
   op->started = false;
-  op->next = NULL;
   atomic_store(&op->finished, false);
   memset(op->requests, 0, sizeof op->requests);
   atomic_fetch_add(&p->unfinished, 1);
+  op->next = atomic_load_explicit(&p->incoming, memory_order_relaxed);
+  while (!atomic_compare_exchange_weak(&p->incoming, &op->next, op)) {
+  }
+  /* The thread sets `asleep` before it reads `unfinished` for the last time: one of the two sees the other's store. */
+  if (!atomic_load(&p->asleep)) return;
   pthread_mutex_lock(&p->lock);
-  *p->incoming_end = op;
-  p->incoming_end = &op->next;
-  atomic_store_explicit(&p->has_incoming, true, memory_order_release);
-  if (p->asleep) pthread_cond_signal(&p->wake);
+  pthread_cond_signal(&p->wake);
   pthread_mutex_unlock(&p->lock);
 }
 
@@ -146,9 +146,9 @@ static bool wait_for_work(struct rt_proxy *p) {
     else
       rail_cpu_relax();
   pthread_mutex_lock(&p->lock);
-  p->asleep = true;
+  atomic_store(&p->asleep, true);
   while (!p->stop && !has_work(p)) pthread_cond_wait(&p->wake, &p->lock);
-  p->asleep = false;
+  atomic_store(&p->asleep, false);
   bool stop = p->stop;
   pthread_mutex_unlock(&p->lock);
   return !stop;
@@ -174,7 +174,6 @@ static void *proxy_thread(void *arg) {
 rail_result_t rt_proxy_init(struct rt_proxy *p, struct ncclComm *comm, bool threaded) {
   p->comm = comm;
   p->threaded = threaded;
-  p->incoming_end = &p->incoming;
   atomic_flag_clear(&p->in_pass);
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->wake, NULL);

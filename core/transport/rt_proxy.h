@@ -30,7 +30,7 @@ struct rt_proxy_op {
   void *requests[RT_STEPS];
   bool started;
   atomic_bool finished;
-  struct rt_proxy_op *next; /* behind it on the same connector */
+  struct rt_proxy_op *next; /* behind it on the same connector; before it among the incoming */
 };
 
 struct rt_proxy {
@@ -40,12 +40,12 @@ struct rt_proxy {
   bool thread_running;
   atomic_flag in_pass;         /* a pass is being made */
   struct rt_connector *active; /* circular list, of the thread that runs the pass */
-  pthread_mutex_t lock;        /* guards incoming, asleep, stop */
-  pthread_cond_t wake;
-  struct rt_proxy_op *incoming, **incoming_end;
-  atomic_bool has_incoming;
+  _Atomic(struct rt_proxy_op *) incoming; /* submitted, not yet seen by a pass; the newest first */
   atomic_int unfinished;
-  bool asleep, stop;
+  pthread_mutex_t lock; /* for the thread's sleep; guards stop */
+  pthread_cond_t wake;
+  atomic_bool asleep;
+  bool stop;
 };
 
 rail_result_t rt_proxy_init(struct rt_proxy *p, struct ncclComm *comm, bool threaded);
