@@ -64,6 +64,15 @@ struct rt_ring {
 /* OPEN: it takes calls. SUSPENDED: its connections are taken down until ncclCommResume. */
 enum rt_comm_state { RT_COMM_OPEN, RT_COMM_SUSPENDED, RT_COMM_FINALIZED };
 
+/* What rt_tune returned for the last call, and all that this depends on and that may change. */
+struct rt_last_choice {
+  bool valid, on_device; /* rt_tuning's on_device */
+  enum rt_coll coll;
+  ncclDataType_t type;
+  uint64_t count;
+  struct rt_choice choice;
+};
+
 /* In pages of its own: a device's kernels read `failed`. */
 struct ncclComm {
   uint64_t magic;
@@ -82,6 +91,7 @@ struct ncclComm {
   int nchannels;
   struct rt_ring ring;
   struct rt_tuning tuning;
+  struct rt_last_choice last_choice;
   struct rt_net net;
   struct rt_proxy proxy;
   struct rt_queue queue;

@@ -161,7 +161,12 @@ static struct rt_choice choose(const struct rt_task *t) {
 }
 
 ncclResult_t rt_task_choose(struct rt_task *t) {
-  t->choice = choose(t);
+  struct rt_last_choice *last = &t->comm->last_choice;
+  const bool on_device = t->comm->tuning.on_device;
+  if (!last->valid || last->coll != t->coll || last->type != t->type || last->count != t->count ||
+      last->on_device != on_device)
+    *last = (struct rt_last_choice){true, on_device, t->coll, t->type, t->count, choose(t)};
+  t->choice = last->choice;
   if (!t->choice.none || t->count == 0) return ncclSuccess;
   const struct rt_params *p = rt_params();
   return rt_error(RAIL_BAD_USAGE,
