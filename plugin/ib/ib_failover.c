@@ -308,11 +308,11 @@ static rail_result_t resend_and_end(struct ib_comm *comm, bool awaits) {
 
 /* ---- the return, and all steps in order ----------------------------------------------- */
 
-/* One step of the return of a QP, if it is on its way (ib_return.c). True: run again. Not of one that the peer has
+/* The return of a QP, if it is on its way (ib_return.c). True: run again. Not of one that the peer has
  * stopped: handle_qp_faults ends that rebuild, and what came after STOPPED is the next one's. */
 static bool step_return(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return false;
+  if (ib_peer_has_ended(fq)) return false;
   enum ib_return step = ib_return_step(comm, index);
   if (step != IB_RETURN_FAILED) return step == IB_RETURN_GOES_ON;
   if (fq->state == IB_FAILOVER_VERIFYING) {

@@ -131,6 +131,11 @@ static inline unsigned int ib_count_qps_awaiting(const struct ib_comm *comm) {
   return n;
 }
 
+/* The peer has stopped the QP, or its connection has failed. */
+static inline bool ib_peer_has_ended(const struct ib_failover_qp *fq) {
+  return atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED);
+}
+
 /* Any thread. The next call that finds nothing to poll looks at it. */
 static inline void ib_qp_fault(struct ib_comm *comm, unsigned int qp, uint32_t faults) {
   atomic_fetch_or(&comm->failover->qps[qp].faults, faults);
@@ -207,6 +212,8 @@ static inline bool ib_return_is_busy(const struct ib_failover_qp *fq) {
 }
 /* Destroys a new QP that is half made; waits for its thread, a second or so at most. */
 void ib_return_drop(struct ib_failover_qp *fq);
+/* Waits for such threads of a comm that is stopped, before the plugin may be unloaded. */
+void ib_return_join(struct ib_comm *comm);
 void ib_return_close(struct ib_comm *comm);
 
 #endif

@@ -166,10 +166,14 @@ static enum ib_return begin_rtr(struct ib_comm *comm, struct ib_failover_qp *fq)
   return moved(ib_qp_to_rtr(&fq->next, ib_qp_port(comm, fq->next.index)));
 }
 
+static void join(struct ib_failover_qp *fq) {
+  if (fq->rtr_begun) pthread_join(fq->rtr_thread, NULL);
+  fq->rtr_begun = false;
+}
+
 static enum ib_return end_rtr(struct ib_failover_qp *fq) {
   if (ib_return_is_busy(fq)) return IB_RETURN_WAITS;
-  pthread_join(fq->rtr_thread, NULL);
-  fq->rtr_begun = false;
+  join(fq);
   return moved(fq->rtr_result);
 }
 
@@ -229,12 +233,16 @@ static enum ib_return move_on(struct ib_comm *comm, unsigned int index) {
   }
 }
 
-/* As far as it goes: under load polls that find nothing, of which each call needs one, are rare. */
+/* As far as it goes: under load polls that find nothing, of which each call needs one, are rare. But each step of
+ * install needs one: of a lost flush QP nothing may be left. */
 static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   enum ib_return step;
-  do step = move_on(comm, index);
-  while (step == IB_RETURN_GOES_ON && fq->state == IB_FAILOVER_REBUILDING && !fq->next.modify_tries);
+  bool installs;
+  do {
+    installs = !fq->rtr_begun && fq->next.state == IB_QP_RTS;
+    step = move_on(comm, index);
+  } while (step == IB_RETURN_GOES_ON && !installs && !fq->next.modify_tries && !ib_peer_has_ended(fq));
   return step;
 }
 
@@ -292,9 +300,12 @@ enum ib_return ib_return_step(struct ib_comm *comm, unsigned int index) {
   }
 }
 
+void ib_return_join(struct ib_comm *comm) {
+  for (unsigned int i = 0; comm->failover && i < comm->plan.nqps; i++) join(ib_failover_qp(comm, i));
+}
+
 void ib_return_drop(struct ib_failover_qp *fq) {
-  if (fq->rtr_begun) pthread_join(fq->rtr_thread, NULL);
-  fq->rtr_begun = false;
+  join(fq);
   ib_qp_destroy(&fq->next);
 }
 

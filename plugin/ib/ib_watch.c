@@ -262,6 +262,7 @@ static void abandon(void *arg) {
   struct ib_comm *comm = arg;
   ib_comm_stop(comm);
   rail_watch_remove(&ib_watch, &comm->watched, true);
+  ib_return_join(comm);
   rail_sock_close(&comm->oob_fd);
 }
 

@@ -113,6 +113,36 @@ TEST(a_new_queue_pair_that_breaks_is_not_used) {
   rail_log_set_sink(log_capture);
 }
 
+/* Between two of them what the lost one has left is polled; and where the comm is stopped there is no last one. */
+TEST(each_step_of_a_flush_queue_pair_is_a_run) {
+  static const struct pair_shape shape = {2, 2, 1, 12, 4, 0};
+  for (int stopped = 0; stopped < 2; stopped++) {
+    struct pair p;
+    pair_open(&p, &shape);
+    CHECK_OK(ib_failover_init(p.rc));
+    ib_params.flush = IB_FLUSH_ALWAYS;
+    for (int calls = 0; ib_flush_open(p.rc) == RAIL_IN_PROGRESS; calls++) CHECK(calls < 10000);
+    struct ib_flush *flush = ib_recv_comm_of(p.rc)->flush;
+    struct ib_failover_qp *fq = &p.rc->failover->qps[1];
+    fq->next = p.rc->qps[1];
+    p.rc->qps[1].qp = NULL; /* dropped; the same verbs object is the new one */
+    fq->state = IB_FAILOVER_REBUILDING;
+    flush->rails = 1; /* the second rail's is lost, too */
+    atomic_store(&p.rc->stopped, stopped);
+    CHECK_OK(ib_failover_run(p.rc));
+    CHECK(!flush->qps[1].qp && !flush->next[1].qp);
+    CHECK_OK(ib_failover_run(p.rc));
+    CHECK(flush->next[1].qp && flush->next[1].state == IB_QP_RESET);
+    for (int i = 0; i < 20; i++) CHECK_OK(ib_failover_run(p.rc));
+    CHECK_INT(fq->state, stopped ? IB_FAILOVER_REBUILDING : IB_FAILOVER_VERIFYING);
+    CHECK_INT(flush->rails, stopped ? 1 : 3);
+    ib_return_close(p.rc);
+    ib_flush_close(p.rc);
+    pair_close(&p);
+  }
+  rail_log_set_sink(log_capture);
+}
+
 /* ---- a new queue pair whose peer's address takes long to resolve ------------------ */
 
 static sem_t resolved;
@@ -195,8 +225,9 @@ int main(int argc, char **argv) {
     TEST_CASE(a_port_that_comes_up_is_tried_at_once_and_soon_again),
     TEST_CASE(faults_of_before_are_not_the_new_queue_pairs),
     TEST_CASE(a_new_queue_pair_that_breaks_is_not_used),
+    TEST_CASE(each_step_of_a_flush_queue_pair_is_a_run),
     TEST_CASE(data_goes_on_while_an_address_is_resolved),
     TEST_CASE(a_close_while_an_address_is_resolved)};
-  rig_use("device emu0");
+  rig_use("device emu0 ports=2");
   return rig_main_watched(argc, argv, cases, RAIL_COUNT_OF(cases));
 }
