@@ -31,18 +31,28 @@
 
 /* ---- how long close waits ----------------------------------------------------------- */
 
-/* RAIL_OFI_CLOSE_TIMEOUT counts from when what close waits for last became less than ever: so close ends. */
+/* RAIL_OFI_CLOSE_TIMEOUT counts from when what close waits for last became less than ever. A peer that lets it become
+ * less one by one holds close for so many of those times at most. */
+#define MOST_TIMES 10
+
 struct wait {
-  uint64_t moved_ns;
+  uint64_t begun_ns, moved_ns;
   uint32_t left;
 };
 
-static struct wait begin_wait(uint32_t left) { return (struct wait){.moved_ns = rail_now_ns(), .left = left}; }
+static struct wait begin_wait(uint32_t left) {
+  const uint64_t now = rail_now_ns();
+  return (struct wait){.begun_ns = now, .moved_ns = now, .left = left};
+}
 
-/* Has nothing moved for so long? */
+/* Has nothing moved for so long, or too little? */
 static bool is_over(struct wait *wait, uint32_t left, int64_t ms) {
-  if (left < wait->left) *wait = begin_wait(left);
-  return rail_deadline_passed(wait->moved_ns + (uint64_t)ms * 1000000);
+  const uint64_t ns = (uint64_t)ms * 1000000;
+  if (left < wait->left) {
+    wait->left = left;
+    wait->moved_ns = rail_now_ns();
+  }
+  return rail_deadline_passed(wait->moved_ns + ns) || rail_deadline_passed(wait->begun_ns + MOST_TIMES * ns);
 }
 
 /* Of a comm that is stopped: its operations, and the frames of messages that its peer may still send, at most. */

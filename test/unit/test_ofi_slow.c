@@ -15,6 +15,7 @@
 #define STEP_MS 150
 #define CLOSE_MS 1500 /* N steps are longer; this machine may stand still for the time of some */
 
+static unsigned int step_ms;
 static struct rig r;
 static uint8_t out[N][SIZE], in[N][SIZE];
 
@@ -23,6 +24,7 @@ static void open_pair(const char *offers) {
   rig_open_pair(&r, 1, 1, out, sizeof out, in, sizeof in);
   for (int i = 0; i < N; i++) memset(out[i], i + 1, SIZE);
   ofi_params.close_ms = CLOSE_MS;
+  step_ms = STEP_MS;
 }
 
 /* ---- a slow side ------------------------------------------------------------------------- */
@@ -33,7 +35,7 @@ static uint64_t next_ns;
 static ssize_t read_slowly(struct fid_cq *cq, void *buf, size_t count) {
   if (!rail_deadline_passed(next_ns)) return -FI_EAGAIN;
   ssize_t n = usual.read(cq, buf, count);
-  if (n > 0) next_ns = rail_deadline_in_ms(STEP_MS);
+  if (n > 0) next_ns = rail_deadline_in_ms(step_ms);
   return n;
 }
 
@@ -43,7 +45,7 @@ static void slow_down(void *comm) {
   struct fid_cq *cq = endpoint->nics[0].cq;
   slow = usual = *cq->ops;
   slow.read = read_slowly;
-  next_ns = rail_deadline_in_ms(STEP_MS);
+  next_ns = rail_deadline_in_ms(step_ms);
   cq->ops = &slow;
   ofi_endpoint_unlock(endpoint);
   fake_script("burst=1");
@@ -81,6 +83,28 @@ TEST(messages_that_arrive_slowly) {
     rig_finalize(&r);
     rig_end();
   }
+}
+
+/* One that takes a message in each such time, of more than close waits for. */
+TEST(a_peer_that_holds_close_up) {
+  enum { MANY = 80, FIFTH_MS = 100 };
+  pthread_t thread;
+  open_pair("nic=fake0");
+  ofi_params.close_ms = 5 * FIFTH_MS;
+  step_ms = FIFTH_MS;
+  slow_down(r.rc);
+  for (int i = 0; i < MANY; i++) RIG_UNTIL(rig_done(rig_send(&r, out[0], 100, 1, r.mh_out), NULL), (void)0);
+  atomic_store(&calls, true);
+  CHECK_INT(pthread_create(&thread, NULL, poll_receiver, NULL), 0);
+  CHECK_OK(net->dereg_mr(r.sc, r.mh_out));
+  CHECK_OK(net->close_send(r.sc));
+  CHECK_MSG(RIG_LOCKED(r.rc, ofi_recv_comm_of(r.rc)->have.seen) < OFI_FIRST_SEQ + MANY, "it waited for all");
+  atomic_store(&calls, false);
+  CHECK_INT(pthread_join(thread, NULL), 0);
+  CHECK_OK(net->dereg_mr(r.rc, r.mh_in));
+  CHECK_OK(net->close_recv(r.rc));
+  rig_finalize(&r);
+  rig_end();
 }
 
 /* ---- with requests outstanding -------------------------------------------------------------- */
@@ -124,5 +148,6 @@ TEST(a_write_that_never_completes) {
   rig_end();
 }
 
-RIG_MAIN(TEST_CASE(messages_that_arrive_slowly), TEST_CASE(writes_that_complete_slowly),
+RIG_MAIN(TEST_CASE(messages_that_arrive_slowly), TEST_CASE(a_peer_that_holds_close_up),
+         TEST_CASE(writes_that_complete_slowly),
          TEST_CASE(a_write_that_never_completes))
