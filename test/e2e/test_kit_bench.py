@@ -97,7 +97,7 @@ def sides_bound_to_processors():
     if len(cpus) < 2:
         raise Skip("one processor")
     argv = [str(KIT), "bench", str(SOCKET), "--kind", "bw", "--size", "4K", "--comms", "1", "--rounds", "1",
-            "--seconds", "0.5", "--quiet"]
+            "--seconds", "1.5", "--quiet"]
     for bind, expected in ((["--bind", f"{cpus[1]},{cpus[0]}"], [{cpus[1]}, {cpus[0]}]), ([], [set(cpus)] * 2)):
         program, found = subprocess.Popen(argv + bind, stdout=subprocess.DEVNULL), []
         deadline = time.monotonic() + 30
@@ -106,7 +106,7 @@ def sides_bound_to_processors():
             try:
                 found = [os.sched_getaffinity(int(pid)) for pid in sides]
             except ProcessLookupError:
-                break  # it was not seen before the run's end
+                continue  # a side has ended since
         assert program.wait(30) == 0 and found == expected, (bind, found)
 
 

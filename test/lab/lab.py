@@ -69,14 +69,17 @@ def _control(tool, *words):
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     command, answer = LOOPBACK[tool[0]]
     stdin, stdout = _running[tool].stdin, _running[tool].stdout
-    print(*words, file=stdin)
-    print(command, file=stdin, flush=True)
     said = ""
-    while not (line := stdout.readline()).startswith(answer):
-        said += line
-        if not line:
-            del _running[tool]
-            raise OSError(f"{' '.join(tool)} has ended: {said.strip()}")
+    try:
+        print(*words, file=stdin)
+        print(command, file=stdin, flush=True)
+        while not (line := stdout.readline()).startswith(answer):
+            said += line
+            if not line:
+                raise OSError(f"{' '.join(tool)} has ended: {said.strip()}")
+    except OSError:
+        del _running[tool]
+        raise
     if "Command failed" in said:
         raise OSError(f"{' '.join([*tool, *words])}: {said.strip()}")
 
