@@ -165,7 +165,7 @@ static inline bool ib_request_is_outstanding(const struct ib_request *r) {
 
 /* How far a part is posted. All of it goes over one QP. */
 struct ib_cursor {
-  uint64_t body_sent; /* bytes of its body that are posted; 0: nothing of the part is, or all; the QP is not chosen */
+  uint64_t body_sent; /* bytes of its body that are posted; 0: before the first post, and again behind the tail */
   uint16_t qp;
 };
 

@@ -101,8 +101,8 @@ enum ib_cts_found {
   IB_CTS_INVALID,    /* an entry with a right checksum and invalid values */
 };
 enum ib_cts_found ib_cts_take(struct ib_cts_match *m, uint32_t tag, const struct ib_cts **buffer);
-/* Of a next receive whose first entry is not there: is another? Never of receive 0, 2^32 receives after the first: what
- * was never written has its number. */
+/* The next receive's first entry is missing: has another of its entries arrived? Never of receive 0, 2^32 receives
+ * after the first: what was never written has its number. */
 bool ib_cts_lacks_first(const struct ib_cts_match *m);
 /* For log lines: up to `max` tags of buffers that no send has taken, oldest first; returns how many there are. */
 unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned int max);
@@ -171,7 +171,7 @@ RAIL_HOT_INLINE void ib_split_writes(struct ib_part *part, unsigned int max_writ
  *   bit 31..27 slot of the CTS | 26..24 index | 23..21 parts code | 20..16 exponent | 15..0 mantissa
  *
  * parts code c: 1 << c parts for c < 7; 7: all QPs that a message may have (the plan's qps_per_message). The part's
- * body (ib_send.c) has mantissa << (7 + exponent) bytes. With exponent 31 the mantissa is an error code (enum
+ * body (above) has mantissa << (7 + exponent) bytes. With exponent 31 the mantissa is an error code (enum
  * ib_imm_error) instead of a length.
  */
 enum ib_imm_error {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test, and the one function that polls: each completion is checked for its status and dispatched by kind to the file
- * that posted it. Only when a poll finds nothing does test look at what the watch thread found, and at the clock.
+ * What polls: test (ib_test), and isend and irecv where they have no room (ib_progress). Each completion is checked
+ * for its status and dispatched by kind to the file that posted it. Only when a poll finds nothing does test look at
+ * what the watch thread found, and at the clock.
  */
 #include "plugin/ib/ib_progress.h"
 

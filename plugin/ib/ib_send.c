@@ -139,7 +139,6 @@ RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain
   } else {
     wr->imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
   }
-  chain->body_end = part->body;
   chain->tail = true;
 }
 

@@ -42,7 +42,7 @@ struct message {
 static struct ofi_slot *search_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   for (uint32_t seq = sc->grants_used; seq != sc->grants_applied; seq++) {
     struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
-    bool all_taken = !slot->kept || slot->seq != seq;
+    bool all_taken = !slot->kept || slot->seq != seq; /* or a later GRANT has the slot */
     if (all_taken && seq == sc->grants_used) sc->grants_used++;
     for (unsigned int i = 0; !all_taken && i < slot->n; i++)
       if (!(slot->taken & 1u << i) && slot->buffers[i].tag == tag) {

@@ -119,7 +119,7 @@ struct sk_comm {
   struct rail_first_error error; /* after it nothing happens but its reporting */
   struct sk_submitted submitted;
   struct sk_poll_ctx *engine; /* that moves it, by sk_progress_engine; NULL: only the caller's calls do */
-  _Atomic uint32_t deferred; /* with an engine: something was kept until the caller tests */
+  _Atomic uint32_t deferred; /* something was kept until the caller tests; read with an engine only */
   uint32_t idle_polls;       /* with an engine: the caller's tests in a row that found nothing done */
   rail_result_t (*progress)(struct sk_comm *comm); /* sk_progress, for isend: calls go downwards only (above) */
 

@@ -366,7 +366,7 @@ rail_result_t sk_recv_on_payload(struct sk_recv_comm *rc, struct sk_stream *s) {
   if (rail_unlikely(target->in_chunks)) {
     if (!add_chunk(rc, target, (uint64_t)(s->to - target->data) - len, len)) return sk_comm_error(&rc->base);
   } else {
-    target->received = target->size;
+    target->received = target->size; /* it came in one frame */
   }
   complete(rc, target);
   return RAIL_OK;

@@ -237,7 +237,7 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
   struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
   if (!r) return NULL;
   struct sk_send *send = rail_container_of(r, struct sk_send, base);
-  atomic_store_explicit(&r->completion, 1, memory_order_relaxed); /* until all_framed */
+  atomic_store_explicit(&r->completion, 1, memory_order_relaxed); /* until all_framed; + 1 for each queued frame */
   send->node.tag = (uint32_t)tag;
   send->data = data;
   send->size = size;
