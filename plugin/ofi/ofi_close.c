@@ -55,6 +55,8 @@ static bool is_over(struct wait *wait, uint32_t left, int64_t ms) {
   return rail_deadline_passed(wait->moved_ns + ns) || rail_deadline_passed(wait->begun_ns + MOST_TIMES * ns);
 }
 
+static unsigned long long waited_ms(const struct wait *wait) { return (rail_now_ns() - wait->begun_ns) / 1000000; }
+
 /* Of a comm that is stopped: its operations, and the frames of messages that its peer may still send, at most. */
 static uint32_t left_to_end(const struct ofi_comm *comm) {
   const uint32_t most = OFI_MAX_RECVS * OFI_MAX_GROUP * OFI_MAX_PATHS + OFI_MAX_EAGER;
@@ -195,9 +197,9 @@ static void stop_locked(struct ofi_comm *comm) {
   bool quiet = !granting || await_revoked(comm, &wait, written ? ofi_params.close_ms : ofi_params.close_ms / 2);
   cancel_all(comm, true);
   if (await_idle(comm, quiet, &wait) && (quiet || !written)) return;
-  RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: nothing has moved for %lld ms "
-            "(RAIL_OFI_CLOSE_TIMEOUT); %s, and %u operations have not ended", comm->peer_text, comm->device->name,
-            (long long)ofi_params.close_ms,
+  RAIL_INFO(RAIL_SUB_NET, "RailOFI: connection with %s over %s: close has waited for %llu ms "
+            "(RAIL_OFI_CLOSE_TIMEOUT: %lld ms in which nothing moves); %s, and %u operations have not ended",
+            comm->peer_text, comm->device->name, waited_ms(&wait), (long long)ofi_params.close_ms,
             quiet ? "the peer writes no more" : "the peer has not said that it writes no more", comm->nops);
   ofi_shut(comm->endpoint, "a connection was closed whose operations did not end, and may use its memory "
            "(RAIL_OFI_CLOSE_TIMEOUT)");
@@ -232,9 +234,10 @@ static void await_arrival(struct ofi_send_comm *sc) {
   }
   ofi_endpoint_unlock(comm->endpoint);
   if (late)
-    RAIL_WARN("RailOFI: sending to %s over %s: for %lld ms (RAIL_OFI_CLOSE_TIMEOUT) the peer has not said that it has "
-              "more of the last %u messages, and the connection is closed; check: the peer's log, is its process "
-              "stopped?", comm->peer_text, comm->device->name, (long long)ofi_params.close_ms, wait.left);
+    RAIL_WARN("RailOFI: sending to %s over %s: close has waited for %llu ms (RAIL_OFI_CLOSE_TIMEOUT: %lld ms in which "
+              "nothing moves), and the peer has not said that it has the last %u messages; check: the peer's log, is "
+              "its process stopped?", comm->peer_text, comm->device->name, waited_ms(&wait),
+              (long long)ofi_params.close_ms, wait.left);
 }
 
 /* A receiver has something to report, which its sender may be waiting for. */

@@ -56,7 +56,7 @@ struct ofi_path {
 struct ofi_stall {
   uint8_t busy;       /* libfabric has completed none of the operations that are posted */
   uint8_t unanswered; /* not all paths have carried a PING and its PONG */
-  uint8_t differing;  /* both sides idle, and their counts differed, and stayed last_theirs, last_mine */
+  uint8_t differing;  /* both sides were idle, and their unequal counts were last_theirs and last_mine */
   uint8_t pinged, ponged; /* paths, as bits, of the third that goes on */
   bool peer_idle;         /* with the last PONG: the peer had nothing under way */
   struct ofi_counts theirs, last_theirs, last_mine;

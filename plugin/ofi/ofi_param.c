@@ -93,7 +93,7 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_OFI_CLOSE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "700ms", .lo = 0, .hi = 60 * 1000,
    .offset = AT(close_ms),
    .doc = "close and deregMr wait for operations that libfabric has not given back, and closeSend for the peer to say "
-          "that it has all messages, until nothing has moved for this long."},
+          "that it has all messages, until nothing has moved for this long; 10 times as long at most."},
 };
 
 const struct rail_param_table ofi_param_table = {.module = "ofi", .rows = rows, .count = RAIL_COUNT_OF(rows),
