@@ -308,8 +308,8 @@ static rail_result_t resend_and_end(struct ib_comm *comm, bool awaits) {
 
 /* ---- the return, and all steps in order ----------------------------------------------- */
 
-/* The return of a QP, if it is on its way (ib_return.c). True: run again. Not of one that the peer has
- * stopped: handle_qp_faults ends that rebuild, and what came after STOPPED is the next one's. */
+/* The return of a QP, if it is on its way (ib_return.c). True: run again. Not of one that the peer has stopped:
+ * handle_qp_faults ends that rebuild, and what came after STOPPED is the next one's. */
 static bool step_return(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   if (ib_peer_has_ended(fq)) return false;

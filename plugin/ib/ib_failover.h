@@ -195,7 +195,7 @@ enum ib_return {
   IB_RETURN_GOES_ON, /* call again, behind a poll that found nothing */
   IB_RETURN_FAILED,
 };
-/* One step of a QP that is on its way back. */
+/* Moves a QP that is on its way back as far as it can go. */
 enum ib_return ib_return_step(struct ib_comm *comm, unsigned int qp);
 /* Says when a QP that is DOWN is to be rebuilt. */
 void ib_return_schedule(struct ib_failover_qp *fq);
@@ -214,6 +214,7 @@ static inline bool ib_return_is_busy(const struct ib_failover_qp *fq) {
 void ib_return_drop(struct ib_failover_qp *fq);
 /* Waits for such threads of a comm that is stopped, before the plugin may be unloaded. */
 void ib_return_join(struct ib_comm *comm);
+/* ib_return_drop for each QP of a comm. */
 void ib_return_close(struct ib_comm *comm);
 
 #endif

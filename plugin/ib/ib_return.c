@@ -221,7 +221,7 @@ static enum ib_return install(struct ib_comm *comm, unsigned int index) {
   return IB_RETURN_GOES_ON;
 }
 
-static enum ib_return move_on(struct ib_comm *comm, unsigned int index) {
+static enum ib_return next_step(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   if (fq->rtr_begun) return end_rtr(fq);
   switch (fq->next.state) {
@@ -241,7 +241,7 @@ static enum ib_return rebuild(struct ib_comm *comm, unsigned int index) {
   bool installs;
   do {
     installs = !fq->rtr_begun && fq->next.state == IB_QP_RTS;
-    step = move_on(comm, index);
+    step = next_step(comm, index);
   } while (step == IB_RETURN_GOES_ON && !installs && !fq->next.modify_tries && !ib_peer_has_ended(fq));
   return step;
 }

@@ -69,6 +69,15 @@ TEST(a_port_that_comes_up_is_tried_at_once_and_soon_again) {
 
 /* ---- faults before it is in use ------------------------------------------------------- */
 
+/* QP 1, which is in RTS, is the new one in its own place. */
+static struct ib_failover_qp *take_as_new(struct ib_comm *comm) {
+  struct ib_failover_qp *fq = ib_failover_qp(comm, 1);
+  fq->next = comm->qps[1];
+  comm->qps[1].qp = NULL;
+  fq->state = IB_FAILOVER_REBUILDING;
+  return fq;
+}
+
 /* A flush that could not be posted, an event of the flush queue pair that is replaced: the new one has not failed. But
  * a port that is down is. */
 TEST(faults_of_before_are_not_the_new_queue_pairs) {
@@ -77,10 +86,7 @@ TEST(faults_of_before_are_not_the_new_queue_pairs) {
     struct pair p;
     pair_open(&p, &shape);
     CHECK_OK(ib_failover_init(p.rc));
-    struct ib_failover_qp *fq = &p.rc->failover->qps[1];
-    fq->next = p.rc->qps[1];
-    p.rc->qps[1].qp = NULL; /* dropped; the same verbs object comes back */
-    fq->state = IB_FAILOVER_REBUILDING;
+    struct ib_failover_qp *fq = take_as_new(p.rc);
     atomic_store(&fq->faults, IB_FAULT_EVENT | IB_FAULT_POST | IB_FAULT_PORT);
     atomic_store(&p.ports[0].faults, down ? IB_PORT_DOWN : 0);
     CHECK_OK(ib_failover_run(p.rc));
@@ -98,10 +104,7 @@ TEST(a_new_queue_pair_that_breaks_is_not_used) {
   char text[32];
   pair_open(&p, &shape);
   CHECK_OK(ib_failover_init(p.rc));
-  struct ib_failover_qp *fq = &p.rc->failover->qps[1];
-  fq->next = p.rc->qps[1];
-  p.rc->qps[1].qp = NULL; /* dropped; the same verbs object is the new one */
-  fq->state = IB_FAILOVER_REBUILDING;
+  struct ib_failover_qp *fq = take_as_new(p.rc);
   fq->peer_known = true;
   snprintf(text, sizeof text, "qp_error qp=%u", fq->next.qp->qp_num);
   emu_do(text);
@@ -123,10 +126,7 @@ TEST(each_step_of_a_flush_queue_pair_is_a_run) {
     ib_params.flush = IB_FLUSH_ALWAYS;
     for (int calls = 0; ib_flush_open(p.rc) == RAIL_IN_PROGRESS; calls++) CHECK(calls < 10000);
     struct ib_flush *flush = ib_recv_comm_of(p.rc)->flush;
-    struct ib_failover_qp *fq = &p.rc->failover->qps[1];
-    fq->next = p.rc->qps[1];
-    p.rc->qps[1].qp = NULL; /* dropped; the same verbs object is the new one */
-    fq->state = IB_FAILOVER_REBUILDING;
+    struct ib_failover_qp *fq = take_as_new(p.rc);
     flush->rails = 1; /* the second rail's is lost, too */
     atomic_store(&p.rc->stopped, stopped);
     CHECK_OK(ib_failover_run(p.rc));
