@@ -186,7 +186,7 @@ def rounds(count, seed):
     out = os.environ.get("RAIL_LAB_OUT")
     log = open(pathlib.Path(out) / f"failover-{'other' if OTHER else 'ib'}.jsonl", "w") if out else None
     results, p = [], new_pair()
-    lab.heal()  # which starts what the first failure is timed by
+    lab.heal()  # starts ip and tc, whose start would count as part of the first failure
     for number in range(count):
         try:
             results.append(one_round(p, seed, number))
