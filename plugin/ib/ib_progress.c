@@ -198,6 +198,11 @@ static uint64_t completion_limit_ms(const struct ib_comm *comm) {
  * for the peer, so a probe is posted. The HCA completes that whatever the peer does; when the deadline has passed after
  * a poll without a completion, the work request is lost. */
 RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
+  if (comm->completions) { /* since last_progress was set, by whose age the watch thread judged */
+    clear_probe(comm);
+    sample_time(comm);
+    return RAIL_OK;
+  }
   rail_result_t result = comm->sender ? ib_send_check_turn(ib_send_comm_of(comm)) : RAIL_IN_PROGRESS;
   if (result != RAIL_IN_PROGRESS) return result;
   if (comm->probe_deadline)
