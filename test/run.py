@@ -42,7 +42,7 @@ from processes import SHM, ShmWatch, describe, kill_all, leftovers, shm_files, w
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KINDS = ["unit", "contract", "verbs", "e2e", "fault", "fuzz", "lab"]
 SAN_KINDS = {"unit", "contract", "verbs", "fuzz"}  # run under both sanitizers unless the source says otherwise
-DEFAULT_LIMIT = 120
+DEFAULT_LIMIT = 240
 SAN_SLOWDOWN = 3
 
 KEY = re.compile(r"\bTEST-(LIMIT|QUIET|ALONE|SAN|PRELOAD|HIDE|HELPER|CHECK|READS|PLUGINS)\b:?\s*(.*?)\s*(?:\*/)?\s*$")

@@ -3,7 +3,7 @@
 """Encrypted connections (RAIL_SOCKET_TLS=psk) keep the contract, whatever happens to their processes: all MUSTs of
 rail-kit conform, those about moving data with an engine and with several streams too, and rounds of rail-kit fault.
 
-TEST-LIMIT: 300
+TEST-LIMIT: 600
 TEST-SAN: asan tsan
 
     python3 test/contract/test_tls.py [case...]    RAIL_TEST_ROUNDS=N of rail-kit fault; RAIL_TEST_VERSIONS="12 11 …" of

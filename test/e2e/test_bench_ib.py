@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # TEST-SAN: none
-"""bench-ib without RDMA: a perftest that is a script, and the socket plugin as ours. What the programs say is what its
-files hold, what is to be reached is judged by it, and a program that fails is told. In the lab it is run for real."""
+"""bench-ib without RDMA: a perftest that moves nothing, and the socket plugin as ours. What the programs say is what
+its files hold, what is to be reached is judged by it, and a program that fails is told. In the lab it runs for real."""
 import json
 import os
 import pathlib
@@ -18,24 +18,7 @@ import machine
 from instructions import read_profile
 from verbs import Cell, Perftest
 
-# It listens or connects as perftest does, and prints perftest's line of figures.
-PERFTEST = """#!/usr/bin/env python3
-import os, socket, sys
-argv, name = sys.argv[1:], os.path.basename(sys.argv[0])
-value = lambda option: argv[argv.index(option) + 1]
-if argv == ["--version"]:
-    sys.exit(print("Version: none"))
-if argv[-1] == "127.0.0.1":
-    socket.create_connection(("127.0.0.1", int(value("-p")))).close()
-    size, n = int(value("-s")), int(value("-n"))
-    if name.endswith("_lat"):
-        print(f" {size} {n} 1.00 9.00 LAT 2.20 0.10 3.00 4.00")
-    else:
-        print(f" {size} {n} 0.00 {RATE * size / 2**20:.2f} {RATE / 1e6:.6f}")
-else:
-    with socket.create_server(("127.0.0.1", int(value("-p")))) as s:
-        s.accept()
-"""
+PERFTEST = BUILD / "test/e2e/fake_perftest"
 
 
 def bench(rate, lat, *args):
@@ -43,13 +26,11 @@ def bench(rate, lat, *args):
     folder = tempfile.mkdtemp()
     try:
         for name in ("ib_write_bw", "ib_send_bw", "ib_write_lat"):
-            path = pathlib.Path(folder, name)
-            path.write_text(PERFTEST.replace("RATE", str(rate)).replace("LAT", str(lat)))
-            path.chmod(0o755)
+            pathlib.Path(folder, name).symlink_to(PERFTEST.resolve())
         done = run([sys.executable, ROOT / "bench/transports.py", "ib",
                     "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
                     "left,right", "--ours", SOCKET, "--rounds", 1, "--seconds", 0.02, "--warmup", 0.01, *args],
-                   PATH=f"{folder}:{os.environ['PATH']}")
+                   PATH=f"{folder}:{os.environ['PATH']}", FAKE_RATE=rate, FAKE_LATENCY=lat)
         files = [pathlib.Path(folder, name) for name in ("ib.json", "ib.md")]
         assert files[0].exists(), done.stdout + done.stderr
         return done, json.loads(files[0].read_text()), files[1].read_text()

@@ -177,10 +177,21 @@ def replays(plugin, *args):
             assert one["messages"] == sum(c["messages"] for c in recorded["comms"]) > 0
             assert one["checked"] == sum(c["messages"] for c in recorded["comms"] if c["made_by"] == "accept")
             assert one["left_out"] == one["contents_unknown"] == one["recorded_errors"] == 0, one
-            if args == ("--speed", "1"):  # each call at its time; how long the last ones then take is another matter
-                posts = [e["ns"] for e in events(one["file"])["events"] if e["call"] in ("isend", "irecv")]
-                assert one["replayed_ns"] > 0.7 * (posts[-1] - posts[0]), (posts[-1] - posts[0], one)
+        return found["files"]
     return case
+
+
+def at_the_recorded_times():
+    """Each call at its time; how long the last ones then take is another matter. Where the machine stood still before
+    the first call, the others' times have passed and they follow at once: one replay of three has to show it."""
+    for last in (False, False, True):
+        short = []
+        for one in replays(SOCKET, "--speed", "1")():
+            posts = [e["ns"] for e in events(one["file"])["events"] if e["call"] in ("isend", "irecv")]
+            short += [(posts[-1] - posts[0], one)] if one["replayed_ns"] <= 0.7 * (posts[-1] - posts[0]) else []
+        if not short:
+            return
+        assert not last, short
 
 
 def version(number):
@@ -310,7 +321,7 @@ try:
           ("options that would be ignored are refused", options_that_would_be_ignored_are_refused),
           ("pictures", pictures),
           ("made again on the same plugin", replays(SOCKET)),
-          ("at the recorded times", replays(SOCKET, "--speed", "1")),
+          ("at the recorded times", at_the_recorded_times),
           ("on another plugin", replays(REFERENCE))]
          + [(f"through version {n}", version(n)) for n in range(6, 13)]
          + [("grouped receives", grouped_receives),
