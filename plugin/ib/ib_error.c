@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What is said of failures, mostly by the line that ends the connection. Called after a failure only. */
-#include "plugin/ib/ib_error.h"
+#include "plugin/ib/ib_progress.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_progress.h"
 #include "plugin/ib/ib_stats.h"
 
 #define VENDOR_MELLANOX 0x02c9u

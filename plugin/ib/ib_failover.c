@@ -18,7 +18,6 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/conn/watch.h"
-#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
 

@@ -11,7 +11,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
 
 #define BATCH 16

@@ -17,7 +17,6 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
 
 _Static_assert(IB_RECV_DEPTH % IB_RECV_BATCH == 0, "preposted in whole batches");

@@ -17,7 +17,6 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_stripe.h"

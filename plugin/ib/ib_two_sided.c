@@ -14,7 +14,6 @@
 #include <endian.h>
 #include <stdlib.h>
 
-#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_param.h"
 
 /* The number of the latest receive in the slot, of those up to `last`. */

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Errors in words: every status has a row, a failure is one line with all that is known, and the first one is final. */
-#include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_error.h"
 #include "plugin/ib/ib_progress.h"
 #include "test/unit/ib_rig.h"
 
