@@ -3,7 +3,7 @@
  * A connection that is being set up, as common/conn/setup.h has it: what connector and acceptor have in common. Each
  * side has its own table of steps; the steps are in:
  *
- *   ib_offer.c    query the ports, choose GIDs, offer, plan
+ *   ib_plan.c     query the ports, choose GIDs, offer, plan
  *   ib_build.c    the comm: completion queues, memory, queue pairs to RTS, a first write over each
  *   ib_cm.c       queue pairs to RTS by the RDMA CM, where the plan says so
  *   ib_connect.c  messages, the words for a peer's refusal, the tables
@@ -78,7 +78,7 @@ rail_result_t ib_close_listen(void *listen_comm);
 rail_result_t ib_connect(void *ctx, int dev, void *handle, int traffic_class, void **send_comm,
                          struct rail_net_device_handle **dev_handle);
 
-/* ---- steps: ib_offer.c ---------------------------------------------------------- */
+/* ---- steps: ib_plan.c ----------------------------------------------------------- */
 
 rail_result_t ib_offer_query_ports(struct rail_setup *s); /* ours */
 rail_result_t ib_offer_make(struct rail_setup *s);
