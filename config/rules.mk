@@ -60,7 +60,6 @@ FUZZ_MAIN := $(if $(filter fuzz,$(SAN)),,$(O)/test/fuzz/lib/driver.o)
 #   without_NAME     what is said then
 #   libs_NAME        more for the linker: libraries
 #   archives_NAME    archives of ours besides librailcommon.a: $(LOADER_A)
-#   params_NAME      the sources that its table of parameters takes, if that is not PREFIX_param.c alone
 #   tests_need_NAME  what its unit tests and fuzz targets open
 #   install_NAME     no: for this tree only
 known_plugins := $(patsubst plugin/%/,%,$(sort $(dir $(wildcard plugin/*/*_main.c))))
@@ -437,9 +436,8 @@ $(BUILD)/test/broken/libnccl-net-broken-%.so: $(BUILD)/test/broken/libnccl-net-r
 
 # The parameter tables of every module, for docs/parameters.md.
 # Those of plugins that are left out, too.
-param_src = $(or $(params_$(1)),$(call prefix_of,$(1))_param.c)
 gen_params_obj := config/gen_params.o core/comm/rt_param.o \
-  $(foreach p,$(known_plugins),$(patsubst %.c,plugin/$(p)/%.o,$(call param_src,$(p))))
+  $(foreach p,$(known_plugins),plugin/$(p)/$(call prefix_of,$(p))_param.o)
 $(O)/config/gen_params.o $(O)/config/gen_params.c.ok: CPPFLAGS += \
   -DPLUGIN_TABLES='$(foreach p,$(known_plugins),TABLE($(call prefix_of,$(p))_param_table))'
 $(O)/config/gen_params.o: plugin

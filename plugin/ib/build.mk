@@ -3,4 +3,3 @@
 needs_ib := HAVE_VERBS HAVE_RDMACM
 without_ib := no infiniband/verbs.h, or no rdma/rdma_cma.h; Debian: libibverbs-dev, librdmacm-dev
 tests_need_ib := $(BUILD)/lib/emu/librdmacm.so.1
-params_ib := ib_param.c ib_gid.c

@@ -16,7 +16,6 @@
 
 #include "common/net/net_ops.h"
 #include "common/base/sock.h"
-#include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_plan.h"
 #include "plugin/ib/ib_verbs.h"
 
@@ -27,6 +26,18 @@ struct ib_mr_cache {
   struct ib_mr_entry **entries;
   size_t count, room;
   uint64_t longest; /* no entry of ordinary memory is longer */
+};
+
+/* A port's addresses. */
+struct ib_gid {
+  uint8_t raw[16];
+  uint8_t type;    /* enum ib_gid_type; UNKNOWN where sysfs does not say (containers): treated as the preferred one */
+  bool valid;      /* false: a hole in the table */
+};
+
+struct ib_gid_table {
+  unsigned int count; /* entries, holes included */
+  struct ib_gid gids[IB_MAX_GIDS];
 };
 
 /* ib_hca.faults */
@@ -133,34 +144,42 @@ int ib_port_speed(struct ibv_context *context, uint8_t number, const struct ibv_
 /* Of the codes of verbs (active_speed, active_width). Pure. */
 int ib_link_speed(uint32_t speed_code, uint32_t width_code);
 
-/* ---- NCCL_IB_HCA: ib_port.c -------------------------------------------------------
+/* ---- GIDs: ib_port.c ---------------------------------------------------------------
  *
- * `[^][=]name[:port[:rail[:plane]]],...`, as pure functions. '^' in front excludes what the list names, '=' after it
- * makes names exact; without it mlx5_1 also means mlx5_10. An empty or absent port means every port; rail and plane are
- * for NCCL's topology search.
+ * Which GID of a port a connection uses: pure functions over a plain table, so that tests pass tables with holes,
+ * several subnets and both versions of RoCE.
+ *
+ * The rules are NCCL's (nccl 2.30 src/transport/net_ib/connect.cc, gid selection): InfiniBand uses index 0, or
+ * NCCL_IB_ROUTABLE_FLID_GID_INDEX if that one has a FLID; RoCE uses NCCL_IB_GID_INDEX if it is set, else the first GID
+ * of the wanted family, range and version that is neither empty nor link-local, else index 0. Here, among several that
+ * match, one in the subnet of the peer's GID is preferred.
  */
 
-#define IB_MAX_HCA_ENTRIES 32
+enum ib_gid_choice { IB_GID_NONE = -1 };
 
-struct ib_hca_entry {
-  char name[64];
-  int port;            /* -1: every one */
-  int16_t rail, plane; /* -1: unset */
-};
+/* The index, or IB_GID_NONE with *why a text that names what is missing. `peer` may be NULL. */
+struct ib_gid_prefs; /* ib_param.h */
+int ib_gid_choose(const struct ib_gid_table *table, bool roce, const struct ib_gid_prefs *prefs,
+                  const struct ib_gid *peer, const char **why);
 
-struct ib_hca_filter {
-  bool exclude, exact;
-  bool named; /* there is a list; if all its entries were bad it names nothing, rather than everything */
-  unsigned int count;
-  struct ib_hca_entry entries[IB_MAX_HCA_ENTRIES];
-};
+bool ib_gid_is_empty(const struct ib_gid *gid);
+bool ib_gid_is_link_local(const struct ib_gid *gid);
+bool ib_gid_is_ipv4(const struct ib_gid *gid); /* an IPv4 address mapped into IPv6 */
+/* The first `bits` bits of both addresses are equal; an IPv4-mapped one counts from its IPv4 part. */
+bool ib_gid_same_subnet(const struct ib_gid *a, const struct ib_gid *b, unsigned int bits);
 
-/* text NULL or empty: everything passes. Each bad entry is named in a warning and left out. */
-void ib_hca_filter_parse(const char *text, struct ib_hca_filter *filter);
+/* GID 0 of an iWARP port is the MAC address of its interface, with zeros behind. Puts that interface's addresses in the
+ * table's place, IPv4 ones mapped; other tables stay. `list` as getifaddrs gives it. Pure. */
+struct ifaddrs;
+void ib_gid_table_of_interface(struct ib_gid_table *table, const struct ifaddrs *list);
 
-/* Is this port to be used? Then *rail and *plane are those of its entry, or -1. */
-bool ib_hca_filter_passes(const struct ib_hca_filter *filter, const char *name, int port, int16_t *rail,
-                          int16_t *plane);
+/* A GID of RoCE, and what stands for one of an iWARP interface, is an address. */
+struct sockaddr_storage;
+void ib_gid_to_sockaddr(const uint8_t raw[16], uint16_t port, struct sockaddr_storage *addr);
+
+#define IB_GID_TEXT 64
+/* "10.0.0.1" or "fe80::1". */
+const char *ib_gid_text(const uint8_t raw[16], char text[IB_GID_TEXT]);
 
 /* ---- sysfs: ib_port.c -------------------------------------------------------------
  * Attributes of RDMA devices that libibverbs does not report. */

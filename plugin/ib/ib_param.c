@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The one table of parameters of the ib plugin. Built without verbs.h, too: for docs/parameters.md. */
+ * The one table of parameters of the ib plugin, and the parsers of values with a form of their own. Built without
+ * verbs.h, too: for docs/parameters.md. */
 #include "plugin/ib/ib_param.h"
 
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_plan.h"
 
 #define AT(field) offsetof(struct ib_params, field)
@@ -203,6 +205,112 @@ static const struct rail_param rows[] = {
 const struct rail_param_table ib_param_table = {.module = "ib", .rows = rows, .count = RAIL_COUNT_OF(rows),
                                               .title = "Verbs plugin"};
 struct ib_params ib_params;
+
+/* ---- NCCL_IB_HCA ------------------------------------------------------------ */
+
+#define MAX_PORT 255
+
+/* A number at *text up to ':' or `end`; empty: -1. False: it is none, or larger than `most`. */
+static bool take_number(const char **text, const char *end, int most, int *number) {
+  const char *at = *text;
+  int value = 0;
+  *number = -1;
+  for (; at < end && *at != ':'; at++) {
+    if (!isdigit((unsigned char)*at)) return false;
+    value = value * 10 + (*at - '0');
+    if (value > most) return false;
+  }
+  if (at > *text) *number = value;
+  *text = at < end ? at + 1 : end;
+  return true;
+}
+
+/* NULL, or what is wrong with the entry at text up to end. */
+static const char *parse_entry(const char *text, const char *end, struct ib_hca_entry *entry) {
+  size_t len = 0;
+  int rail, plane;
+  while (text + len < end && text[len] != ':') len++;
+  if (len == 0) return "has no name";
+  if (len >= sizeof entry->name) return "has a name of more than 63 characters";
+  memset(entry, 0, sizeof *entry);
+  memcpy(entry->name, text, len);
+  text += len + (text + len < end);
+  if (!take_number(&text, end, MAX_PORT, &entry->port) || entry->port == 0) return "has a port that is not in 1..255";
+  if (!take_number(&text, end, INT16_MAX, &rail)) return "has a rail that is not in 0..32767";
+  if (!take_number(&text, end, INT16_MAX, &plane)) return "has a plane that is not in 0..32767";
+  if (text < end) return "has more than a name and three numbers";
+  entry->rail = (int16_t)rail;
+  entry->plane = (int16_t)plane;
+  return NULL;
+}
+
+void ib_hca_filter_parse(const char *text, struct ib_hca_filter *filter) {
+  memset(filter, 0, sizeof *filter);
+  if (!text) return;
+  if (*text == '^') { filter->exclude = true; text++; }
+  if (*text == '=') { filter->exact = true; text++; }
+  for (const char *end; *text; text = end + (*end == ',')) {
+    end = text + strcspn(text, ",");
+    if (end == text) continue;
+    filter->named = true;
+    struct ib_hca_entry entry;
+    const char *why = parse_entry(text, end, &entry);
+    if (!why && filter->count == IB_MAX_HCA_ENTRIES) why = "is one more than the 32 that are allowed";
+    if (why)
+      RAIL_WARN("RailIB: NCCL_IB_HCA: '%.*s' %s and is left out; form: [^][=]name[:port[:rail[:plane]]],...",
+                (int)(end - text), text, why);
+    else filter->entries[filter->count++] = entry;
+  }
+}
+
+static bool names(const struct ib_hca_filter *filter, const struct ib_hca_entry *entry, const char *name, int port) {
+  size_t len = strlen(entry->name);
+  if (strncmp(entry->name, name, len) != 0 || (filter->exact && name[len])) return false;
+  return entry->port == -1 || entry->port == port;
+}
+
+bool ib_hca_filter_passes(const struct ib_hca_filter *filter, const char *name, int port, int16_t *rail,
+                          int16_t *plane) {
+  *rail = *plane = -1;
+  for (unsigned int i = 0; i < filter->count; i++) {
+    const struct ib_hca_entry *entry = &filter->entries[i];
+    if (!names(filter, entry, name, port)) continue;
+    if (filter->exclude) return false;
+    *rail = entry->rail;
+    *plane = entry->plane;
+    return true;
+  }
+  return filter->exclude || !filter->named;
+}
+
+/* ---- NCCL_IB_ADDR_RANGE ------------------------------------------------- */
+
+bool ib_gid_parse_range(const char *text, struct ib_gid_prefs *prefs) {
+  char address[INET6_ADDRSTRLEN], *end;
+  const char *slash = strchr(text, '/');
+  if (!slash || (size_t)(slash - text) >= sizeof address || slash[1] < '0' || slash[1] > '9') return false;
+  memcpy(address, text, (size_t)(slash - text));
+  address[slash - text] = 0;
+  int family = strchr(address, ':') ? AF_INET6 : AF_INET;
+  unsigned long bits = strtoul(slash + 1, &end, 10);
+  memset(prefs->range, 0, sizeof prefs->range);
+  if (*end || bits > (family == AF_INET ? 32u : 128u) || inet_pton(family, address, prefs->range) != 1) return false;
+  prefs->ranged = true;
+  prefs->range_family = family;
+  prefs->range_bits = (unsigned int)bits;
+  return true;
+}
+
+void ib_params_gid_prefs(struct ib_gid_prefs *prefs) {
+  memset(prefs, 0, sizeof *prefs);
+  prefs->index = (int)ib_params.gid_index;
+  prefs->family = ib_params.addr_family && strcmp(ib_params.addr_family, "AF_INET6") == 0 ? AF_INET6 : AF_INET;
+  prefs->version = (int)ib_params.roce_version;
+  prefs->flid_index = (int)ib_params.flid_gid_index;
+  if (ib_params.addr_range) (void)ib_gid_parse_range(ib_params.addr_range, prefs);
+}
+
+/* ---- reading ------------------------------------------------------------- */
 
 static void check_max_write(void) {
   int64_t asked = ib_params.max_write, power = asked;

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Parameters of the ib plugin, read once at init. The rows are in ib_param.c. */
+ * Parameters of the ib plugin, read once at init, and what those mean whose text has a form of its own. */
 #ifndef IB_PARAM_H
 #define IB_PARAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
 
 #include "common/base/param.h"
 
@@ -48,5 +51,53 @@ extern const struct rail_param_table ib_param_table;
 
 /* Reads them, checks what a row cannot, warns about unknown ones. Once, under the plugin's lock. */
 void ib_params_load(void);
+
+/* ---- NCCL_IB_HCA ---------------------------------------------------------
+ *
+ * `[^][=]name[:port[:rail[:plane]]],...`, as pure functions. '^' in front excludes what the list names, '=' after it
+ * makes names exact; without it mlx5_1 also means mlx5_10. An empty or absent port means every port; rail and plane are
+ * for NCCL's topology search.
+ */
+
+#define IB_MAX_HCA_ENTRIES 32
+
+struct ib_hca_entry {
+  char name[64];
+  int port;            /* -1: every one */
+  int16_t rail, plane; /* -1: unset */
+};
+
+struct ib_hca_filter {
+  bool exclude, exact;
+  bool named; /* there is a list; if all its entries were bad it names nothing, rather than everything */
+  unsigned int count;
+  struct ib_hca_entry entries[IB_MAX_HCA_ENTRIES];
+};
+
+/* text NULL or empty: everything passes. Each bad entry is named in a warning and left out. */
+void ib_hca_filter_parse(const char *text, struct ib_hca_filter *filter);
+
+/* Is this port to be used? Then *rail and *plane are those of its entry, or -1. */
+bool ib_hca_filter_passes(const struct ib_hca_filter *filter, const char *name, int port, int16_t *rail,
+                          int16_t *plane);
+
+/* ---- which GIDs suit ---------------------------------------------------- */
+
+/* What NCCL_IB_GID_INDEX, NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE, NCCL_IB_ROCE_VERSION_NUM and
+ * NCCL_IB_ROUTABLE_FLID_GID_INDEX say. */
+struct ib_gid_prefs {
+  int index;      /* -1: choose */
+  int family;     /* AF_INET or AF_INET6 */
+  int version;    /* of RoCE: 1 or 2 */
+  int flid_index; /* of a routable InfiniBand GID */
+  bool ranged;
+  int range_family;
+  uint8_t range[16]; /* an IPv4 range is in the first 4 bytes */
+  unsigned int range_bits;
+};
+void ib_params_gid_prefs(struct ib_gid_prefs *prefs);
+
+/* NCCL_IB_ADDR_RANGE, alone: "10.0.0.0/8", "fd00::/64". False: no CIDR. Pure. */
+bool ib_gid_parse_range(const char *text, struct ib_gid_prefs *prefs);
 
 #endif

@@ -11,7 +11,6 @@
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_setup.h"
 
@@ -62,19 +61,10 @@ rail_result_t ib_offer_query_ports(struct rail_setup *base) {
   return rail_setup_piece_done(base, s->device->nrails);
 }
 
-static void prefs_from_params(struct ib_gid_prefs *prefs) {
-  memset(prefs, 0, sizeof *prefs);
-  prefs->index = (int)ib_params.gid_index;
-  prefs->family = ib_params.addr_family && strcmp(ib_params.addr_family, "AF_INET6") == 0 ? AF_INET6 : AF_INET;
-  prefs->version = (int)ib_params.roce_version;
-  prefs->flid_index = (int)ib_params.flid_gid_index;
-  if (ib_params.addr_range) (void)ib_gid_parse_range(ib_params.addr_range, prefs);
-}
-
 static int choose(const struct ib_port *port, const struct ib_port_attr *attr, const struct ib_gid *peer,
                   const char **why) {
   struct ib_gid_prefs prefs;
-  prefs_from_params(&prefs);
+  ib_params_gid_prefs(&prefs);
   return ib_gid_choose(&attr->gids, ib_port_is_ethernet(port), &prefs, peer, why);
 }
 

@@ -16,6 +16,7 @@
 #define IB_MAX_DEVICES 256 /* ports and the devices fused from them */
 #define IB_MAX_RAILS 8    /* ports of one fused device (net v12) */
 #define IB_MAX_QPS 128    /* data QPs of one connection */
+#define IB_MAX_GIDS 256   /* of a port that are looked at */
 
 #define IB_MAX_GROUP 8                       /* buffers of one grouped receive: maxRecvs */
 #define IB_MAX_RECVS RAIL_NET_MAX_REQUESTS   /* grouped receives outstanding on one connection: 32 */
@@ -44,6 +45,9 @@ enum ib_protocol_kind { IB_PROTOCOL_WRITE, IB_PROTOCOL_SEND };
 #define IB_LARGE_PARTS 32
 #define IB_TWO_SIDED_MAX_P2P ((uint64_t)IB_LARGE_PARTS << 23)
 _Static_assert(IB_MAX_GROUP * IB_LARGE_PARTS <= IB_RECV_DEPTH, "the receive WRs of a group");
+
+/* ib_offer_rail.gid_type, also on the wire. */
+enum ib_gid_type { IB_GID_IB = 0, IB_GID_ROCE_V1 = 1, IB_GID_ROCE_V2 = 2, IB_GID_UNKNOWN = 3 };
 
 /* One port of a side. */
 struct ib_offer_rail {

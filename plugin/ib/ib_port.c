@@ -1,97 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A port: whether NCCL_IB_HCA lets it pass, what sysfs says of it, its current state, addresses and speed. */
-#include <ctype.h>
+ * A port: what sysfs says of it, its speed, its GIDs and which of them a connection uses, its current state. */
+#include "plugin/ib/ib_device.h"
+
+#include <arpa/inet.h>
 #include <endian.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <limits.h>
+#include <linux/if_packet.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "common/base/compiler.h"
 #include "common/base/ifaddr.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
-
-/* ---- NCCL_IB_HCA ------------------------------------------------------------ */
-
-#define MAX_PORT 255
-
-/* A number at *text up to ':' or `end`; empty: -1. False: it is none, or larger than `most`. */
-static bool take_number(const char **text, const char *end, int most, int *number) {
-  const char *at = *text;
-  int value = 0;
-  *number = -1;
-  for (; at < end && *at != ':'; at++) {
-    if (!isdigit((unsigned char)*at)) return false;
-    value = value * 10 + (*at - '0');
-    if (value > most) return false;
-  }
-  if (at > *text) *number = value;
-  *text = at < end ? at + 1 : end;
-  return true;
-}
-
-/* NULL, or what is wrong with the entry at text up to end. */
-static const char *parse_entry(const char *text, const char *end, struct ib_hca_entry *entry) {
-  size_t len = 0;
-  int rail, plane;
-  while (text + len < end && text[len] != ':') len++;
-  if (len == 0) return "has no name";
-  if (len >= sizeof entry->name) return "has a name of more than 63 characters";
-  memset(entry, 0, sizeof *entry);
-  memcpy(entry->name, text, len);
-  text += len + (text + len < end);
-  if (!take_number(&text, end, MAX_PORT, &entry->port) || entry->port == 0) return "has a port that is not in 1..255";
-  if (!take_number(&text, end, INT16_MAX, &rail)) return "has a rail that is not in 0..32767";
-  if (!take_number(&text, end, INT16_MAX, &plane)) return "has a plane that is not in 0..32767";
-  if (text < end) return "has more than a name and three numbers";
-  entry->rail = (int16_t)rail;
-  entry->plane = (int16_t)plane;
-  return NULL;
-}
-
-void ib_hca_filter_parse(const char *text, struct ib_hca_filter *filter) {
-  memset(filter, 0, sizeof *filter);
-  if (!text) return;
-  if (*text == '^') { filter->exclude = true; text++; }
-  if (*text == '=') { filter->exact = true; text++; }
-  for (const char *end; *text; text = end + (*end == ',')) {
-    end = text + strcspn(text, ",");
-    if (end == text) continue;
-    filter->named = true;
-    struct ib_hca_entry entry;
-    const char *why = parse_entry(text, end, &entry);
-    if (!why && filter->count == IB_MAX_HCA_ENTRIES) why = "is one more than the 32 that are allowed";
-    if (why)
-      RAIL_WARN("RailIB: NCCL_IB_HCA: '%.*s' %s and is left out; form: [^][=]name[:port[:rail[:plane]]],...",
-                (int)(end - text), text, why);
-    else filter->entries[filter->count++] = entry;
-  }
-}
-
-static bool names(const struct ib_hca_filter *filter, const struct ib_hca_entry *entry, const char *name, int port) {
-  size_t len = strlen(entry->name);
-  if (strncmp(entry->name, name, len) != 0 || (filter->exact && name[len])) return false;
-  return entry->port == -1 || entry->port == port;
-}
-
-bool ib_hca_filter_passes(const struct ib_hca_filter *filter, const char *name, int port, int16_t *rail,
-                          int16_t *plane) {
-  *rail = *plane = -1;
-  for (unsigned int i = 0; i < filter->count; i++) {
-    const struct ib_hca_entry *entry = &filter->entries[i];
-    if (!names(filter, entry, name, port)) continue;
-    if (filter->exclude) return false;
-    *rail = entry->rail;
-    *plane = entry->plane;
-    return true;
-  }
-  return filter->exclude || !filter->named;
-}
 
 /* ---- sysfs ------------------------------------------------------------------ */
 
@@ -205,7 +131,162 @@ int ib_port_speed(struct ibv_context *context, uint8_t number, const struct ibv_
   return ib_link_speed(speed_code(context, number, attr), attr->active_width);
 }
 
-/* ---- GIDs ------------------------------------------------------------------ */
+/* Where an IPv4 address begins in a GID. */
+#define IPV4_AT 12
+/* What is usually one subnet, for a peer's preference. */
+#define USUAL_BITS_IPV4 24
+#define USUAL_BITS_IPV6 64
+
+static const uint8_t ipv4_mapped[IPV4_AT] = {[10] = 0xff, [11] = 0xff};
+
+/* ---- GIDs: what they are -------------------------------------------------- */
+
+bool ib_gid_is_ipv4(const struct ib_gid *gid) { return memcmp(gid->raw, ipv4_mapped, sizeof ipv4_mapped) == 0; }
+
+bool ib_gid_is_link_local(const struct ib_gid *gid) {
+  if (ib_gid_is_ipv4(gid)) return gid->raw[12] == 169 && gid->raw[13] == 254;
+  return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80;
+}
+
+/* All zero, or a prefix without an interface's part: the port has no address yet. */
+bool ib_gid_is_empty(const struct ib_gid *gid) {
+  static const uint8_t zero[16];
+  if (!gid->valid || memcmp(gid->raw, zero, sizeof zero) == 0) return true;
+  return !ib_gid_is_ipv4(gid) && ib_gid_is_link_local(gid) && memcmp(gid->raw + 8, zero, 8) == 0;
+}
+
+static bool same_bits(const uint8_t *a, const uint8_t *b, unsigned int bits) {
+  if (memcmp(a, b, bits / 8) != 0) return false;
+  unsigned int rest = bits % 8;
+  return rest == 0 || ((a[bits / 8] ^ b[bits / 8]) >> (8 - rest)) == 0;
+}
+
+bool ib_gid_same_subnet(const struct ib_gid *a, const struct ib_gid *b, unsigned int bits) {
+  bool ipv4 = ib_gid_is_ipv4(a);
+  unsigned int from = ipv4 ? IPV4_AT : 0, most = (16 - from) * 8;
+  return ipv4 == ib_gid_is_ipv4(b) && same_bits(a->raw + from, b->raw + from, bits < most ? bits : most);
+}
+
+const char *ib_gid_text(const uint8_t raw[16], char text[IB_GID_TEXT]) {
+  bool ipv4 = memcmp(raw, ipv4_mapped, sizeof ipv4_mapped) == 0;
+  if (!inet_ntop(ipv4 ? AF_INET : AF_INET6, raw + (ipv4 ? IPV4_AT : 0), text, IB_GID_TEXT)) text[0] = 0;
+  return text;
+}
+
+void ib_gid_to_sockaddr(const uint8_t raw[16], uint16_t port, struct sockaddr_storage *addr) {
+  memset(addr, 0, sizeof *addr);
+  if (memcmp(raw, ipv4_mapped, sizeof ipv4_mapped) == 0) {
+    struct sockaddr_in in = {.sin_family = AF_INET, .sin_port = htons(port)};
+    memcpy(&in.sin_addr, raw + IPV4_AT, sizeof in.sin_addr);
+    memcpy(addr, &in, sizeof in);
+  } else {
+    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+    memcpy(&in6.sin6_addr, raw, sizeof in6.sin6_addr);
+    memcpy(addr, &in6, sizeof in6);
+  }
+}
+
+/* ---- GIDs: those of an iWARP port ----------------------------------------- */
+
+#define MAC_SIZE 6
+
+static bool is_mac(const struct ib_gid *gid) {
+  static const uint8_t zero[16];
+  return gid->valid && memcmp(gid->raw, zero, MAC_SIZE) != 0 && memcmp(gid->raw + MAC_SIZE, zero, 16 - MAC_SIZE) == 0;
+}
+
+static bool has_mac(const struct ifaddrs *list, const char *interface, const uint8_t mac[MAC_SIZE]) {
+  for (; list; list = list->ifa_next) {
+    struct sockaddr_ll link;
+    if (!list->ifa_addr || list->ifa_addr->sa_family != AF_PACKET || strcmp(list->ifa_name, interface) != 0) continue;
+    memcpy(&link, list->ifa_addr, sizeof link);
+    if (link.sll_halen == MAC_SIZE && memcmp(link.sll_addr, mac, MAC_SIZE) == 0) return true;
+  }
+  return false;
+}
+
+static bool gid_of_address(const struct sockaddr *addr, struct ib_gid *gid) {
+  *gid = (struct ib_gid){.type = IB_GID_UNKNOWN, .valid = true};
+  if (addr && addr->sa_family == AF_INET) {
+    struct sockaddr_in in;
+    memcpy(&in, addr, sizeof in);
+    memcpy(gid->raw, ipv4_mapped, sizeof ipv4_mapped);
+    memcpy(gid->raw + IPV4_AT, &in.sin_addr, 4);
+    return true;
+  }
+  if (!addr || addr->sa_family != AF_INET6) return false;
+  struct sockaddr_in6 in6;
+  memcpy(&in6, addr, sizeof in6);
+  memcpy(gid->raw, &in6.sin6_addr, 16);
+  return true;
+}
+
+void ib_gid_table_of_interface(struct ib_gid_table *table, const struct ifaddrs *list) {
+  uint8_t mac[MAC_SIZE];
+  if (table->count == 0 || !is_mac(&table->gids[0])) return;
+  memcpy(mac, table->gids[0].raw, sizeof mac);
+  memset(table, 0, sizeof *table);
+  for (const struct ifaddrs *i = list; i && table->count < IB_MAX_GIDS; i = i->ifa_next)
+    if (gid_of_address(i->ifa_addr, &table->gids[table->count]) && has_mac(list, i->ifa_name, mac)) table->count++;
+}
+
+/* ---- GIDs: which of them a connection uses -------------------------------- */
+
+static bool in_range(const struct ib_gid *gid, const struct ib_gid_prefs *prefs) {
+  if (!prefs->ranged) return true;
+  bool ipv4 = ib_gid_is_ipv4(gid);
+  return ipv4 == (prefs->range_family == AF_INET) &&
+         same_bits(gid->raw + (ipv4 ? IPV4_AT : 0), prefs->range, prefs->range_bits);
+}
+
+static bool matches_prefs(const struct ib_gid *gid, const struct ib_gid_prefs *prefs) {
+  uint8_t type = prefs->version == 1 ? IB_GID_ROCE_V1 : IB_GID_ROCE_V2;
+  return !ib_gid_is_empty(gid) && !ib_gid_is_link_local(gid) && ib_gid_is_ipv4(gid) == (prefs->family == AF_INET) &&
+         (gid->type == type || gid->type == IB_GID_UNKNOWN) && in_range(gid, prefs);
+}
+
+static bool is_near(const struct ib_gid *gid, const struct ib_gid *peer) {
+  return ib_gid_same_subnet(gid, peer, ib_gid_is_ipv4(gid) ? USUAL_BITS_IPV4 : USUAL_BITS_IPV6);
+}
+
+/* An InfiniBand router's subnet-spanning LID is in bytes 4 and 5. */
+static bool has_flid(const struct ib_gid *gid) { return gid->valid && (gid->raw[4] || gid->raw[5]); }
+
+static int choose_infiniband(const struct ib_gid_table *table, const struct ib_gid_prefs *prefs) {
+  bool routable = prefs->flid_index >= 0 && (unsigned int)prefs->flid_index < table->count;
+  return routable && has_flid(&table->gids[prefs->flid_index]) ? prefs->flid_index : 0;
+}
+
+static int choose_given(const struct ib_gid_table *table, int index, const char **why) {
+  if ((unsigned int)index >= table->count) *why = "NCCL_IB_GID_INDEX is beyond the end of the port's GID table";
+  else if (ib_gid_is_empty(&table->gids[index])) *why = "the port has no GID at NCCL_IB_GID_INDEX";
+  else return index;
+  return IB_GID_NONE;
+}
+
+int ib_gid_choose(const struct ib_gid_table *table, bool roce, const struct ib_gid_prefs *prefs,
+                  const struct ib_gid *peer, const char **why) {
+  int first = IB_GID_NONE, any = IB_GID_NONE;
+  *why = NULL;
+  if (table->count == 0) {
+    *why = "the port has no GIDs";
+    return IB_GID_NONE;
+  }
+  if (!roce) return choose_infiniband(table, prefs);
+  if (prefs->index >= 0) return choose_given(table, prefs->index, why);
+  for (unsigned int i = 0; i < table->count; i++) {
+    const struct ib_gid *gid = &table->gids[i];
+    if (any == IB_GID_NONE && !ib_gid_is_empty(gid)) any = (int)i; /* index 0, unless that is a hole */
+    if (!matches_prefs(gid, prefs)) continue;
+    if (!peer || is_near(gid, peer)) return (int)i;
+    if (first == IB_GID_NONE) first = (int)i;
+  }
+  if (first == IB_GID_NONE) first = any;
+  if (first == IB_GID_NONE) *why = "all GIDs of the port are empty: its network interface has no address, or is down";
+  return first;
+}
+
+/* ---- GIDs: a port's table ------------------------------------------------- */
 
 /* All at once, without sysfs; libraries since rdma-core 32. */
 static bool read_table(const struct ib_port *port, struct ib_gid_table *table) {

@@ -15,7 +15,6 @@
 
 #include "common/net/net_setup.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_wire.h"
 

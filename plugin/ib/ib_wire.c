@@ -5,7 +5,6 @@
 #include <endian.h>
 #include <string.h>
 
-#include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_param.h"
 
 static struct rail_key key = {.plugin = "RailIB", .param = "RAIL_IB_AUTH_FILE"};

@@ -4,7 +4,8 @@
 #include <ifaddrs.h>
 #include <linux/if_packet.h>
 
-#include "plugin/ib/ib_gid.h"
+#include "plugin/ib/ib_device.h"
+#include "plugin/ib/ib_param.h"
 #include "test/harness/tap.h"
 
 static struct ib_gid gid(const char *address, uint8_t type) {

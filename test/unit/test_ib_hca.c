@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * NCCL_IB_HCA. */
-#include "plugin/ib/ib_device.h"
+#include "plugin/ib/ib_param.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/tap.h"
 

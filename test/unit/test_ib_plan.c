@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What two offers make: every asymmetry, every refusal, and the same answer on both sides. */
-#include "plugin/ib/ib_gid.h"
 #include "plugin/ib/ib_plan.h"
 #include "test/harness/program.h"
 #include "test/harness/tap.h"
