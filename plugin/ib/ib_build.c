@@ -9,10 +9,10 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_connect.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_setup.h"
 
 static void fill_base(struct ib_setup *s) {
   struct ib_comm *c = s->comm;

@@ -14,9 +14,9 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "plugin/ib/ib_connect.h"
 #include "plugin/ib/ib_failover.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_stats.h"
 #include "plugin/ib/ib_stripe.h"
 

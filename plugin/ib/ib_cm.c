@@ -15,7 +15,7 @@
  *
  * The steps read events and never wait for one.
  */
-#include "plugin/ib/ib_setup.h"
+#include "plugin/ib/ib_connect.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

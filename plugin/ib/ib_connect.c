@@ -4,6 +4,8 @@
  * common/conn/setup.c (rail_setup_run). The connecting side is the sender. What ends accept with an error, as any peer
  * would meet it: ports that do not fit, a local device that fails, a peer that refused.
  */
+#include "plugin/ib/ib_connect.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +13,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "plugin/ib/ib_comm.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_setup.h"
 
 #define HINTS_NS 1000000000ull /* see fill_handle: what is offered is checked again when the connection is made */
 

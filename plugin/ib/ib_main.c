@@ -9,10 +9,10 @@
 #include "common/base/log.h"
 #include "common/net/net_process.h"
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_connect.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
-#include "plugin/ib/ib_setup.h"
 #include "plugin/ib/ib_stats.h"
 
 static bool watching;

@@ -11,8 +11,8 @@
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
+#include "plugin/ib/ib_connect.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_setup.h"
 
 #define SL_MAX 15
 #define SENDER_INLINE 128                         /* bytes of a message */

@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 #include "plugin/ib/ib_comm.h"
+#include "plugin/ib/ib_connect.h"
 #include "plugin/ib/ib_device.h"
 #include "plugin/ib/ib_param.h"
-#include "plugin/ib/ib_setup.h"
 #include "test/fuzz/lib/fuzz.h"
 #include "test/unit/ib_emu.h"
 #include "test/unit/ib_hello.h"

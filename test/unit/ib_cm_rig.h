@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "plugin/ib/ib_setup.h"
+#include "plugin/ib/ib_connect.h"
 #include "test/unit/ib_handshake.h"
 
 #define EMU "device emuA ports=2; device emuB; device rnic transport=iwarp ports=2; device soft; " \

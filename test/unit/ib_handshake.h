@@ -15,7 +15,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_setup.h"
+#include "plugin/ib/ib_connect.h"
 #include "test/harness/program.h"
 #include "test/unit/ib_emu.h"
 #include "test/unit/ib_hello.h"

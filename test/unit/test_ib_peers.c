@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Clients that send no HELLO, peers that go silent, die, or lie in the middle of a handshake, and ends at any time. */
 #include "plugin/ib/ib_comm.h"
-#include "plugin/ib/ib_setup.h"
+#include "plugin/ib/ib_connect.h"
 #include "test/unit/ib_handshake.h"
 
 /* Another pair connects to the same listener meanwhile. */

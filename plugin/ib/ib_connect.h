@@ -10,8 +10,8 @@
  *
  * Each piece of a step makes at most one call of the verbs library that may take long.
  */
-#ifndef IB_SETUP_H
-#define IB_SETUP_H
+#ifndef IB_CONNECT_H
+#define IB_CONNECT_H
 
 #include "common/net/net_setup.h"
 #include "plugin/ib/ib_comm.h"
