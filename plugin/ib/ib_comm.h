@@ -182,7 +182,7 @@ struct ib_send {
   const uint8_t *data;
   uint64_t size;
   uint64_t length;       /* bytes that are written: size, or 0 if that is more than the buffer holds */
-  struct ib_cursor at;   /* of `part` */
+  struct ib_cursor cursor; /* of `part` */
   uint16_t first_qp;     /* part i goes over QP live[first_qp + i], modulo their number; or IB_QP_BY_SHARE */
   uint16_t nparts, part; /* `part`: the first that is not all posted */
   uint16_t number;       /* of the request: its place in `sends` */

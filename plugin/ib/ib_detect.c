@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Detection of a path that drops all packets, long before the HCA's retries are over: RAIL_IB_PATH_TIMEOUT. The
- * progress thread looks at its QPs where tests find nothing. One that has something outstanding, of which nothing
+ * progress thread checks its QPs where tests find nothing. One that has something outstanding, of which nothing
  * completes for a while, is suspect, and goes through these steps:
  *
  *   half of the time     a write of zero bytes over it: the peer's HCA asks for what it has missed, so where only
@@ -18,7 +18,7 @@
 #include "plugin/ib/ib_param.h"
 #include "plugin/ib/ib_progress.h"
 
-#define LOOK_EACH 8  /* tests that found nothing between two looks at the clock */
+#define CHECK_EACH 8 /* of so many tests that found nothing one checks all QPs */
 #define SLOWEST 100  /* a path carries a hundredth of its port's speed, at least */
 
 static uint64_t limit_ns(void) { return (uint64_t)ib_params.path_ms * 1000000; }
@@ -56,9 +56,9 @@ static bool is_outstanding(struct ib_comm *comm, const struct ib_qp *qp, uint64_
 
 /* ---- writes of zero bytes --------------------------------------------------------- */
 
-/* The place that they name: the oldest buffer that is written to over the suspect QP, or the peer's ring. */
-static void name_place(struct ib_comm *comm, const struct ib_qp *suspect, const struct ib_qp *qp,
-                       struct ibv_send_wr *wr) {
+/* Where they would write: the oldest buffer that is written to over the suspect QP, or the peer's ring. */
+static void set_remote_addr(struct ib_comm *comm, const struct ib_qp *suspect, const struct ib_qp *qp,
+                            struct ibv_send_wr *wr) {
   if (!comm->sender) {
     const struct ib_remote_ring *ring = &ib_recv_comm_of(comm)->remote_ring;
     wr->wr.rdma.remote_addr = ring->addr;
@@ -77,7 +77,7 @@ static bool post_probe(struct ib_comm *comm, const struct ib_qp *suspect, struct
   struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
                            .wr_id = ib_wr_id(IB_WR_PROBE, qp->index, 1, 0)}, *bad;
   if (!qp->sq_avail) return qp == suspect;
-  name_place(comm, suspect, qp, &wr);
+  set_remote_addr(comm, suspect, qp, &wr);
   if (ibv_post_send(qp->qp, &wr, &bad)) return false;
   qp->sq_avail--;
   return true;
@@ -90,72 +90,73 @@ static bool is_another_path(const struct ib_comm *comm, unsigned int a, unsigned
 }
 
 /* The next QP behind the last witness that is not suspect itself. */
-static void ask_witness(struct ib_comm *comm, unsigned int index, uint64_t now) {
+static void probe_witness(struct ib_comm *comm, unsigned int index, uint64_t now) {
   struct ib_failover *f = comm->failover;
   const unsigned int from = f->witness;
   for (unsigned int n = 1; n <= comm->plan.nqps; n++) {
     const unsigned int i = (from + n) % comm->plan.nqps;
     const struct ib_failover_qp *fq = ib_failover_qp(comm, i);
-    if (fq->state != IB_FAILOVER_UP || fq->asked_at || !is_another_path(comm, i, index)) continue;
+    if (fq->state != IB_FAILOVER_UP || fq->probed_at || !is_another_path(comm, i, index)) continue;
     f->witness = i;
     if (!post_probe(comm, &comm->qps[index], &comm->qps[i])) continue;
-    f->witness_asked = now;
+    f->witness_probed_at = now;
     f->witness_answered = false;
     return;
   }
 }
 
-static bool ask_suspect(struct ib_comm *comm, unsigned int index) {
+static bool probe_suspect(struct ib_comm *comm, unsigned int index) {
   struct ib_qp *qp = &comm->qps[index];
   if (!post_probe(comm, qp, qp)) return false;
   (void)is_outstanding(comm, qp, &ib_failover_qp(comm, index)->mark); /* the probe is, too */
   return true;
 }
 
-void ib_detect_answered(struct ib_comm *comm, unsigned int index) {
+void ib_detect_probe_done(struct ib_comm *comm, unsigned int index) {
   if (comm->failover && comm->failover->witness == index) comm->failover->witness_answered = true;
 }
 
 /* One that has something outstanding over a port that is not known to be down; that has RAIL_IB_PORT_GRACE. Times
  * begin anew with each step, so that one that this process slept through counts for nothing by itself: what completed
- * meanwhile was polled before this look. */
-static void look_at(struct ib_comm *comm, unsigned int index, uint64_t mark, uint64_t now) {
+ * meanwhile was polled before this check. */
+static void check_qp(struct ib_comm *comm, unsigned int index, uint64_t mark, uint64_t now) {
   struct ib_failover *f = comm->failover;
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   const uint64_t limit = limit_ns();
   if (!fq->quiet_since || fq->mark != mark) {
     fq->mark = mark;
     fq->quiet_since = now;
-    fq->asked_at = fq->asked_again_at = 0;
-  } else if (!fq->asked_at) {
+    fq->probed_at = fq->probed_again_at = 0;
+  } else if (!fq->probed_at) {
     if (now - fq->quiet_since < limit / 2 + transfer_ns(comm, index)) return;
-    if (ask_suspect(comm, index)) fq->asked_at = now;
-  } else if (f->witness_asked < fq->asked_at) {
-    if (now - fq->asked_at >= limit / 4) ask_witness(comm, index, now);
-  } else if (!fq->asked_again_at) {
+    if (probe_suspect(comm, index)) fq->probed_at = now;
+  } else if (f->witness_probed_at < fq->probed_at) {
+    if (now - fq->probed_at >= limit / 4) probe_witness(comm, index, now);
+  } else if (!fq->probed_again_at) {
     const bool answers = f->witness_answered && is_another_path(comm, f->witness, index);
-    if (answers && ask_suspect(comm, index)) fq->asked_again_at = now;
-    else if (now - f->witness_asked >= limit) fq->asked_at = 0; /* again from step one */
-  } else if (now - fq->asked_again_at >= limit / 4) {
+    if (answers && probe_suspect(comm, index)) fq->probed_again_at = now;
+    else if (now - f->witness_probed_at >= limit) fq->probed_at = 0; /* again from step one */
+  } else if (now - fq->probed_again_at >= limit / 4) {
     if (ib_failover_lose(comm, index)) ib_qp_fault(comm, index, IB_FAULT_SILENT);
   }
 }
 
-static void look(struct ib_comm *comm) {
+static void check_qps(struct ib_comm *comm) {
   const uint64_t now = rail_now_ns();
   for (unsigned int i = 0; i < comm->plan.nqps; i++) {
     struct ib_failover_qp *fq = ib_failover_qp(comm, i);
     uint64_t mark;
     const bool down = atomic_load(&ib_qp_port(comm, i)->faults) & IB_PORT_DOWN;
-    if (fq->state == IB_FAILOVER_UP && !down && is_outstanding(comm, &comm->qps[i], &mark)) look_at(comm, i, mark, now);
-    else fq->quiet_since = fq->asked_at = fq->asked_again_at = 0;
+    if (fq->state == IB_FAILOVER_UP && !down && is_outstanding(comm, &comm->qps[i], &mark))
+      check_qp(comm, i, mark, now);
+    else fq->quiet_since = fq->probed_at = fq->probed_again_at = 0;
   }
 }
 
 void ib_detect_empty_test(struct ib_comm *comm) {
   struct ib_failover *f = comm->failover;
-  if (++f->empty_tests % LOOK_EACH || !ib_params.path_ms || rail_first_error(&comm->error) != RAIL_OK) return;
+  if (++f->empty_tests % CHECK_EACH || !ib_params.path_ms || rail_first_error(&comm->error) != RAIL_OK) return;
   /* A flush must complete by itself: a probe's completion would hide that it is lost. */
   if (!comm->sender && ib_flush_is_pending(ib_recv_comm_of(comm))) return;
-  look(comm);
+  check_qps(comm);
 }

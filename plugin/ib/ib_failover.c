@@ -78,7 +78,7 @@ bool ib_failover_lose(struct ib_comm *comm, unsigned int index) {
   fq->lost_at = now;
   move_to_err(comm, index);
   if (comm->sender) {
-    ib_send_use_up(ib_send_comm_of(comm));
+    ib_send_update_live(ib_send_comm_of(comm));
   } else if (ib_recv_comm_of(comm)->cts_qp == qp) {
     ib_recv_comm_of(comm)->cts_qp = NULL;
   }

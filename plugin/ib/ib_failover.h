@@ -85,8 +85,8 @@ struct ib_failover_qp {
   /* UP, ib_detect.c's: */
   uint64_t mark;              /* changes when something completes */
   uint64_t quiet_since;       /* rail_now_ns(): it has been the same since; 0: nothing is outstanding */
-  uint64_t asked_at;          /* ... of the probe since then; 0: none */
-  uint64_t asked_again_at;    /* ... and of one since a witness has answered */
+  uint64_t probed_at;         /* ... of the probe since then; 0: none */
+  uint64_t probed_again_at;   /* ... and of one since a witness has answered */
 };
 
 /* A connection's failover state. */
@@ -101,7 +101,7 @@ struct ib_failover {
   /* ib_detect.c's: */
   uint32_t empty_tests;        /* tests that found nothing */
   unsigned int witness;        /* the QP over which the last probe for another went */
-  uint64_t witness_asked;      /* rail_now_ns() of that */
+  uint64_t witness_probed_at;  /* rail_now_ns() of that */
   bool witness_answered;
 
   _Atomic bool frames;         /* ib_failover_next has something to look for */
@@ -186,7 +186,7 @@ static inline bool ib_detect_is_possible(const struct ib_comm *comm) {
 /* A test has found nothing, of a comm for which it is possible. */
 void ib_detect_empty_test(struct ib_comm *comm);
 /* A probe over that QP has completed. */
-void ib_detect_answered(struct ib_comm *comm, unsigned int qp);
+void ib_detect_probe_done(struct ib_comm *comm, unsigned int qp);
 
 /* ---- ib_return.c: by the progress thread ----------------------------------------- */
 

@@ -49,7 +49,7 @@ static void clear_probe(struct ib_comm *comm) {
 /* The peer's process has no part in a probe, so it does not count as progress: a stopped peer would seem alive. */
 static void probe_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   ib_recv_cts_done(comm, wc);
-  ib_detect_answered(comm, ib_wr_qp(wc->wr_id));
+  ib_detect_probe_done(comm, ib_wr_qp(wc->wr_id));
   clear_probe(comm);
   comm->completions--; /* its batch is counted */
 }

@@ -72,22 +72,22 @@ uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 rail_result_t ib_send_finish(struct ib_send *send, int *sizes);
 
 /* The loss and the return of a QP. Messages go over the QPs that are UP (ib_failover.h), from now on. */
-void ib_send_use_up(struct ib_send_comm *sc);
+void ib_send_update_live(struct ib_send_comm *sc);
 /* What follows when a QP is DOWN (ib_failover.h): completes the entries of qp->posted that are over. Those that are
  * left in it are parts to be resent. */
 void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover);
 /* Resends them. RAIL_IN_PROGRESS: some wait for room in a send queue, or for what is known of another lost QP. */
 rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
 
-/* Gives `wr` the `len` bytes at `at` of the message; its flags are set anew. ib_two_sided.c's SENDs, too. */
-RAIL_HOT_INLINE void ib_attach_payload(const struct ib_send *send, const struct ib_qp *qp, uint64_t at, uint64_t len,
-                                       struct ibv_send_wr *wr, struct ibv_sge *sge) {
+/* Gives `wr` the `len` bytes of the message from `offset` on; its flags are set anew. ib_two_sided.c's SENDs, too. */
+RAIL_HOT_INLINE void ib_attach_payload(const struct ib_send *send, const struct ib_qp *qp, uint64_t offset,
+                                       uint64_t len, struct ibv_send_wr *wr, struct ibv_sge *sge) {
   wr->sg_list = sge;
   wr->num_sge = len != 0;
   wr->send_flags = 0;
   if (!len) return;
   assert(send->mr); /* isend refuses bytes without a registration */
-  sge->addr = (uintptr_t)send->data + at;
+  sge->addr = (uintptr_t)send->data + offset;
   sge->length = (uint32_t)len;
   sge->lkey = send->mr->lkeys[qp->rail];
   if (len <= qp->max_inline && send->mr->memory.type == RAIL_PTR_HOST) wr->send_flags = IBV_SEND_INLINE;

@@ -49,14 +49,14 @@ RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *
  * completion stands for all before it. */
 RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot) {
   const struct ib_cts_ring *ring = &rc->base.ctrl_buf->ring;
-  const uint64_t at = (uint64_t)slot * sizeof ring->slots[0];
+  const uint64_t offset = (uint64_t)slot * sizeof ring->slots[0];
   const uint32_t bytes = n * (uint32_t)sizeof ring->slots[0][0];
   struct ibv_send_wr *wr = &rc->cts_wr;
-  rc->cts_sge.addr = (uintptr_t)ring + at;
+  rc->cts_sge.addr = (uintptr_t)ring + offset;
   rc->cts_sge.length = bytes;
   wr->wr_id = ib_wr_id_of(qp, ++rc->cts_unsignaled, slot);
   wr->send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0;
-  wr->wr.rdma.remote_addr = rc->remote_ring.addr + at;
+  wr->wr.rdma.remote_addr = rc->remote_ring.addr + offset;
   if (rc->cts_unsignaled == IB_CTS_SIGNALED || qp->sq_avail == 1) {
     wr->send_flags |= IBV_SEND_SIGNALED;
     rc->cts_unsignaled = 0;
@@ -93,10 +93,10 @@ int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
 
 /* ---- irecv -------------------------------------------------------------- */
 
-/* The QP of CTS writes is there, and has room. */
-static inline bool can_post(const struct ib_recv_comm *rc) { return rc->cts_qp && rc->cts_qp->sq_avail; }
-/* Where it is lost (NULL) a receive is taken all the same, and announced later. */
-static inline bool must_wait(const struct ib_recv_comm *rc) { return rc->cts_qp && !rc->cts_qp->sq_avail; }
+/* The QP of CTS writes: it has room; its send queue is full. Neither where it is lost (NULL): a receive is begun all
+ * the same, and announced when another QP carries CTS writes (ib_recv_resend). */
+static inline bool has_cts_room(const struct ib_recv_comm *rc) { return rc->cts_qp && rc->cts_qp->sq_avail; }
+static inline bool is_cts_full(const struct ib_recv_comm *rc) { return rc->cts_qp && !rc->cts_qp->sq_avail; }
 
 struct recv_args {
   unsigned int n;
@@ -135,8 +135,9 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
    * the caller may have no request left to test. */
   unsigned int slot = rc->next_seq % IB_MAX_RECVS;
   struct ib_recv *recv = rc->recvs + slot;
-  if (rail_unlikely(!can_post(rc)) || (two_sided && !ib_two_sided_has_room(rc, n, sizes))) (void)comm->progress(comm);
-  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || must_wait(rc)) ||
+  if (rail_unlikely(!has_cts_room(rc)) || (two_sided && !ib_two_sided_has_room(rc, n, sizes)))
+    (void)comm->progress(comm);
+  if (rail_unlikely(recv->base.magic != IB_REQ_FREE || is_cts_full(rc)) ||
       (two_sided && !ib_two_sided_has_room(rc, n, sizes))) {
     rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
     return rail_first_error(&comm->error);

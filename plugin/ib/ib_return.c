@@ -253,7 +253,7 @@ static enum ib_return mark_up(struct ib_comm *comm, unsigned int index) {
   fq->state = IB_FAILOVER_UP;
   fq->deadline = 0;
   fq->up_since = rail_now_ns();
-  if (comm->sender) ib_send_use_up(ib_send_comm_of(comm));
+  if (comm->sender) ib_send_update_live(ib_send_comm_of(comm));
   else send_ready(comm, fq);
   rail_stats_add(&comm->stats[IB_COMM_RETURNED], 1);
   RAIL_INFO(RAIL_SUB_NET, "RailIB: %s %s over %s: queue pair %u of port %s to %s is in use again, %.1f s after it was "

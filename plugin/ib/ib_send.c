@@ -101,7 +101,7 @@ static inline struct ib_imm immediate_of(const struct ib_send *send, uint64_t bo
 struct chain {
   struct ib_send *send;
   unsigned int part;       /* its number */
-  struct ib_cursor *at;    /* how far it is posted */
+  struct ib_cursor *cursor; /* how far it is posted */
   struct ib_qp *qp;
   struct ibv_send_wr *wrs; /* the writes, of which n are made */
   struct ibv_sge *sges;
@@ -110,17 +110,18 @@ struct chain {
   bool tail;               /* its last write is the part's tail */
 };
 
-/* One more write, of `len` bytes at `at` of the message: what a provider reads of one is set, and nothing else. */
-RAIL_HOT_INLINE struct ibv_send_wr *add_write(struct chain *chain, uint64_t at, uint64_t len) {
+/* One more write, of `len` bytes of the message from `offset` on: what a provider reads of one is set, and nothing
+ * else. */
+RAIL_HOT_INLINE struct ibv_send_wr *add_write(struct chain *chain, uint64_t offset, uint64_t len) {
   const struct ib_send *send = chain->send;
   const struct ib_qp *qp = chain->qp;
   struct ibv_send_wr *wr = &chain->wrs[chain->n];
   wr->wr_id = ib_wr_id_of(qp, chain->n + 1, send->number);
   wr->next = NULL;
   wr->opcode = IBV_WR_RDMA_WRITE;
-  wr->wr.rdma.remote_addr = send->buffer->addr + at;
+  wr->wr.rdma.remote_addr = send->buffer->addr + offset;
   wr->wr.rdma.rkey = send->buffer->rkeys[qp->remote_rail];
-  ib_attach_payload(send, qp, at, len, wr, &chain->sges[chain->n]);
+  ib_attach_payload(send, qp, offset, len, wr, &chain->sges[chain->n]);
   if (chain->n) chain->wrs[chain->n - 1].next = wr;
   chain->n++;
   return wr;
@@ -144,10 +145,10 @@ RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain
 /* An error without failover; with it the QP is lost. Of a batch of n > 1 writes some may have been posted: the part
  * counts as begun, by any number but 0. What was begun over a QP that is lost waits until that is DOWN, and begins
  * anew. */
-RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *at, unsigned int n,
+RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *cursor, unsigned int n,
                                            const struct ib_qp *qp, int err) {
   RAIL_TRY(ib_post_failed(&sc->base, qp, "ibv_post_send", err));
-  *at = (struct ib_cursor){.body_sent = RAIL_MAX(at->body_sent, n > 1), .qp = qp->index};
+  *cursor = (struct ib_cursor){.body_sent = RAIL_MAX(cursor->body_sent, n > 1), .qp = qp->index};
   return RAIL_IN_PROGRESS;
 }
 
@@ -158,9 +159,9 @@ RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct c
   struct ibv_send_wr *bad;
   chain->wrs[chain->n - 1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, chain->wrs, &bad);
-  if (rail_unlikely(err)) return post_failed(sc, chain->at, chain->n, qp, err);
-  chain->at->body_sent = chain->tail ? 0 : chain->body_end; /* 0: all of the part */
-  chain->at->qp = qp->index;
+  if (rail_unlikely(err)) return post_failed(sc, chain->cursor, chain->n, qp, err);
+  chain->cursor->body_sent = chain->tail ? 0 : chain->body_end; /* 0: all of the part */
+  chain->cursor->qp = qp->index;
   *ib_posted_at(&qp->posted, qp->posted.end++) =
     (struct ib_posted){.send = send->number & 0xff, .part = chain->part & 0x7f, .tail = chain->tail};
   if (chain->tail) ib_qp_count_tail(qp);
@@ -190,7 +191,7 @@ static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc
   const unsigned int most = RAIL_MIN(chain.qp->sq_avail, BATCH);
   chain.wrs = wrs;
   chain.sges = sges;
-  chain.body_end = chain.at->body_sent;
+  chain.body_end = chain.cursor->body_sent;
   while (chain.n < most && chain.body_end != part->body) {
     const uint64_t len = RAIL_MIN(part->write, part->body - chain.body_end);
     (void)add_write(&chain, part->offset + chain.body_end, len);
@@ -211,10 +212,10 @@ RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain ch
   return post_chain(sc, &chain);
 }
 
-/* Up to BATCH writes: mostly all of the part, without a loop. All of it is posted when at->body_sent is 0 again. */
+/* Up to BATCH writes: mostly all of the part, without a loop. All of it is posted when cursor->body_sent is 0 again. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
   const struct ib_part part = part_of(sc, &chain);
-  return rail_likely(chain.at->body_sent == part.body) ? post_tail(sc, chain, &part) : post_body(sc, chain, &part);
+  return rail_likely(chain.cursor->body_sent == part.body) ? post_tail(sc, chain, &part) : post_body(sc, chain, &part);
 }
 
 /* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
@@ -234,10 +235,10 @@ static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_
 
 /* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun
  * over it waits until the QP is DOWN, and begins anew. */
-static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_cursor *at, struct ib_qp *qp) {
-  if (rail_unlikely(at->body_sent != 0)) {
-    if (!may_go_on(&sc->base, at->qp)) return NULL;
-    qp = &sc->base.qps[at->qp];
+static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_cursor *cursor, struct ib_qp *qp) {
+  if (rail_unlikely(cursor->body_sent != 0)) {
+    if (!may_go_on(&sc->base, cursor->qp)) return NULL;
+    qp = &sc->base.qps[cursor->qp];
   }
   return rail_likely(qp->sq_avail) ? qp : NULL;
 }
@@ -245,10 +246,10 @@ static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_c
 /* RAIL_IN_PROGRESS: a send queue is full, or the QP of a part that was begun is lost. */
 static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->part < send->nparts) {
-    struct ib_qp *qp = usable_qp(sc, &send->at, qp_of_part(sc, send));
+    struct ib_qp *qp = usable_qp(sc, &send->cursor, qp_of_part(sc, send));
     if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
-    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->part, .at = &send->at, .qp = qp}));
-    if (!send->at.body_sent) send->part++; /* 0 again: all of the part is posted */
+    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->part, .cursor = &send->cursor, .qp = qp}));
+    if (!send->cursor.body_sent) send->part++; /* 0 again: all of the part is posted */
   }
   send->base.pending--; /* its writes remain */
   return RAIL_OK;
@@ -260,7 +261,7 @@ RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send
   if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))
     return post_parts(sc, send);
   const struct ib_part whole = {.size = send->length};
-  RAIL_TRY(post_tail(sc, (struct chain){.send = send, .at = &send->at, .qp = qp}, &whole));
+  RAIL_TRY(post_tail(sc, (struct chain){.send = send, .cursor = &send->cursor, .qp = qp}, &whole));
   send->base.pending--; /* its write remains */
   return RAIL_OK;
 }
@@ -320,7 +321,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   ib_request_begin(comm, r, IB_REQ_SEND, 1); /* pending: 1 until all is posted */
   send->data = data;
   send->size = send->length = size;
-  send->at.body_sent = 0;
+  send->cursor.body_sent = 0;
   send->part = 0;
   send->mr = size ? mhandle : NULL;
   if (send->mr) rail_net_memory_hold(&send->mr->memory);
@@ -401,7 +402,7 @@ uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc) {
 /* ---- the loss and the return of a QP ---------------------------------------------------- */
 
 /* A message has as many parts as an immediate can name: all, or a power of two. */
-void ib_send_use_up(struct ib_send_comm *sc) {
+void ib_send_update_live(struct ib_send_comm *sc) {
   const struct ib_plan *plan = &sc->base.plan;
   unsigned int n = 0;
   for (unsigned int i = 0; i < plan->nqps; i++)
@@ -410,12 +411,12 @@ void ib_send_use_up(struct ib_send_comm *sc) {
   sc->next_qp %= n; /* the last one is not given up */ // NOLINT(clang-analyzer-core.DivideZero)
   sc->most_parts = plan->qps_per_message;
   if (sc->most_parts > n) sc->most_parts = 1u << (31 - (unsigned int)__builtin_clz(n));
-  if (sc->stripe) ib_stripe_use_live(sc);
+  if (sc->stripe) ib_stripe_update_live(sc);
 }
 
 /* A part that was begun over a QP that is DOWN begins again, over another one. */
-static void restart(struct ib_cursor *at, const struct ib_qp *qp) {
-  if (at->body_sent && at->qp == qp->index) at->body_sent = 0;
+static void restart(struct ib_cursor *cursor, const struct ib_qp *qp) {
+  if (cursor->body_sent && cursor->qp == qp->index) cursor->body_sent = 0;
 }
 
 void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover) {
@@ -424,7 +425,7 @@ void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct i
     if (sc->stripe) ib_stripe_done(sc->stripe, qp, send, over[i]);
     write_done(&sc->base, send);
   }
-  if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->at, qp); /* the only one that is begun */
+  if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->cursor, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
   const bool left = qp->posted.first != qp->posted.end;
   if (!left && sc->resend_of == qp->index) sc->resend.body_sent = 0; /* nothing of what was begun is left */
@@ -438,7 +439,7 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
     struct ib_qp *qp = usable_qp(sc, &sc->resend, sc->live[sc->next_qp]);
     if (!qp) return RAIL_IN_PROGRESS;
     sc->resend_of = lost->index;
-    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = entry.part, .at = &sc->resend, .qp = qp}));
+    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = entry.part, .cursor = &sc->resend, .qp = qp}));
     if (sc->resend.body_sent) continue;
     if (sc->stripe) ib_stripe_move(sc->stripe, send, entry.part, qp);
     if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;

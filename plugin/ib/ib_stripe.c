@@ -421,7 +421,7 @@ void ib_stripe_move(struct ib_stripe *stripe, struct ib_send *send, unsigned int
   route_of(stripe, to)->assigned += share->size;
 }
 
-void ib_stripe_use_live(struct ib_send_comm *sc) {
+void ib_stripe_update_live(struct ib_send_comm *sc) {
   struct ib_stripe *stripe = sc->stripe;
   bool live[IB_MAX_QPS] = {false}, open[IB_MAX_QPS] = {false};
   struct ib_send *send;

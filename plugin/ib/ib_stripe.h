@@ -58,7 +58,7 @@ void ib_stripe_done(struct ib_stripe *stripe, const struct ib_qp *qp, const stru
                     struct ib_posted entry);
 
 /* The loss and the return of QPs. Other QPs are in sc->live: parts that are not posted move to those. */
-void ib_stripe_use_live(struct ib_send_comm *sc);
+void ib_stripe_update_live(struct ib_send_comm *sc);
 /* A part, not completed, goes over another QP than it was given to. */
 void ib_stripe_move(struct ib_stripe *stripe, struct ib_send *send, unsigned int part, const struct ib_qp *to);
 

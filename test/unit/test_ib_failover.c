@@ -227,7 +227,7 @@ TEST(messages_take_the_queue_pairs_that_are_up) {
     uint32_t before[4], sum = 0;
     for (unsigned int i = 0; i < 4; i++)
       p.sc->failover->qps[i].state = i < ndown ? IB_FAILOVER_REBUILDING : IB_FAILOVER_UP;
-    ib_send_use_up(sc);
+    ib_send_update_live(sc);
     CHECK_INT(sc->nlive, 4 - ndown);
     CHECK_INT(sc->most_parts, parts[ndown]);
     for (unsigned int i = 0; i < 4; i++) before[i] = p.sc->qps[i].posted.end;

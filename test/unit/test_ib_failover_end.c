@@ -66,7 +66,7 @@ TEST(one_that_has_just_come_back_counts) {
     struct ib_failover_qp *fq = ib_failover_qp(comm, 1);
     const struct ibv_wc wc = {.status = IBV_WC_RETRY_EXC_ERR, .wr_id = ib_wr_id(IB_WR_SEND, 0, 1, 0)};
     fq->state = IB_FAILOVER_VERIFYING;
-    if (sender) ib_send_use_up(ib_send_comm_of(comm));
+    if (sender) ib_send_update_live(ib_send_comm_of(comm));
     CHECK(!ib_failover_completion(comm, &wc)); /* not yet: 0 is the last */
     if (sender) atomic_store(&fq->return_events, IB_EVENT_PEER_READY);
     else ib_return_verified(comm, 1);

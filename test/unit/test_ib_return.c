@@ -160,7 +160,7 @@ static struct ib_failover_qp *pair_with_new_qp(struct pair *p) {
   CHECK_OK(ib_failover_init(p->sc));
   CHECK_OK(ib_failover_init(p->rc));
   p->sc->failover->qps[1].state = IB_FAILOVER_REBUILDING;
-  ib_send_use_up(ib_send_comm_of(p->sc));
+  ib_send_update_live(ib_send_comm_of(p->sc));
   struct ib_failover_qp *fq = &p->rc->failover->qps[1];
   struct ib_qp *lost = &p->rc->qps[1];
   fq->next.index = lost->index;

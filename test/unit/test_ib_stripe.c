@@ -264,7 +264,7 @@ static uint64_t trial_of(double own, double others) {
   struct ib_stripe_route *route = &s.sc->stripe->routes[0];
   set_rates(&s, own, others, others * 2); /* not equal */
   route->left_out = 1000;
-  if (own <= 0) ib_stripe_use_live(s.sc); /* it has come back */
+  if (own <= 0) ib_stripe_update_live(s.sc); /* it has come back */
   s.sc->stripe->round_left = 0;
   begin(&s, 0, MESSAGE);
   uint64_t bytes = given(&s, 0);
@@ -362,13 +362,13 @@ TEST(what_waits_moves_to_the_queue_pairs_that_are_up) {
   for (int i = 0; i < WINDOW; i++) begin(&s, i, MESSAGE);
   CHECK(!STAILQ_EMPTY(&s.sc->unposted));
   s.sc->base.failover->qps[0].state = IB_FAILOVER_AWAIT_FLUSH;
-  ib_send_use_up(s.sc);
+  ib_send_update_live(s.sc);
   unsigned int waiting = 0;
   STAILQ_FOREACH(send, &s.sc->unposted, link)
     for (unsigned int i = send->part; i < send->nparts; i++, waiting++) CHECK(send->shares[i].qp != 0);
   CHECK(waiting > 3);
   send = STAILQ_FIRST(&s.sc->unposted);
-  if (send->at.qp == 0) send->at.body_sent = 0; /* what was begun over the lost one begins anew */
+  if (send->cursor.qp == 0) send->cursor.body_sent = 0; /* what was begun over the lost one begins anew */
   for (int i = 0; i < WINDOW; i++) finish(&s, i, MESSAGE);
   CHECK(s.sc->stripe->routes[0].rate <= 0);
   check_nothing_outstanding(&s);
@@ -384,7 +384,7 @@ TEST(a_loss_is_no_measurement) {
   begin(&s, 0, MESSAGE);
   CHECK(s.sc->stripe->routes[0].ends_at != UINT64_MAX);
   s.sc->base.failover->qps[0].state = IB_FAILOVER_AWAIT_FLUSH;
-  ib_send_use_up(s.sc);
+  ib_send_update_live(s.sc);
   struct ib_qp *lost = &s.sc->base.qps[0];
   struct ib_posted over[IB_SEND_DEPTH];
   unsigned int nover;
