@@ -147,8 +147,8 @@ struct ofi_send {
   struct ofi_part parts[OFI_MAX_PATHS];
 };
 
-/* The sender's record of one GRANT. */
-struct ofi_slot {
+/* The sender's record of one GRANT: in `grants`, at its number modulo OFI_MAX_GRANTS. */
+struct ofi_grant {
   uint32_t seq;
   uint8_t n;
   bool kept;    /* it is here, and not all of its buffers are taken; it counts from grants_applied on */
@@ -170,7 +170,7 @@ struct ofi_recv_buffer {
   struct ofi_op op; /* TRECV */
 };
 
-/* A receive. Its row in the table is its number modulo OFI_MAX_RECVS. */
+/* A receive. Its slot in `recvs` is its number modulo OFI_MAX_RECVS. */
 struct ofi_recv {
   struct ofi_request base;
   uint32_t seq;        /* of the receives of this comm */
@@ -183,7 +183,8 @@ struct ofi_recv {
   struct ofi_recv_buffer buffers[OFI_MAX_GROUP];
 };
 
-/* A place for an EAGER, by its number modulo OFI_MAX_GRANTS. Its payload is in the same row of payloads. */
+/* A place for an EAGER: in `places`, at its number modulo OFI_MAX_GRANTS. Its payload is at the same index of
+ * `payloads`. */
 struct ofi_place {
   enum { OFI_PLACE_FREE, OFI_PLACE_EARLY /* others before it are missing */, OFI_PLACE_UNEXPECTED } state;
   uint32_t tag, count, size;
@@ -208,8 +209,8 @@ struct ofi_send_comm {
   uint8_t *send_frames; /* the frames of all sends, in comm->frames */
   uint32_t grants_applied; /* number of the first GRANT that does not count yet: it, or one before it, is missing */
   uint32_t grants_used;    /* all buffers of the GRANTs before this number are taken */
-  struct ofi_slot slots[OFI_MAX_GRANTS];
-  bool granted_last;   /* the latest message went to a buffer that was granted */
+  struct ofi_grant grants[OFI_MAX_GRANTS];
+  bool expects_grants; /* the latest message went to a buffer that was granted: the next may, too */
 
   uint32_t next_eager;      /* number of the next EAGER */
   uint32_t granted_sends;   /* messages for buffers that were granted, ever */

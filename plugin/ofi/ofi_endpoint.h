@@ -43,12 +43,12 @@ struct ofi_peer {
   SLIST_ENTRY(ofi_peer) link;
   fi_addr_t addr;
   unsigned int users; /* paths of comms; one of flushes for the endpoint itself */
-  uint64_t idle_since; /* 0 users: its place among those */
+  uint64_t idle_since; /* 0 users: orders those */
   uint64_t full; /* the last pass over what waits in which it took nothing */
   struct ofi_address name;
 };
 
-/* A receiver's place among those that have GRANTs or ACKs to send (ofi_grant.c). */
+/* Which list of those that have GRANTs or ACKs to send a receiver is in (ofi_grant.c). */
 enum ofi_control_due {
   OFI_CONTROL_NONE,
   OFI_CONTROL_LATER, /* when no caller polls any more: the next GRANT has it, if there is one before */

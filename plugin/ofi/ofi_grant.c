@@ -236,13 +236,13 @@ static bool match_eager(struct ofi_send_comm *sc, uint32_t tag) {
 }
 
 /* The oldest GRANT of those that are not applied yet is here. */
-static bool apply_grant(struct ofi_send_comm *sc, struct ofi_slot *slot) {
-  if (!apply_report(sc, &slot->report)) return false;
-  for (unsigned int i = 0; i < slot->n; i++) {
-    struct ofi_buffer *b = &slot->buffers[i];
-    if (b->kind == OFI_BUFFER_FILLED || match_eager(sc, b->tag)) slot->taken |= (uint8_t)(1u << i);
+static bool apply_grant(struct ofi_send_comm *sc, struct ofi_grant *grant) {
+  if (!apply_report(sc, &grant->report)) return false;
+  for (unsigned int i = 0; i < grant->n; i++) {
+    struct ofi_buffer *b = &grant->buffers[i];
+    if (b->kind == OFI_BUFFER_FILLED || match_eager(sc, b->tag)) grant->taken |= (uint8_t)(1u << i);
   }
-  if (slot->taken == (1u << slot->n) - 1) slot->kept = false;
+  if (grant->taken == (1u << grant->n) - 1) grant->kept = false;
   sc->grants_applied++;
   sc->asked = false;
   sc->refused_ns = 0;
@@ -255,35 +255,35 @@ static bool apply_held_ack(struct ofi_send_comm *sc) {
   return apply_report(sc, &sc->held);
 }
 
-/* Keeps the GRANT of n buffers. False: none that a receiver makes. When it makes one, that which had the slot before is
+/* Keeps the GRANT of n buffers. False: none that a receiver makes. When it makes one, that which was at its index is
  * filled. */
 static bool keep_grant(struct ofi_send_comm *sc, uint32_t seq, const struct ofi_buffer *buffers, unsigned int n,
                        const struct ofi_report *report) {
-  struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
-  if (seq - sc->grants_applied >= OFI_MAX_GRANTS || slot->kept) return false;
+  struct ofi_grant *grant = &sc->grants[seq % OFI_MAX_GRANTS];
+  if (seq - sc->grants_applied >= OFI_MAX_GRANTS || grant->kept) return false;
   for (unsigned int i = 0; i < n; i++)
     if (!is_buffer_right(&sc->base, &buffers[i])) return false;
-  slot->seq = seq;
-  slot->n = (uint8_t)n;
-  slot->taken = 0;
-  slot->kept = true;
-  slot->report = *report;
-  memcpy(slot->buffers, buffers, n * sizeof *buffers);
+  grant->seq = seq;
+  grant->n = (uint8_t)n;
+  grant->taken = 0;
+  grant->kept = true;
+  grant->report = *report;
+  memcpy(grant->buffers, buffers, n * sizeof *buffers);
   return true;
 }
 
 /* All are kept before the first is applied. */
 bool ofi_handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
-  struct ofi_slot *slot;
+  struct ofi_grant *grant;
   uint32_t seq = frame->seq;
   if (frame->nkeys != sc->base.remote_nics) return false;
   for (unsigned int i = 0, n; i < frame->nbuffers; i += n) {
     for (n = 1; !frame->buffers[i + n - 1].last; n++) continue; /* ofi_frame_decode has checked that there is one */
     if (!keep_grant(sc, seq++, &frame->buffers[i], n, &frame->report)) return false;
   }
-  for (slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS]; slot->kept && slot->seq == sc->grants_applied;
-       slot = &sc->slots[sc->grants_applied % OFI_MAX_GRANTS])
-    if (!apply_grant(sc, slot) || !apply_held_ack(sc)) return false;
+  for (grant = &sc->grants[sc->grants_applied % OFI_MAX_GRANTS]; grant->kept && grant->seq == sc->grants_applied;
+       grant = &sc->grants[sc->grants_applied % OFI_MAX_GRANTS])
+    if (!apply_grant(sc, grant) || !apply_held_ack(sc)) return false;
   return true;
 }
 

@@ -142,7 +142,7 @@ int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint
   return (int)fi_inject(nic->ep, bytes, size, to);
 }
 
-/* Ahead of all receives that wait: those complete only when GRANTs and messages find a place. */
+/* Ahead of all receives that wait: those complete only when GRANTs and messages are received. */
 int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
   int err = call_recv(op);
@@ -203,7 +203,7 @@ static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
       op->state = OFI_OP_POSTED;
       continue;
     }
-    if (rail_unlikely(op->kind == OFI_OP_FRAME_IN)) { /* no GRANT would find a place */
+    if (rail_unlikely(op->kind == OFI_OP_FRAME_IN)) { /* no GRANT would be received */
       op->state = OFI_OP_IDLE;
       ofi_shut(endpoint, ofi_fabric_strerror(err));
       return;
@@ -238,7 +238,7 @@ static void frame_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const s
     nic->failed_receives = 0;
     if (ofi_frame_decode(op->data, completion->size, &frame, &payload)) {
       struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
-      if (comm) endpoint->ops->frame(comm, &frame, payload); /* frame_in, ofi_progress.c */
+      if (comm) endpoint->ops->frame(comm, &frame, payload); /* on_frame, ofi_progress.c */
     } else {
       malformed(endpoint, op->data, completion->size);
     }

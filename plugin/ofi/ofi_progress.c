@@ -44,7 +44,7 @@ static bool is_of_a_message(enum ofi_frame_type type) {
   return type == OFI_FRAME_EAGER || type == OFI_FRAME_DATA || type == OFI_FRAME_FIN;
 }
 
-static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload) {
+static void on_frame(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload) {
   bool ends = frame->type == (comm->sender ? OFI_FRAME_REVOKE : OFI_FRAME_REVOKED);
   if (rail_unlikely(frame->type == OFI_FRAME_PING)) ofi_comm_pinged(comm, frame);
   else if (rail_unlikely(!comm->npaths)) return; /* the peer is not known yet: nothing can be answered */
@@ -54,7 +54,7 @@ static void frame_in(struct ofi_comm *comm, const struct ofi_frame *frame, const
   else ofi_recv_on_frame(ofi_recv_comm_of(comm), frame, payload);
 }
 
-static void malformed(struct ofi_comm *comm, unsigned int type, size_t size) {
+static void on_malformed(struct ofi_comm *comm, unsigned int type, size_t size) {
   (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control message of type %u and %zu bytes that is "
                       "none of this version's; is the peer of another release?", type, size);
 }
@@ -75,7 +75,7 @@ static void shut(struct ofi_comm *comm, const char *why) {
 }
 
 const struct ofi_endpoint_ops ofi_progress_ops = {
-  .completed = on_completion, .frame = frame_in, .malformed = malformed, .send_control = ofi_control_send,
+  .completed = on_completion, .frame = on_frame, .malformed = on_malformed, .send_control = ofi_control_send,
   .unbind = unbind, .shut = shut};
 
 /* ---- test ----------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  *
  * A receive from irecv to its completion.
  *
- * irecv takes the next row of the table. A small message may be there already (EAGER), or come on credit: then the
+ * irecv takes the next slot of `recvs`. A small message may be there already (EAGER), or come on credit: then the
  * sender need not know of the receive. Else its buffers are granted to the sender, in one control message with those of
  * other irecvs in a row. How the bytes of a message come depends on the buffer: inside a control message, into a tagged
  * receive that is posted before its GRANT, or by writes of the sender, of which each part ends with a FIN. The receive

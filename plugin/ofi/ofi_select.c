@@ -47,42 +47,42 @@ bool ofi_provider_is_connected(const char *provider) {
 bool ofi_provider_is_local(const char *provider) { return core_is(provider, "shm") || core_is(provider, "sm2"); }
 
 /* *whole: by its whole name. */
-static int find_place(const char *list, const char *provider, bool *whole) {
-  int place = 0;
+static int find_position(const char *list, const char *provider, bool *whole) {
+  int position = 0;
   *whole = false;
   if (!list || !*list) return 0;
   bool exclude = *list == '^';
-  for (const char *item = list + exclude; *item; place++) {
+  for (const char *item = list + exclude; *item; position++) {
     size_t len = strcspn(item, ",");
     *whole = len == strlen(provider) && strncmp(item, provider, len) == 0;
     bool core = len == core_len(provider) && strncmp(item, provider, len) == 0;
-    if (*whole || core) return exclude ? -1 : place;
+    if (*whole || core) return exclude ? -1 : position;
     item += len + (item[len] == ',');
   }
   return exclude ? 0 : -1;
 }
 
-int ofi_provider_place(const char *list, const char *provider) {
+int ofi_provider_position(const char *list, const char *provider) {
   bool whole;
-  return find_place(list, provider, &whole);
+  return find_position(list, provider, &whole);
 }
 
 static bool is_named(const char *list, const char *provider) {
-  return list && *list && *list != '^' && ofi_provider_place(list, provider) >= 0;
+  return list && *list && *list != '^' && ofi_provider_position(list, provider) >= 0;
 }
 
-/* Places of providers: the smallest is taken. INT_MAX: none. */
-static int place_of(const struct ofi_prefs *prefs, const char *provider) {
-  enum { PLACES = 1000 };
+/* The order of providers: the smallest is taken. INT_MAX: none. */
+static int order_of(const struct ofi_prefs *prefs, const char *provider) {
+  enum { POSITIONS = 1000 };
   int rank = ofi_provider_rank(provider);
-  int by_rank = rank >= 0 ? rank : PLACES / 2;
+  int by_rank = rank >= 0 ? rank : POSITIONS / 2;
   if (is_named(prefs->provider, provider)) { /* "tcp" names tcp before tcp;ofi_rxm */
     bool whole;
-    int place = find_place(prefs->provider, provider, &whole);
-    return PLACES * place + (whole ? -1 : by_rank);
+    int position = find_position(prefs->provider, provider, &whole);
+    return POSITIONS * position + (whole ? -1 : by_rank);
   }
   if (rank >= 0) return rank;
-  if (is_named(prefs->fi_provider, provider)) return PLACES + ofi_provider_place(prefs->fi_provider, provider);
+  if (is_named(prefs->fi_provider, provider)) return POSITIONS + ofi_provider_position(prefs->fi_provider, provider);
   return INT_MAX;
 }
 
@@ -305,9 +305,9 @@ static bool passes_interfaces(struct ofi_candidate *c, const struct ofi_prefs *p
 
 static bool passes_filters(struct ofi_candidate *c, const struct ofi_prefs *prefs) {
   const char *provider = c->info->fabric_attr->prov_name;
-  if (ofi_provider_place(prefs->provider, provider) < 0)
+  if (ofi_provider_position(prefs->provider, provider) < 0)
     say(c, OFI_FILTERED, "RAIL_OFI_PROVIDER=%s", prefs->provider);
-  else if (place_of(prefs, provider) == INT_MAX)
+  else if (order_of(prefs, provider) == INT_MAX)
     say(c, OFI_FILTERED, "%s", ofi_provider_is_local(provider) ? "reaches this host only; RAIL_OFI_PROVIDER may name it"
                                                                : "not used unless RAIL_OFI_PROVIDER names it");
   else if (prefs->domain && !rail_name_filter(prefs->domain, c->info->domain_attr->name))
@@ -384,7 +384,7 @@ static const char *best_provider(const struct ofi_candidate *all, unsigned int n
   for (unsigned int i = 0; i < n; i++) {
     const char *provider = all[i].info->fabric_attr->prov_name;
     if (all[i].verdict != OFI_USABLE) continue;
-    if (!best || place_of(prefs, provider) < place_of(prefs, best)) best = provider;
+    if (!best || order_of(prefs, provider) < order_of(prefs, best)) best = provider;
   }
   return best;
 }

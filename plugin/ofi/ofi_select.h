@@ -72,9 +72,9 @@ bool ofi_provider_is_connected(const char *provider);
 bool ofi_provider_is_tcp(const char *provider);
 /* Processes of one host only: shm. */
 bool ofi_provider_is_local(const char *provider);
-/* Place in a list such as "tcp;ofi_rxm,verbs" or "^shm": an entry is a provider's whole name, or its first component
+/* Position in a list such as "tcp;ofi_rxm,verbs" or "^shm": an entry is a provider's whole name, or its first component
  * ("tcp" of "tcp;ofi_rxm"). 0 the first; -1: filtered out. NULL or empty: 0. */
-int ofi_provider_place(const char *list, const char *provider);
+int ofi_provider_position(const char *list, const char *provider);
 
 /* ---- selecting ----------------------------------------------------------------------- */
 

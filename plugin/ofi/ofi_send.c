@@ -39,22 +39,22 @@ struct message {
   struct ofi_mhandle *mr;
 };
 
-static struct ofi_slot *search_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
+static struct ofi_grant *search_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   for (uint32_t seq = sc->grants_used; seq != sc->grants_applied; seq++) {
-    struct ofi_slot *slot = &sc->slots[seq % OFI_MAX_GRANTS];
-    bool all_taken = !slot->kept || slot->seq != seq; /* or a later GRANT has the slot */
+    struct ofi_grant *grant = &sc->grants[seq % OFI_MAX_GRANTS];
+    bool all_taken = !grant->kept || grant->seq != seq; /* or a later GRANT is at its index */
     if (all_taken && seq == sc->grants_used) sc->grants_used++;
-    for (unsigned int i = 0; !all_taken && i < slot->n; i++)
-      if (!(slot->taken & 1u << i) && slot->buffers[i].tag == tag) {
+    for (unsigned int i = 0; !all_taken && i < grant->n; i++)
+      if (!(grant->taken & 1u << i) && grant->buffers[i].tag == tag) {
         *index = i;
-        return slot;
+        return grant;
       }
   }
   return NULL;
 }
 
 /* The oldest buffer of this tag that is granted and not taken. */
-static inline struct ofi_slot *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
+static inline struct ofi_grant *oldest_granted(struct ofi_send_comm *sc, uint32_t tag, unsigned int *index) {
   return sc->grants_used == sc->grants_applied ? NULL : search_granted(sc, tag, index);
 }
 
@@ -284,30 +284,30 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
   unsigned int index = 0;
   RAIL_TRY(ofi_comm_status(&sc->base)); /* who had the lock may have ended it */
   bool credit = has_credit(sc, message->size, message->mr);
-  struct ofi_slot *slot = oldest_granted(sc, message->tag, &index);
-  if (!slot && (!credit || sc->granted_last)) { /* where the receiver grants, its next GRANT may have come */
+  struct ofi_grant *grant = oldest_granted(sc, message->tag, &index);
+  if (!grant && (!credit || sc->expects_grants)) { /* where the receiver grants, its next GRANT may have come */
     (void)ofi_poll(sc->base.endpoint); /* the caller may have no request to test */
     RAIL_TRY(ofi_comm_status(&sc->base));
-    slot = oldest_granted(sc, message->tag, &index);
+    grant = oldest_granted(sc, message->tag, &index);
   }
   if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
   bool gone = atomic_load_explicit(&sc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
-  if (!slot && !credit) credit = has_credit(sc, message->size, message->mr); /* the poll may have brought some */
-  if (!slot && (gone || !credit)) return no_grant(sc);
+  if (!grant && !credit) credit = has_credit(sc, message->size, message->mr); /* the poll may have brought some */
+  if (!grant && (gone || !credit)) return no_grant(sc);
   struct ofi_send *send = take_request(sc);
   if (rail_unlikely(!send)) {
     rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_ROOM], 1);
     return RAIL_OK;
   }
-  sc->granted_last = slot != NULL;
+  sc->expects_grants = grant != NULL;
   sc->refused_ns = 0;
-  if (slot) {
-    send->seq = slot->seq;
+  if (grant) {
+    send->seq = grant->seq;
     send->index = (uint8_t)index;
-    slot->taken |= (uint8_t)(1u << index);
-    if (slot->taken == (1u << slot->n) - 1) slot->kept = false;
+    grant->taken |= (uint8_t)(1u << index);
+    if (grant->taken == (1u << grant->n) - 1) grant->kept = false;
     sc->granted_sends++;
-    *buffer = &slot->buffers[index];
+    *buffer = &grant->buffers[index];
   }
   ofi_comm_set_unreported(sc, true);
   *out = send;

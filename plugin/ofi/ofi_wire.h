@@ -45,7 +45,7 @@
 #define OFI_FIRST_SEQ 0xffffff00u
 #define OFI_MAX_EAGER 96 /* EAGERs that a receiver keeps a place for */
 /* GRANTs that a sender may have to keep: those of receives that are outstanding, and of those that EAGERs filled while
- * an earlier GRANT was on its way. EAGERs are in tables of as many rows, by their number. */
+ * an earlier GRANT was on its way. Tables of EAGERs have as many entries. */
 #define OFI_MAX_GRANTS (OFI_MAX_RECVS + OFI_MAX_EAGER)
 _Static_assert((OFI_MAX_GRANTS & (OFI_MAX_GRANTS - 1)) == 0, "numbers wrap");
 #define OFI_MAX_COMMS (1u << 20) /* of one endpoint: what a tag has room for */
@@ -218,7 +218,7 @@ _Static_assert(sizeof(struct ofi_buffer_wire) == 24, "buffer layout");
 _Static_assert(OFI_FRAME_BUFFERS == OFI_BUFFERS_MAX / OFI_BUFFER_SIZE(1), "buffers of a frame");
 #define OFI_FRAME_MAX (OFI_FRAME_SIZE + sizeof(struct ofi_report_wire) + OFI_BUFFERS_MAX)
 
-/* Those with tag and count in the place of a size. */
+/* Those with tag and count instead of a size. */
 static inline bool ofi_frame_has_count(unsigned int type) {
   return type == OFI_FRAME_EAGER || type == OFI_FRAME_ASK || type == OFI_FRAME_PONG;
 }
