@@ -72,11 +72,12 @@ static rail_result_t write_frames(struct tpl_recv_comm *rc) {
 
 /* ---- irecv ------------------------------------------------------------- */
 
-static rail_result_t take_slot(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
-                               const int *tags, void **mhandles, void **request) {
+/* Takes a free slot for the request, and grants its buffers. Without one the answer is "not now". */
+static rail_result_t start_recv(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
+                                const int *tags, void **mhandles, void **request) {
   unsigned int slot = 0;
   while (slot < TPL_SLOTS && rc->recvs[slot].base.state != TPL_FREE) slot++;
-  if (slot == TPL_SLOTS) return RAIL_OK; /* not now */
+  if (slot == TPL_SLOTS) return RAIL_OK;
   struct tpl_recv *r = &rc->recvs[slot];
   r->n = r->missing = n;
   r->base.state = TPL_ACTIVE;
@@ -106,7 +107,7 @@ rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   }
   pthread_mutex_lock(&comm->lock);
   rail_result_t result = rail_first_error(&comm->error);
-  if (result == RAIL_OK) result = take_slot(recv_comm, (unsigned int)n, data, sizes, tags, mhandles, request);
+  if (result == RAIL_OK) result = start_recv(recv_comm, (unsigned int)n, data, sizes, tags, mhandles, request);
   pthread_mutex_unlock(&comm->lock);
   return result;
 }
@@ -168,7 +169,7 @@ static rail_result_t read_messages(struct tpl_recv_comm *rc) {
   return RAIL_OK;
 }
 
-/* Here a receive is complete: its bytes have arrived, and its DONEs are with the kernel. */
+/* Its bytes have arrived, and its DONEs are with the kernel: here what start_recv began is complete. */
 static void complete_arrived(struct tpl_recv_comm *rc) {
   struct tpl_recv *r;
   while (!rc->out_have && (r = STAILQ_FIRST(&rc->arrived))) {

@@ -88,8 +88,9 @@ static rail_result_t write_queue(struct tpl_send_comm *sc) {
   return RAIL_OK;
 }
 
-/* Without a grant for the tag the answer is "not now": the receiver has not posted yet. */
-static rail_result_t take_grant(struct tpl_send_comm *sc, const void *data, size_t size, int tag, struct tpl_mr *mr,
+/* Takes the oldest grant of the tag and a request, and queues the message. Without either the answer is "not now": the
+ * receiver has not posted yet. */
+static rail_result_t start_send(struct tpl_send_comm *sc, const void *data, size_t size, int tag, struct tpl_mr *mr,
                                 void **request) {
   struct tpl_send *s = STAILQ_FIRST(&sc->free);
   struct tpl_grant *g = oldest_grant(sc, tag);
@@ -127,7 +128,7 @@ rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void 
   }
   pthread_mutex_lock(&comm->lock);
   rail_result_t result = rail_first_error(&comm->error);
-  if (result == RAIL_OK) result = take_grant(send_comm, data, size, tag, mhandle, request);
+  if (result == RAIL_OK) result = start_send(send_comm, data, size, tag, mhandle, request);
   pthread_mutex_unlock(&comm->lock);
   return result;
 }
@@ -172,7 +173,7 @@ static bool on_grant(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
   return true;
 }
 
-/* Here a send is complete. */
+/* The receiver has the message: here what start_send began is complete. */
 static bool on_done(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
   struct tpl_grant *g = &sc->table[frame->slot][frame->buffer];
   struct tpl_send *s = g->send;
