@@ -20,6 +20,7 @@
 #include "common/base/ordered_copy.h"
 #include "plugin/ofi/ofi_progress.h"
 
+/* All of a message is in its buffer: with the last buffer what irecv (receive) began is complete. */
 static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
   struct ofi_recv *recv = b->op.request;
   struct ofi_recv_comm *rc = ofi_recv_comm_of(recv->base.comm);
@@ -34,14 +35,7 @@ static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
   ofi_request_end(&recv->base);
 }
 
-/* A message has come by other means than an EAGER. */
-static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
-  rc->have.filled++;
-  complete_buffer(b, size);
-  ofi_ack_soon(rc);
-}
-
-/* ---- errors --------------------------------------------------------------------- */
+/* ---- a message on credit, into its buffer -------------------------------------- */
 
 RAIL_COLD static void too_large(struct ofi_comm *comm, uint64_t size, const struct ofi_recv_buffer *b) {
   (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "the peer's message of %llu bytes with tag %u is larger than the receive "
@@ -60,30 +54,15 @@ RAIL_COLD static void refuse_eager(struct ofi_recv_comm *rc, uint64_t size, cons
   (void)ofi_comm_post_frame(&rc->base, &rc->refusal, OFI_OP_REFUSAL, 0, &frame, rc->refusal_frame);
 }
 
-RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_frame *frame, const char *why) {
-  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR,
-                      "protocol error: %s (control message of type %u, number %u, buffer %u, "
-                      "%llu bytes); is the peer of another release?",
-                      why, frame->type, frame->seq, frame->index, (unsigned long long)frame->size);
-}
-
-/* ---- messages on credit ------------------------------------------------------------ */
-
-static struct ofi_place *place_at(struct ofi_recv_comm *rc, uint32_t seq) {
-  return &rc->places[seq % OFI_MAX_GRANTS];
-}
-static uint8_t *payload_at(struct ofi_recv_comm *rc, uint32_t seq) {
-  return rc->payloads + (size_t)(seq % OFI_MAX_GRANTS) * rc->base.max_inline;
-}
-
 RAIL_COLD static void cancel_failed(struct ofi_comm *comm, int err) {
   (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the provider does not cancel a receive: fi_cancel: %s; check: another "
                       "protocol (RAIL_OFI_PROTOCOL=rma), another provider (RAIL_OFI_PROVIDER)",
                       ofi_fabric_strerror(err));
 }
 
-/* The buffer's message. A tagged receive that is posted for it, and that the sender sends nothing to, is cancelled: the
- * memory is libfabric's until that has ended. False: the comm has failed, as where the message is too large. */
+/* The payload of an EAGER. A tagged receive that is posted for the buffer, and that the sender sends nothing to, is
+ * cancelled: the memory is libfabric's until that has ended. False: the comm has failed, as where the message is too
+ * large. */
 static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size) {
   if (rail_unlikely(size > b->capacity)) {
     refuse_eager(rc, size, b);
@@ -104,66 +83,18 @@ static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void
   return true;
 }
 
-/* The oldest unfilled buffer of the tag that the EAGER's sender did not know of. Receives with GRANTs before `count`
- * are skipped: the sender had those, and would have named the buffer. NULL: there is none. */
-static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count) {
-  for (uint32_t seq = rc->first_incomplete; seq != rc->next_seq; seq++) {
-    struct ofi_recv *recv = ofi_recv_at(rc, seq);
-    if (recv->pending == 0) {
-      if (seq == rc->first_incomplete) rc->first_incomplete++;
-      continue;
-    }
-    if (recv->granted && (int32_t)(recv->grant_seq - count) < 0) continue;
-    for (unsigned int i = 0; i < recv->n; i++)
-      if (recv->buffers[i].tag == tag && ofi_recv_is_unfilled(&recv->buffers[i])) return &recv->buffers[i];
-  }
-  return NULL;
+/* ---- unexpected messages ------------------------------------------------------- */
+
+static struct ofi_place *place_at(struct ofi_recv_comm *rc, uint32_t seq) {
+  return &rc->places[seq % OFI_MAX_GRANTS];
+}
+static uint8_t *payload_at(struct ofi_recv_comm *rc, uint32_t seq) {
+  return rc->payloads + (size_t)(seq % OFI_MAX_GRANTS) * rc->base.max_inline;
 }
 
 static void free_places(struct ofi_recv_comm *rc) {
   while (rc->have.freed != rc->have.seen && place_at(rc, rc->have.freed)->state == OFI_PLACE_FREE)
     rc->have.freed++;
-}
-
-/* The next one in the order of the numbers, from its frame or from its place. False: the comm has failed. */
-static bool take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, const void *payload, uint32_t size) {
-  uint32_t seq = rc->have.seen++;
-  struct ofi_place *place = place_at(rc, seq);
-  struct ofi_recv_buffer *b = find_buffer(rc, tag, count);
-  if (rail_likely(b != NULL)) {
-    place->state = OFI_PLACE_FREE;
-    return fill(rc, b, payload, size);
-  }
-  if (place->state == OFI_PLACE_FREE && size) memcpy(payload_at(rc, seq), payload, size);
-  *place = (struct ofi_place){.state = OFI_PLACE_UNEXPECTED, .tag = tag, .size = size};
-  rc->unexpected++;
-  return true;
-}
-
-static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  uint32_t ahead = frame->seq - rc->have.seen, used = rc->have.seen - rc->have.freed;
-  struct ofi_place *place = NULL;
-  if (rc->base.eager && ahead < rc->base.eager - used) place = place_at(rc, frame->seq);
-  if (rail_unlikely(!place || place->state != OFI_PLACE_FREE || frame->size > rc->base.max_inline)) {
-    protocol_error(&rc->base, frame, "a message beyond the credit");
-    return;
-  }
-  if (rail_unlikely((int32_t)(rc->ngrants - frame->count) < 0)) {
-    protocol_error(&rc->base, frame, "a message whose sender knows receives that were not granted");
-    return;
-  }
-  if (rail_unlikely(ahead)) {
-    *place = (struct ofi_place){.state = OFI_PLACE_EARLY, .tag = frame->tag, .count = frame->count,
-                                .size = (uint32_t)frame->size};
-    if (frame->size) memcpy(payload_at(rc, frame->seq), payload, frame->size);
-    return;
-  }
-  bool good = take_eager(rc, frame->tag, frame->count, payload, (uint32_t)frame->size);
-  while (good && (place = place_at(rc, rc->have.seen))->state == OFI_PLACE_EARLY)
-    good = take_eager(rc, place->tag, place->count, payload_at(rc, rc->have.seen), place->size);
-  if (rail_unlikely(!good)) return;
-  free_places(rc);
-  ofi_ack_soon(rc);
 }
 
 /* Messages that came before their receive, the oldest of each tag first. False: the comm has failed. */
@@ -269,7 +200,80 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   return result;
 }
 
-/* ---- from test ------------------------------------------------------------------- */
+/* ---- from test: messages on credit --------------------------------------------- */
+
+RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_frame *frame, const char *why) {
+  (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR,
+                      "protocol error: %s (control message of type %u, number %u, buffer %u, "
+                      "%llu bytes); is the peer of another release?",
+                      why, frame->type, frame->seq, frame->index, (unsigned long long)frame->size);
+}
+
+/* The oldest unfilled buffer of the tag that the EAGER's sender did not know of. Receives with GRANTs before `count`
+ * are skipped: the sender had those, and would have named the buffer. NULL: there is none. */
+static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count) {
+  for (uint32_t seq = rc->first_incomplete; seq != rc->next_seq; seq++) {
+    struct ofi_recv *recv = ofi_recv_at(rc, seq);
+    if (recv->pending == 0) {
+      if (seq == rc->first_incomplete) rc->first_incomplete++;
+      continue;
+    }
+    if (recv->granted && (int32_t)(recv->grant_seq - count) < 0) continue;
+    for (unsigned int i = 0; i < recv->n; i++)
+      if (recv->buffers[i].tag == tag && ofi_recv_is_unfilled(&recv->buffers[i])) return &recv->buffers[i];
+  }
+  return NULL;
+}
+
+/* The next one in the order of the numbers, from its frame or from its place. False: the comm has failed. */
+static bool take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, const void *payload, uint32_t size) {
+  uint32_t seq = rc->have.seen++;
+  struct ofi_place *place = place_at(rc, seq);
+  struct ofi_recv_buffer *b = find_buffer(rc, tag, count);
+  if (rail_likely(b != NULL)) {
+    place->state = OFI_PLACE_FREE;
+    return fill(rc, b, payload, size);
+  }
+  if (place->state == OFI_PLACE_FREE && size) memcpy(payload_at(rc, seq), payload, size);
+  *place = (struct ofi_place){.state = OFI_PLACE_UNEXPECTED, .tag = tag, .size = size};
+  rc->unexpected++;
+  return true;
+}
+
+static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  uint32_t ahead = frame->seq - rc->have.seen, used = rc->have.seen - rc->have.freed;
+  struct ofi_place *place = NULL;
+  if (rc->base.eager && ahead < rc->base.eager - used) place = place_at(rc, frame->seq);
+  if (rail_unlikely(!place || place->state != OFI_PLACE_FREE || frame->size > rc->base.max_inline)) {
+    protocol_error(&rc->base, frame, "a message beyond the credit");
+    return;
+  }
+  if (rail_unlikely((int32_t)(rc->ngrants - frame->count) < 0)) {
+    protocol_error(&rc->base, frame, "a message whose sender knows receives that were not granted");
+    return;
+  }
+  if (rail_unlikely(ahead)) {
+    *place = (struct ofi_place){.state = OFI_PLACE_EARLY, .tag = frame->tag, .count = frame->count,
+                                .size = (uint32_t)frame->size};
+    if (frame->size) memcpy(payload_at(rc, frame->seq), payload, frame->size);
+    return;
+  }
+  bool good = take_eager(rc, frame->tag, frame->count, payload, (uint32_t)frame->size);
+  while (good && (place = place_at(rc, rc->have.seen))->state == OFI_PLACE_EARLY)
+    good = take_eager(rc, place->tag, place->count, payload_at(rc, rc->have.seen), place->size);
+  if (rail_unlikely(!good)) return;
+  free_places(rc);
+  ofi_ack_soon(rc);
+}
+
+/* ---- from test: messages for buffers that were granted ------------------------- */
+
+/* A message has come by other means than an EAGER. */
+static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
+  rc->have.filled++;
+  complete_buffer(b, size);
+  ofi_ack_soon(rc);
+}
 
 /* A part of a message is in its buffer. */
 static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const struct ofi_frame *frame) {
@@ -302,6 +306,8 @@ static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *fra
     protocol_error(&rc->base, frame, "data that the buffer does not take so");
   }
 }
+
+/* ---- from test: what came ------------------------------------------------------ */
 
 /* The sender is about to close, or has found no buffer for a message: there may be a small one that is not granted. */
 static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) {

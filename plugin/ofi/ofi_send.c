@@ -21,14 +21,6 @@
 #define PART_ALIGN 4096 /* of the parts of a message */
 #define ASK_AFTER_NS 1000000 /* isend has found nothing for so long: there may be a buffer that is not granted */
 
-static void complete_send(struct ofi_send *send) {
-  struct ofi_comm *comm = send->base.comm;
-  rail_stats_add(&comm->stats[OFI_COMM_MESSAGES], 1);
-  rail_stats_add(&comm->stats[OFI_COMM_BYTES], send->size);
-  if (send->mr) rail_net_memory_release(&send->mr->memory);
-  ofi_request_end(&send->base);
-}
-
 /* ---- match -------------------------------------------------------------------- */
 
 /* What isend's caller gave. */
@@ -312,6 +304,15 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
   ofi_comm_set_unreported(sc, true);
   *out = send;
   return RAIL_OK;
+}
+
+/* What isend (post_send) began is complete: its operations are over, or libfabric has taken a copy. */
+static void complete_send(struct ofi_send *send) {
+  struct ofi_comm *comm = send->base.comm;
+  rail_stats_add(&comm->stats[OFI_COMM_MESSAGES], 1);
+  rail_stats_add(&comm->stats[OFI_COMM_BYTES], send->size);
+  if (send->mr) rail_net_memory_release(&send->mr->memory);
+  ofi_request_end(&send->base);
 }
 
 /* err: OFI_NOT_TRIED, or what inject_eager has met. An operation can wait for room. */
