@@ -66,31 +66,6 @@ RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp
   return RAIL_OK;
 }
 
-/* ---- receive WRs that immediates consume ------------------------------------- */
-
-/* Without memory, but for that of notices (ib_notice.c). */
-static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
-  struct ibv_recv_wr *wrs = ib_recv_comm_of(comm)->recv_wrs, *bad;
-  struct ibv_sge sges[IB_RECV_BATCH];
-  for (unsigned int i = 0; i < IB_RECV_BATCH; i++) wrs[i].wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0);
-  if (rail_unlikely(comm->plan.notices)) ib_notices_attach(ib_recv_comm_of(comm), qp, wrs, sges);
-  int err = ibv_post_recv(qp->qp, wrs, &bad);
-  if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
-  return err;
-}
-
-static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
-  int err = post_recv_wrs(comm, qp);
-  return rail_likely(!err) ? RAIL_OK : ib_post_failed(comm, qp, "ibv_post_recv", err);
-}
-
-int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
-  int err = 0;
-  qp->rq_consumed = IB_RECV_DEPTH;
-  while (qp->rq_consumed && !err) err = post_recv_wrs(comm, qp);
-  return err;
-}
-
 /* ---- irecv -------------------------------------------------------------- */
 
 /* The QP of CTS writes: it has room; its send queue is full. Neither where it is lost (NULL): a receive is begun all
@@ -200,6 +175,31 @@ rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   return receive(rc, &args, request, false);
 }
 
+/* ---- receive WRs that immediates consume ------------------------------------- */
+
+/* Without memory, but for that of notices (ib_notice.c). */
+static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
+  struct ibv_recv_wr *wrs = ib_recv_comm_of(comm)->recv_wrs, *bad;
+  struct ibv_sge sges[IB_RECV_BATCH];
+  for (unsigned int i = 0; i < IB_RECV_BATCH; i++) wrs[i].wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0);
+  if (rail_unlikely(comm->plan.notices)) ib_notices_attach(ib_recv_comm_of(comm), qp, wrs, sges);
+  int err = ibv_post_recv(qp->qp, wrs, &bad);
+  if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
+  return err;
+}
+
+static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
+  int err = post_recv_wrs(comm, qp);
+  return rail_likely(!err) ? RAIL_OK : ib_post_failed(comm, qp, "ibv_post_recv", err);
+}
+
+int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
+  int err = 0;
+  qp->rq_consumed = IB_RECV_DEPTH;
+  while (qp->rq_consumed && !err) err = post_recv_wrs(comm, qp);
+  return err;
+}
+
 /* ---- from test ------------------------------------------------------------ */
 
 RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why) {
@@ -209,6 +209,7 @@ RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
+/* All of a message is in its buffer: with the last buffer what irecv (receive) began is done. */
 RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b) {
   uint64_t *stats = comm->stats;
   rail_stats_add(&stats[IB_COMM_MESSAGES], 1);

@@ -355,7 +355,7 @@ rail_result_t ib_send_resume(struct ib_send_comm *sc) {
   return RAIL_OK;
 }
 
-/* One signaled write of it is over. */
+/* A signaled write is over: with the last one what isend (post_first, post_parts) began is done. */
 static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
   uint64_t *stats = comm->stats;
   if (--send->base.pending) return;
