@@ -84,20 +84,7 @@ void sk_unexpected_free(struct sk_unexpected *u, struct sk_bounce *bounce) {
   if (u->head == u->tail) u->head = u->tail = 0; /* memory that is in the cache, and no more of it than is needed */
 }
 
-/* ---- targets: announced messages with bytes to come ----------------------------- */
-
-static void expect_chunks(struct sk_recv_comm *rc, struct sk_target *target) {
-  LIST_INSERT_HEAD(&rc->by_seq[target->seq % SK_SEQ_BUCKETS], target, by_seq);
-  target->in_chunks = true;
-  rc->in_chunks++;
-}
-
-static struct sk_target *find_in_chunks(struct sk_recv_comm *rc, uint32_t seq) {
-  struct sk_target *target;
-  LIST_FOREACH(target, &rc->by_seq[seq % SK_SEQ_BUCKETS], by_seq)
-    if (target->seq == seq) break;
-  return target;
-}
+/* ---- a message and its buffer ------------------------------------------------------ */
 
 /* The pair is made: message seq of `size` bytes will fill the buffer. */
 static rail_result_t claim(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer, uint32_t seq, uint64_t size) {
@@ -109,7 +96,8 @@ static rail_result_t claim(struct sk_recv_comm *rc, struct sk_recv_buffer *buffe
   return RAIL_OK;
 }
 
-/* All of it is in place. The request may be the caller's again from here on. */
+/* All of it is in place: with the last buffer what irecv (new_recv) began is done, and the request may be the caller's
+ * again. */
 static void finish_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   rail_stats_add(&rc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], buffer->target.size);
@@ -122,43 +110,6 @@ static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struc
   if (bounce->target.size) rail_ordered_copy(buffer->target.data, bounce->target.data, bounce->target.size);
   sk_unexpected_free(&rc->unexpected, bounce);
   finish_buffer(rc, buffer);
-}
-
-/* The last byte is here. */
-static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
-  rc->incomplete--;
-  if (!target->unexpected) {
-    finish_buffer(rc, rail_container_of(target, struct sk_recv_buffer, target));
-    return;
-  }
-  struct sk_bounce *bounce = rail_container_of(target, struct sk_bounce, target);
-  if (bounce->buffer) copy_bounce(rc, bounce, bounce->buffer);
-}
-
-/* Keyed hash of an offset in a message, which the sender cannot predict (the key, mixed as MurmurHash3 ends). */
-static uint64_t edge_hash(const struct sk_recv_comm *rc, uint64_t offset) {
-  uint64_t x = rc->hash_key ^ offset;
-  x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
-  x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
-  return x ^ x >> 33;
-}
-
-/* One of several chunks. Their lengths must add up to the size of the message, and they must tile it. coverage_sum is
- * the sum over chunks of h(end) - h(begin). It telescopes to h(size) - h(0) exactly when the chunks tile the message. h
- * is keyed, so the peer cannot forge a cancellation. True: all of them are here. False: some are not, or the comm has
- * failed. */
-static bool add_chunk(struct sk_recv_comm *rc, struct sk_target *target, uint64_t offset, uint64_t n) {
-  target->coverage_sum += edge_hash(rc, offset + n) - edge_hash(rc, offset);
-  target->received += n;
-  if (target->received < target->size) return false;
-  LIST_REMOVE(target, by_seq);
-  target->in_chunks = false;
-  rc->in_chunks--;
-  if (rail_likely(target->coverage_sum == edge_hash(rc, target->size) - edge_hash(rc, 0))) return true;
-  sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
-               "protocol error: the chunks of message %u, %llu bytes, overlap and leave a hole", target->seq,
-               (unsigned long long)target->size);
-  return false;
 }
 
 /* ---- irecv ----------------------------------------------------------------------- */
@@ -249,7 +200,59 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   return RAIL_OK;
 }
 
-/* ---- frames MSG and DATA, from sk_progress --------------------------------------- */
+/* ---- from sk_progress: targets, announced messages with bytes to come ------------------ */
+
+static void expect_chunks(struct sk_recv_comm *rc, struct sk_target *target) {
+  LIST_INSERT_HEAD(&rc->by_seq[target->seq % SK_SEQ_BUCKETS], target, by_seq);
+  target->in_chunks = true;
+  rc->in_chunks++;
+}
+
+static struct sk_target *find_in_chunks(struct sk_recv_comm *rc, uint32_t seq) {
+  struct sk_target *target;
+  LIST_FOREACH(target, &rc->by_seq[seq % SK_SEQ_BUCKETS], by_seq)
+    if (target->seq == seq) break;
+  return target;
+}
+
+/* The last byte is here. */
+static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
+  rc->incomplete--;
+  if (!target->unexpected) {
+    finish_buffer(rc, rail_container_of(target, struct sk_recv_buffer, target));
+    return;
+  }
+  struct sk_bounce *bounce = rail_container_of(target, struct sk_bounce, target);
+  if (bounce->buffer) copy_bounce(rc, bounce, bounce->buffer);
+}
+
+/* Keyed hash of an offset in a message, which the sender cannot predict (the key, mixed as MurmurHash3 ends). */
+static uint64_t edge_hash(const struct sk_recv_comm *rc, uint64_t offset) {
+  uint64_t x = rc->hash_key ^ offset;
+  x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+  x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+  return x ^ x >> 33;
+}
+
+/* One of several chunks. Their lengths must add up to the size of the message, and they must tile it. coverage_sum is
+ * the sum over chunks of h(end) - h(begin). It telescopes to h(size) - h(0) exactly when the chunks tile the message. h
+ * is keyed, so the peer cannot forge a cancellation. True: all of them are here. False: some are not, or the comm has
+ * failed. */
+static bool add_chunk(struct sk_recv_comm *rc, struct sk_target *target, uint64_t offset, uint64_t n) {
+  target->coverage_sum += edge_hash(rc, offset + n) - edge_hash(rc, offset);
+  target->received += n;
+  if (target->received < target->size) return false;
+  LIST_REMOVE(target, by_seq);
+  target->in_chunks = false;
+  rc->in_chunks--;
+  if (rail_likely(target->coverage_sum == edge_hash(rc, target->size) - edge_hash(rc, 0))) return true;
+  sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
+               "protocol error: the chunks of message %u, %llu bytes, overlap and leave a hole", target->seq,
+               (unsigned long long)target->size);
+  return false;
+}
+
+/* ---- from sk_progress: frames MSG and DATA --------------------------------------------- */
 
 RAIL_COLD static rail_result_t bad_frame(struct sk_recv_comm *rc, const struct sk_frame *frame, const char *why) {
   return sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
