@@ -205,7 +205,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
 static void expect_chunks(struct sk_recv_comm *rc, struct sk_target *target) {
   LIST_INSERT_HEAD(&rc->by_seq[target->seq % SK_SEQ_BUCKETS], target, by_seq);
   target->in_chunks = true;
-  rc->in_chunks++;
+  rc->chunked_count++;
 }
 
 static struct sk_target *find_in_chunks(struct sk_recv_comm *rc, uint32_t seq) {
@@ -244,7 +244,7 @@ static bool add_chunk(struct sk_recv_comm *rc, struct sk_target *target, uint64_
   if (target->received < target->size) return false;
   LIST_REMOVE(target, by_seq);
   target->in_chunks = false;
-  rc->in_chunks--;
+  rc->chunked_count--;
   if (rail_likely(target->coverage_sum == edge_hash(rc, target->size) - edge_hash(rc, 0))) return true;
   sk_comm_fail(&rc->base, RAIL_REMOTE_ERROR,
                "protocol error: the chunks of message %u, %llu bytes, overlap and leave a hole", target->seq,

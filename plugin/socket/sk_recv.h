@@ -110,7 +110,7 @@ struct sk_recv_comm {
   struct sk_unexpected unexpected; /* messages without buffer */
   uint32_t next_seq;               /* of the next MSG */
   uint32_t incomplete;             /* announced messages with bytes to come, for a buffer or for the ring */
-  uint32_t in_chunks;              /* messages in by_seq */
+  uint32_t chunked_count;          /* messages in by_seq */
   struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
   uint64_t hash_key; /* random; of the hash that checks how their chunks fit (add_chunk) */
 
@@ -156,7 +156,7 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
  * FAILOVER nothing comes over them but chunks of messages, which stream 0 announces; their end is looked for now and
  * then. */
 static inline bool sk_recv_should_read_all(struct sk_recv_comm *rc) {
-  if (!rc->in_chunks && !sk_has_failover(&rc->base) && ++rc->unread_calls < SK_READ_ALL_CALLS) return false;
+  if (!rc->chunked_count && !sk_has_failover(&rc->base) && ++rc->unread_calls < SK_READ_ALL_CALLS) return false;
   rc->unread_calls = 0;
   return true;
 }
