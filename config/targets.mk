@@ -84,7 +84,7 @@ test-asan:  ## the tests that run under the address and undefined-behaviour sani
 test-tsan:  ## the tests that run under the thread sanitizer
 
 HOSTS ?= 4
-NICS ?= 2
+NICS ?= 3
 MTU ?= 1500
 OUT ?= $(BUILD)/lab/out
 LIMIT ?= 600
@@ -93,7 +93,7 @@ lab_boot = @python3 test/lab/boot.py \
 lab_needs := all $(filter $(BUILD)/test/lab/% $(BUILD)/test/verbs/% $(BUILD)/test/fault/traffic,$(test_bins))
 
 # The command through the environment: it may have quotes of any kind.
-lab:  ## a guest with RDMA: CMD='…' runs there, else the lab's tests; HOSTS=4 NICS=2 MTU=1500 OUT=dir LIMIT=s
+lab:  ## a guest with RDMA: CMD='…' runs there, else the lab's tests; HOSTS=4 NICS=3 MTU=1500 OUT=dir LIMIT=s
 	$(setup) build lab rdma
 	$(build_with) BUILD='$(BUILD)' SAN= $(lab_needs)
 	$(if $(CMD),$(lab_boot) -- "$$CMD",@$(runner) --build '$(BUILD)' --kind lab $(RUN))

@@ -206,7 +206,7 @@ def options():
                                 f"possible here, {BROKEN} the guest broke.")
     p.add_argument("--out", default=ROOT / "build/lab/out", help="directory that is $RAIL_LAB_OUT inside (%(default)s)")
     p.add_argument("--hosts", type=int, default=4, help="2 to 8 (%(default)s)")
-    p.add_argument("--nics", type=int, default=2, help="per host, 1 to 4 (%(default)s)")
+    p.add_argument("--nics", type=int, default=3, help="per host, 1 to 4 (%(default)s)")
     p.add_argument("--mtu", type=int, default=1500, help="of the rails; 9000 gives RDMA its 4096 (%(default)s)")
     p.add_argument("--limit", type=float, default=600, help="seconds for the command, 0 for no limit (%(default)s)")
     p.add_argument("--memory", type=int, default=3072, help="MiB (%(default)s)")

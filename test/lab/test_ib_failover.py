@@ -4,9 +4,9 @@
 """Random failures of ports under traffic over fused NICs, every message checked: one port, two together, a second one
 soon after the first, ports that flap. Ports go down at the host, lose their cable, or stay up and drop what is sent.
 
-make lab NICS=3 LIMIT=7200 CMD='RAIL_LAB_ROUNDS=300 RAIL_LAB_SEED=1 python3 test/lab/test_ib_failover.py' plays more
-rounds and prints medians; each is a line of JSON in $RAIL_LAB_OUT. With RAIL_TEST_PLUGIN=PATH another plugin plays
-them, such as NCCL's net_ib (docs/net-ib.md): its errors are counted, and a new pair goes on."""
+make lab LIMIT=7200 CMD='RAIL_LAB_ROUNDS=300 RAIL_LAB_SEED=1 python3 test/lab/test_ib_failover.py' plays more rounds
+and prints medians; each is a line of JSON in $RAIL_LAB_OUT. With RAIL_TEST_PLUGIN=PATH another plugin plays them, such
+as NCCL's net_ib (docs/net-ib.md): its errors are counted, and a new pair goes on."""
 import json
 import os
 import pathlib
@@ -80,7 +80,7 @@ def play(steps):
 def new_pair():
     nics = range(len(hosts[0].nics))
     if len(nics) < 3:
-        raise Skip("hosts with fewer than three NICs: make lab NICS=3")
+        raise Skip("hosts with fewer than three NICs")
     p = ib_rig.pair(nics=nics, **FLOW)
     for process in p.both:
         process.wait_bytes(200000, 20)
