@@ -6,7 +6,8 @@ soon after the first, ports that flap. Ports go down at the host, lose their cab
 
 make lab LIMIT=7200 CMD='RAIL_LAB_ROUNDS=300 RAIL_LAB_SEED=1 python3 test/lab/test_ib_failover.py' plays more rounds
 and prints medians; each is a line of JSON in $RAIL_LAB_OUT. With RAIL_TEST_PLUGIN=PATH another plugin plays them, such
-as NCCL's net_ib (docs/net-ib.md): its errors are counted, and a new pair goes on."""
+as NCCL's net_ib (docs/net-ib.md), with the caller's NCCL_* variables. What ends it is counted; and since nothing
+says when it uses a port again, it begins each round with a new pair."""
 import json
 import os
 import pathlib
@@ -24,7 +25,8 @@ import ib_rig
 from ib_rig import rig
 
 FEW = 8
-FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep"}
+FLOW = {"comms": 2, "max": 100000, "window": 4, "idle": "sleep",
+        "env": {k: v for k, v in os.environ.items() if OTHER and k.startswith("NCCL_")}}
 KINDS = ("one", "two", "second", "flap")
 MORE_S, RETURN_S = 60, 90  # of an emulated machine; nothing here asserts how fast it is
 LOSS = re.compile(r"goes on without (\d+) of \d+ queue pairs.*: (.*); \d+ .* resent; [\d.]+ ms without .* noticed, "
@@ -136,40 +138,52 @@ def measure(p, begin, well):
             "again": max(0, again - well) / 1e6, "why": sorted({m.group(2) for _, m in found})}
 
 
+def end_other(p, ok):
+    """Ends another plugin's processes, which are not used again. Whether all connections ended in order, what was wrong
+    in messages, errors, the last lines of each side, exit statuses of processes that have ended before."""
+    ended = [process.process.poll() for process in p.both]
+    said = [[e["text"] for e in process.all("text")[-3:]] for process in p.both]
+    for process in p.both:
+        process.tell("stop" if ok else "quit")
+    deadline = time.monotonic() + 40
+    while not all(process.first("result") or process.ended for process in p.both) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    results = [process.first("result") for process in p.both]
+    ok = ok and all(r and r["errors"] == 0 and r["finished"] >= r["comms"] for r in results)
+    wrong = [e for process in p.both for e in process.all("wrong") + process.all("broken")]
+    errors = [[e["code"] for e in process.all("error")] for process in p.both]
+    return {"ok": ok and not wrong, "wrong": wrong, "errors": errors, "ended": ended, "said": said}
+
+
 def one_round(p, seed, number):
     kind, way, steps = plan(seed, number)
     for process in p.both:
         process.tell("lap")
     begin, well = play(steps)
     result = {"round": number, "kind": kind, "way": way, "ok": goes_on(p)}
-    for process in p.both:
-        assert not process.all("wrong") and not process.all("broken"), process.tail()
-    if result["ok"] and not OTHER:
-        become_whole(p)
-        result |= measure(p, begin, well)
+    if not OTHER:
+        for process in p.both:
+            assert not process.all("wrong") and not process.all("broken"), process.tail()
+        if result["ok"]:
+            become_whole(p)
+            result |= measure(p, begin, well)
     result["pause"] = max((process.all("progress") or [{"pause_ns": 0}])[-1]["pause_ns"] for process in p.both) / 1e6
-    if not result["ok"]:
-        result["errors"] = [[e["code"] for e in process.all("error")] for process in p.both]
+    if OTHER:
+        result |= end_other(p, result["ok"])
     return result
 
 
 # ---- all rounds ------------------------------------------------------------------
 
-def end(p, ok):
-    if ok:
-        p.stop()
-    else:
-        for process in p.both:
-            process.tell("quit")
-    if ok or not OTHER:
-        p.finish(40)
-        for process in p.both:
-            (rig.check_clean if ok else rig.check_sound)(process)
-    p.kill()
+def end(p):
+    p.stop()
+    p.finish(40)
+    for process in p.both:
+        rig.check_clean(process)
 
 
 def median(results, key):
-    values = [r[key] for r in results if key in r]
+    values = [r[key] for r in results if key in r and r["ok"]]
     return f"{statistics.median(values):.0f} ({max(values):.0f})" if values else "-"
 
 
@@ -185,9 +199,10 @@ def report(results):
 def rounds(count, seed):
     out = os.environ.get("RAIL_LAB_OUT")
     log = open(pathlib.Path(out) / f"failover-{'other' if OTHER else 'ib'}.jsonl", "w") if out else None
-    results, p = [], new_pair()
+    results, p = [], None
     lab.heal()  # starts ip and tc, whose start would count as part of the first failure
     for number in range(count):
+        p = p or new_pair()
         try:
             results.append(one_round(p, seed, number))
         except AssertionError as wrong:
@@ -196,11 +211,14 @@ def rounds(count, seed):
             lab.heal()
         if log:
             print(json.dumps(results[-1]), file=log, flush=True)
-        if not results[-1]["ok"]:
-            assert OTHER, f"round {number} of seed {seed}, {plan(seed, number)}\n{p.send.tail(30)}\n{p.recv.tail(30)}"
-            end(p, False)
-            p = new_pair()
-    end(p, True)
+        if OTHER:
+            p.kill()
+            p = None
+        elif not results[-1]["ok"]:
+            raise AssertionError(f"round {number} of seed {seed}, {plan(seed, number)}\n{p.send.tail(30)}\n"
+                                 f"{p.recv.tail(30)}")
+    if p:
+        end(p)
     report(results)
     assert OTHER or any("detect" in r for r in results), "no failure was noticed: retransmission alone bridged them all"
 
