@@ -136,10 +136,8 @@ static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buff
          b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && wire.last <= 1;
 }
 
-/* What each type must have, and nothing else. */
+/* What each type but EAGER must have, and nothing else. */
 static bool fits_type(const struct ofi_frame *frame, size_t payload) {
-  if (rail_likely(frame->type == OFI_FRAME_EAGER)) /* its size is the payload's */
-    return payload <= OFI_MAX_INLINE && !(frame->index | frame->parts | frame->nbuffers);
   if (frame->type == OFI_FRAME_GRANT ? !frame->nbuffers : frame->nbuffers) return false;
   if (frame->parts > (frame->type == OFI_FRAME_FIN ? OFI_MAX_PATHS : frame->type == OFI_FRAME_PONG)) return false;
   switch (frame->type) {
@@ -149,6 +147,7 @@ static bool fits_type(const struct ofi_frame *frame, size_t payload) {
     case OFI_FRAME_TOO_LARGE: return !payload && frame->size <= RAIL_NET_MAX_BYTES;
     case OFI_FRAME_PING: return !payload && !frame->size && frame->index < OFI_MAX_PATHS;
     case OFI_FRAME_PONG: return !payload && frame->index < OFI_MAX_PATHS;
+    case OFI_FRAME_EAGER: return false; /* not as is_eager has it */
     default: return !payload && !frame->size && !frame->index && !frame->tag;
   }
 }
@@ -182,12 +181,30 @@ bool ofi_frame_decode_head(const void *bytes, size_t size, struct ofi_frame *fra
   return true;
 }
 
+/* All that must be right in an EAGER. Its size is the payload's. Compilers compare four of the fields at once. */
+static inline bool is_eager(const struct ofi_frame_wire *wire, size_t payload) {
+  return wire->magic == OFI_FRAME_MAGIC && wire->version == OFI_WIRE_VERSION && wire->type == OFI_FRAME_EAGER &&
+         wire->index == 0 && wire->parts == 0 && wire->nbuffers == 0 && wire->nkeys == 0 && wire->zero == 0 &&
+         payload <= OFI_MAX_INLINE;
+}
+
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload) {
   struct ofi_frame_wire wire;
   *payload = NULL;
   if (size < sizeof wire) return false;
   memcpy(&wire, bytes, sizeof wire);
   size -= sizeof wire;
+  if (rail_likely(is_eager(&wire, size))) {
+    *payload = (const uint8_t *)bytes + sizeof wire;
+    ofi_frame_begin(frame, OFI_FRAME_EAGER);
+    frame->comm = le32toh(wire.comm);
+    frame->token = le64toh(wire.token);
+    frame->seq = le32toh(wire.seq);
+    frame->tag = (uint32_t)le64toh(wire.size);
+    frame->count = (uint32_t)(le64toh(wire.size) >> 32);
+    frame->size = size;
+    return true;
+  }
   if (wire.magic != OFI_FRAME_MAGIC || wire.version != OFI_WIRE_VERSION || wire.type < OFI_FRAME_PING ||
       wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_FRAME_BUFFERS || wire.index >= OFI_MAX_GROUP ||
       wire.nkeys > OFI_MAX_PATHS || (wire.nkeys && !wire.nbuffers) || wire.zero)
@@ -206,7 +223,7 @@ bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, c
   if (ofi_frame_has_count(wire.type)) {
     frame->tag = (uint32_t)frame->size;
     frame->count = (uint32_t)(frame->size >> 32);
-    frame->size = size; /* of an EAGER: all that follows */
+    frame->size = 0;
   }
   return fits_type(frame, size);
 }

@@ -281,6 +281,23 @@ TEST(bytes_out_of_range) {
     }
 }
 
+/* No other value of any byte that an EAGER has no use for. Where its type is changed its tag and count are a length that
+ * no message has. */
+TEST(every_byte_of_an_eager) {
+  static const size_t fixed[] = {0, 1, 2, 3, 20, 21, 22, 23};
+  struct ofi_frame eager = model(OFI_FRAME_EAGER), out;
+  const void *payload;
+  size_t size = encode(&eager);
+  CHECK(ofi_frame_decode(bytes, size, &out, &payload));
+  for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
+    for (unsigned int value = 0; value < 256; value++) {
+      (void)encode(&eager);
+      if (bytes[fixed[i]] == value) continue;
+      bytes[fixed[i]] = (uint8_t)value;
+      CHECK_MSG(!ofi_frame_decode(bytes, size, &out, &payload), "byte %zu = %u was taken", fixed[i], value);
+    }
+}
+
 /* A frame of n buffers with so many keys each, of receives of `group` buffers; the last has the rest. */
 static struct ofi_frame several(unsigned int n, unsigned int keys, unsigned int group) {
   struct ofi_frame f = model(OFI_FRAME_GRANT), one = f;
@@ -334,4 +351,4 @@ TEST(tags) {
 TEST_MAIN(TEST_CASE(offer_round_trip), TEST_CASE(offer_names), TEST_CASE(offer_refuses), TEST_CASE(addresses),
           TEST_CASE(frames_round_trip),
           TEST_CASE(layout), TEST_CASE(payloads_of_every_size), TEST_CASE(fields_of_other_types),
-          TEST_CASE(bytes_out_of_range), TEST_CASE(grants_of_several_receives), TEST_CASE(tags))
+          TEST_CASE(bytes_out_of_range), TEST_CASE(every_byte_of_an_eager), TEST_CASE(grants_of_several_receives), TEST_CASE(tags))
