@@ -170,6 +170,17 @@ static void name_nic(struct ofi_nic *nic) {
   else snprintf(nic->name, sizeof nic->name, "%.64s", domain);
 }
 
+/* Every call is made under the endpoint's lock, those of control (fi_av_insert, fi_mr_reg) too. A provider that says it
+ * needs no lock of its caller's would take its own. Locks for the calls of control are left out by those that are known
+ * to, if no thread of theirs progresses. */
+static void choose_locking(struct fi_domain_attr *domain, const char *provider) {
+  if (domain->threading == FI_THREAD_SAFE || domain->threading == FI_THREAD_FID) domain->threading = FI_THREAD_DOMAIN;
+  bool known = ofi_provider_is_local(provider) || ofi_provider_is_tcp(provider);
+  if (known && domain->threading == FI_THREAD_DOMAIN && domain->data_progress == FI_PROGRESS_MANUAL &&
+      FI_VERSION_GE(ofi_fabric.version(), OFI_UNIFIED_SINCE))
+    domain->control_progress = (enum fi_progress)OFI_PROGRESS_CONTROL_UNIFIED;
+}
+
 /* False after one line. */
 static bool add_nic(const struct ofi_candidate *c) {
   struct ofi_nic *nic = &nics[nnics];
@@ -180,9 +191,7 @@ static bool add_nic(const struct ofi_candidate *c) {
     return false;
   }
   nic->info->mode &= ~OFI_MODE_BUFFERED_RECV; /* an offer that is not taken */
-  /* Every call is made under the endpoint's lock. A provider that says it needs none would take its own, too. */
-  if (nic->info->domain_attr->threading == FI_THREAD_SAFE || nic->info->domain_attr->threading == FI_THREAD_FID)
-    nic->info->domain_attr->threading = FI_THREAD_DOMAIN;
+  choose_locking(nic->info->domain_attr, nic->info->fabric_attr->prov_name);
   nic->index = nnics;
   nic->caps = c->caps;
   nic->protocol = c->protocol;

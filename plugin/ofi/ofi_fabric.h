@@ -33,6 +33,10 @@
 #undef FI_NOTIFY_FLAGS_ONLY
 #undef FI_LOCAL_MR
 
+/* FI_PROGRESS_CONTROL_UNIFIED: of libfabric 1.21 and newer. */
+#define OFI_PROGRESS_CONTROL_UNIFIED 3
+#define OFI_UNIFIED_SINCE FI_VERSION(1, 21)
+
 struct ofi_fabric_api {
   int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags, const struct fi_info *hints,
                  struct fi_info **info);

@@ -194,6 +194,29 @@ TEST(nccl_is_kept_from_ll128) {
   unsetenv("RAIL_OFI_LL128");
 }
 
+static uint32_t version_1_21(void) { return FI_VERSION(1, 21); }
+
+/* Where libfabric knows it, the provider takes it, and no thread of the provider's progresses. */
+TEST(locks_of_control_are_left_out) {
+  static const struct { const char *script; bool newer, left_out; } cases[] = {
+    {"prov=shm nic=a data=manual", true, true}, {"prov=tcp;ofi_rxm nic=lo data=manual", true, true},
+    {"prov=shm nic=a data=manual threading=domain", true, true}, {"prov=shm nic=a data=auto", true, false},
+    {"prov=cxi nic=a data=manual", true, false}, {"prov=shm nic=a data=manual", false, false}};
+  uint32_t (*version)(void) = ofi_fabric.version;
+  setenv("RAIL_OFI_PROVIDER", "shm,tcp;ofi_rxm,cxi", 1);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    ofi_fabric.version = cases[i].newer ? version_1_21 : version;
+    load(cases[i].script);
+    ofi_fabric.version = version;
+    CHECK_INT(ofi_nic_count(), 1);
+    const struct fi_domain_attr *domain = ofi_nic_at(0)->info->domain_attr;
+    CHECK_INT(domain->threading, FI_THREAD_DOMAIN);
+    CHECK_MSG((domain->control_progress == (enum fi_progress)OFI_PROGRESS_CONTROL_UNIFIED) == cases[i].left_out, "%s",
+              cases[i].script);
+  }
+  unsetenv("RAIL_OFI_PROVIDER");
+}
+
 TEST(everything_is_given_back) {
   load("prov=cxi nic=a nic=b");
   CHECK_INT(ofi_device_count(), 2);
@@ -211,7 +234,7 @@ int main(int argc, char **argv) {
     TEST_CASE(names_and_links_are_kept_apart), TEST_CASE(each_domain_is_a_device), TEST_CASE(nccl_is_kept_from_ll128),
     TEST_CASE(a_pci_path_is_that_of_sysfs), TEST_CASE(up_to_four_are_fused),
     TEST_CASE(only_what_fits_together_is_fused), TEST_CASE(the_largest_message_is_what_every_nic_takes),
-    TEST_CASE(delivery_is_asked_for),
+    TEST_CASE(delivery_is_asked_for), TEST_CASE(locks_of_control_are_left_out),
     TEST_CASE(without_a_device_one_line_says_why), TEST_CASE(everything_is_given_back)};
   fake_use(argv[0], OF_ONE_NAME);
   setenv("NCCL_SOCKET_IFNAME", "lo", 1);
