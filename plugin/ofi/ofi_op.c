@@ -280,7 +280,7 @@ static void handle_completion(struct ofi_endpoint *endpoint, void *context, cons
 /* An error without an operation: completions were lost, or the queue does not work any more. A message that is injected
  * has no operation either, and the end of its peer is its connection's to notice; no provider is known to give one
  * (fi_inject leaves no pending entry over shm, and tcp drops it with a line of its log). */
-static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic) {
+RAIL_COLD static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic) {
   char text[256];
   struct fi_cq_err_entry entry = {0};
   ssize_t n = fi_cq_readerr(nic->cq, &entry, 0);
@@ -296,7 +296,7 @@ static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_
   else if (!nic->max_inject || !(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
 }
 
-static bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
+RAIL_HOT_INLINE bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
   struct fi_cq_msg_entry entries[BATCH];
   bool any = false;
   for (int batch = 0; batch < MAX_BATCHES && !ofi_endpoint_is_shut(endpoint); batch++) {
