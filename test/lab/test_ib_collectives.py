@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 180
+# TEST-LIMIT: 400
 """Collectives over the ib plugin, every result checked: ranks on up to four hosts, each with devices of its own."""
 import sys
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 440
+# TEST-LIMIT: 900
 """rail-kit conform over the ib plugin on RDMA devices, between two hosts: every version of the vtable, one NIC and two
 fused ones, one to eight queue pairs, MTUs, IPv4 and IPv6 GIDs, with a key.
 
@@ -23,7 +23,7 @@ from lab import BUILD, Skip, hosts, report
 KIT = BUILD / "bin/rail-kit"
 IB = BUILD / "lib/libnccl-net-ib.so"
 FULL = os.environ.get("RAIL_LAB_FULL", "0") not in ("", "0")
-LIMIT = 5400 if FULL else 300
+LIMIT = 5400 if FULL else 400
 
 # What the processors of an emulated machine decide, or only gigabytes show, or one host: nothing of it is the plugin's.
 MACHINE = {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 500
+# TEST-LIMIT: 900
 """The ib plugin when something happens: peers killed and stopped, ports down for a moment and for good, cables pulled,
 packets lost and late, pairs that do not fit. Which side gets which error, when, and that no byte is wrong."""
 import contextlib

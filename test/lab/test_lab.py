@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 400
+# TEST-LIMIT: 800
 """The lab itself: its devices are real enough, and what the tests do to them has an effect.
 
 Runs inside the guest; how the guest is started and ended is e2e/test_lab_boot.py's.

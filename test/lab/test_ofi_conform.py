@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# TEST-LIMIT: 320
+# TEST-LIMIT: 600
 """rail-kit conform over the ofi plugin and libfabric's verbs;ofi_rxm, on Soft-RoCE.
 
 Both sides are in the namespace of the devices, for the RDMA CM, by which this provider connects, finds addresses there
@@ -22,7 +22,7 @@ from lab import BUILD, hosts, report
 KIT = BUILD / "bin/rail-kit"
 OFI = BUILD / "lib/libnccl-net-ofi.so"
 FULL = os.environ.get("RAIL_LAB_FULL", "0") not in ("", "0")
-LIMIT = 6000 if FULL else 300
+LIMIT = 6000 if FULL else 400
 
 # What the processors of an emulated machine decide, what only gigabytes show, and what libfabric does.
 SKIPPED = {

@@ -281,8 +281,8 @@ TEST(bytes_out_of_range) {
     }
 }
 
-/* No other value of any byte that an EAGER has no use for. Where its type is changed its tag and count are a length that
- * no message has. */
+/* No other value of any byte that an EAGER has no use for. Where its type is changed its tag and count are a length
+ * that no message has. */
 TEST(every_byte_of_an_eager) {
   static const size_t fixed[] = {0, 1, 2, 3, 20, 21, 22, 23};
   struct ofi_frame eager = model(OFI_FRAME_EAGER), out;
@@ -349,6 +349,6 @@ TEST(tags) {
 }
 
 TEST_MAIN(TEST_CASE(offer_round_trip), TEST_CASE(offer_names), TEST_CASE(offer_refuses), TEST_CASE(addresses),
-          TEST_CASE(frames_round_trip),
-          TEST_CASE(layout), TEST_CASE(payloads_of_every_size), TEST_CASE(fields_of_other_types),
-          TEST_CASE(bytes_out_of_range), TEST_CASE(every_byte_of_an_eager), TEST_CASE(grants_of_several_receives), TEST_CASE(tags))
+          TEST_CASE(frames_round_trip), TEST_CASE(layout), TEST_CASE(payloads_of_every_size),
+          TEST_CASE(fields_of_other_types), TEST_CASE(bytes_out_of_range), TEST_CASE(every_byte_of_an_eager),
+          TEST_CASE(grants_of_several_receives), TEST_CASE(tags))
