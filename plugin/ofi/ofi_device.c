@@ -170,13 +170,18 @@ static void name_nic(struct ofi_nic *nic) {
   else snprintf(nic->name, sizeof nic->name, "%.64s", domain);
 }
 
-/* Every call is made under the endpoint's lock, those of control (fi_av_insert, fi_mr_reg) too. A provider that says it
- * needs no lock of its caller's would take its own. Locks for the calls of control are left out by those that are known
- * to, if no thread of theirs progresses. */
+/* Every call but those that open and destroy an endpoint is made under its lock, those of control (fi_av_insert,
+ * fi_mr_reg) too. A provider that says it needs no lock of its caller's would take its own. Those that were tried, and
+ * have no thread that progresses, are told that they need none for the calls of control either. */
 static void choose_locking(struct fi_domain_attr *domain, const char *provider) {
+  bool over_tcp = strcmp(provider, "tcp;ofi_rxm") == 0;
+  if (over_tcp && getenv("FI_OFI_RXM_DATA_AUTO_PROGRESS")) { /* a thread of its own, which no attribute shows */
+    domain->threading = FI_THREAD_SAFE;
+    return;
+  }
   if (domain->threading == FI_THREAD_SAFE || domain->threading == FI_THREAD_FID) domain->threading = FI_THREAD_DOMAIN;
-  bool known = ofi_provider_is_local(provider) || ofi_provider_is_tcp(provider);
-  if (known && domain->threading == FI_THREAD_DOMAIN && domain->data_progress == FI_PROGRESS_MANUAL &&
+  bool tried = over_tcp || strcmp(provider, "shm") == 0;
+  if (tried && domain->threading == FI_THREAD_DOMAIN && domain->data_progress == FI_PROGRESS_MANUAL &&
       FI_VERSION_GE(ofi_fabric.version(), OFI_UNIFIED_SINCE))
     domain->control_progress = (enum fi_progress)OFI_PROGRESS_CONTROL_UNIFIED;
 }

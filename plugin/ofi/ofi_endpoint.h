@@ -8,11 +8,11 @@
  * memory with it.
  *
  * Threads. endpoint->lock guards the endpoint, its comms' state, and every call of libfabric on its objects: they are
- * opened with FI_THREAD_DOMAIN, and where libfabric knows it with FI_PROGRESS_CONTROL_UNIFIED, so it needs no locks of
- * its own. Without it are `wanted`, which any thread stores, and libfabric's calls that open the endpoint before
- * anybody knows it, and that destroy it behind its last user. isend, irecv and test only try the lock
- * (ofi_endpoint_try): where another thread has it, that thread polls for all connections of the endpoint. libfabric
- * makes its system calls under it. iflush tries it, too, and leaves its reads to test where that fails.
+ * opened with FI_THREAD_DOMAIN, those of shm and tcp;ofi_rxm also with FI_PROGRESS_CONTROL_UNIFIED where libfabric
+ * knows it, so it needs no locks of its own. Without it are `wanted`, which any thread stores, and libfabric's calls
+ * that open the endpoint before anybody knows it, and that destroy it behind its last user. isend, irecv and test only
+ * try the lock (ofi_endpoint_try): where another thread has it, that thread polls for all connections of the endpoint.
+ * libfabric makes its system calls under it. iflush tries it, too, and leaves its reads to test where that fails.
  */
 #ifndef OFI_ENDPOINT_H
 #define OFI_ENDPOINT_H

@@ -214,6 +214,11 @@ TEST(locks_of_control_are_left_out) {
     CHECK_MSG((domain->control_progress == (enum fi_progress)OFI_PROGRESS_CONTROL_UNIFIED) == cases[i].left_out, "%s",
               cases[i].script);
   }
+  setenv("FI_OFI_RXM_DATA_AUTO_PROGRESS", "1", 1); /* a thread of its own, whatever it says */
+  load("prov=tcp;ofi_rxm nic=lo data=manual threading=safe");
+  CHECK_INT(ofi_nic_count(), 1);
+  CHECK_INT(ofi_nic_at(0)->info->domain_attr->threading, FI_THREAD_SAFE);
+  unsetenv("FI_OFI_RXM_DATA_AUTO_PROGRESS");
   unsetenv("RAIL_OFI_PROVIDER");
 }
 
