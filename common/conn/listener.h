@@ -17,7 +17,8 @@
  * socket is the plugin's from the moment on_hello returns RAIL_REASON_NONE.
  * Not thread-safe: one thread at a time, or the plugin's lock. Nothing here
  * waits. What unauthenticated clients can cost is limited for all listeners of a
- * plugin together: pending.h.
+ * plugin together: pending.h. What clients with the secret can is the plugin's
+ * to limit (on_hello returns RAIL_REASON_BUSY).
  */
 #ifndef RAIL_LISTENER_H
 #define RAIL_LISTENER_H

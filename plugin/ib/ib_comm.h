@@ -4,8 +4,10 @@
  * by ib_send.c, ib_recv.c, ib_flush.c and ib_progress.c, destroyed by ib_close.c.
  *
  * Threads, as common/net/net_ops.h has them: isend, irecv, iflush and test run in the caller's progress thread; regMr,
- * deregMr and close in its service thread. The watch thread writes `pending_work` and `peer_silent`; the progress
- * thread clears the bits of IB_COMM_WORK. Each field names its thread where that is not the progress thread.
+ * deregMr and close in its service thread. Any thread of the plugin sets bits of `pending_work`: the watch thread, the
+ * progress thread, the thread of ib_return.c that makes a returning QP ready; the progress thread clears those of
+ * IB_COMM_WORK. The watch thread writes `peer_silent`. Each field names its thread where that is not the progress
+ * thread.
  * isend, irecv, iflush and a test without a loss take no lock; ib_mr.c has one for `mhandles`, and one lock orders
  * stopping, dropping and replacing QPs (ib_comm.c).
  */
@@ -33,7 +35,7 @@
 #define IB_RECV_COMM_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'R')
 
 /* ib_comm.pending_work: what the progress thread handles when it has polled and found nothing. The watch thread sets
- * it. Fault bits first, which end the connection: */
+ * the fault bits, which come first and end the connection: */
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */

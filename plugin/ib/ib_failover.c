@@ -2,7 +2,8 @@
  *
  * Loss of a QP. docs/protocol-ib.md, 8, has the steps; here they are, in this order:
  *
- *   ib_failover_lose       1: UP → AWAIT_FLUSH, after a failed completion or post, an event, or the peer's STOPPED
+ *   ib_failover_lose       1: UP → AWAIT_FLUSH, after a failed completion or post (ib_post_failed), silence
+ *                          (ib_detect.c), an event, or the peer's STOPPED
  *   await_flush            2 and 3: → AWAIT_PEER
  *   await_peer             4: → DOWN, and then reconcile, or move_cts_and_flushes
  *   resend_all             what is to be written again, over QPs that are UP

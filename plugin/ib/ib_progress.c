@@ -197,7 +197,7 @@ static uint64_t completion_limit_ms(const struct ib_comm *comm) {
  * for the peer, so a probe is posted. The HCA completes that whatever the peer does; when the deadline has passed after
  * a poll without a completion, the work request is lost. */
 RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
-  if (comm->completions) { /* since last_progress was set, by whose age the watch thread judged */
+  if (comm->completions) { /* not noted in last_progress yet, so the watch thread has not seen them */
     clear_probe(comm);
     sample_time(comm);
     return RAIL_OK;

@@ -105,7 +105,7 @@ static void release_peers(struct ofi_comm *comm) {
 int ofi_comm_connect(struct ofi_comm *comm, const struct ofi_offer *mine, const struct ofi_offer *peer) {
   struct ofi_endpoint *endpoint = comm->endpoint;
   comm->max_inline = RAIL_MIN(mine->max_inline, peer->max_inline);
-  comm->eager = comm->max_inline ? RAIL_MIN(mine->eager, peer->eager) : 0;
+  comm->eager_count = comm->max_inline ? RAIL_MIN(mine->eager_count, peer->eager_count) : 0;
   comm->remote_index = peer->comm;
   comm->remote_token = peer->token;
   comm->remote_nics = peer->nnics;

@@ -30,6 +30,9 @@
 #define OFI_PEER_FAULTS \
   (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST | RAIL_OOB_PEER_SILENT | RAIL_OOB_HOST_SILENT)
 
+/* In comm->faults, too, where test looks in any case: a flush is to be posted. */
+#define OFI_FLUSH_LATER (1u << 0)
+
 struct rail_net_device_handle;
 struct rail_watch;
 struct rail_watched;
@@ -71,8 +74,8 @@ struct ofi_comm {
   uint64_t token, remote_token;
   unsigned int npaths, remote_nics;
   struct ofi_path paths[OFI_MAX_PATHS];
-  uint32_t max_inline;
-  uint32_t eager; /* EAGERs that the receiver has places for; 0: none are sent */
+  uint32_t max_inline; /* most payload of a frame: the eager size, and that of a DATA */
+  uint32_t eager_count; /* EAGERs that the receiver has places for; 0: none are sent */
 
   char peer_text[RAIL_ADDR_TEXT]; /* address of the oob connection */
   uint64_t peer_process;          /* the same in all connections with one process */
@@ -113,7 +116,6 @@ struct ofi_comm {
 #define OFI_REQ_SEND RAIL_OBJECT_MAGIC(OFI_TAG, 's')
 #define OFI_REQ_RECV RAIL_OBJECT_MAGIC(OFI_TAG, 'r')
 #define OFI_REQ_FLUSH RAIL_OBJECT_MAGIC(OFI_TAG, 'f')
-#define OFI_FLUSH_LATER (1u << 0) /* in comm->faults, where test looks in any case: a flush is to be posted */
 #define OFI_REQ_FREE RAIL_OBJECT_MAGIC(OFI_TAG, 'e')
 
 enum ofi_state { OFI_ACTIVE, OFI_COMPLETE };

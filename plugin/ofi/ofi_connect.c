@@ -63,7 +63,7 @@ static rail_result_t send_offer(struct rail_setup *base) {
   struct ofi_setup *s = of(base);
   struct ofi_offer_wire wire;
   s->mine = (struct ofi_offer){.process = rail_setup_process_id(), .token = s->comm->token, .comm = s->comm->index,
-                               .max_inline = max_inline(s->device), .eager = max_eager(s->device),
+                               .max_inline = max_inline(s->device), .eager_count = max_eager(s->device),
                                .nnics = s->endpoint->nnics};
   snprintf(s->mine.provider, sizeof s->mine.provider, "%s", s->device->rails[0]->provider);
   snprintf(s->mine.domain, sizeof s->mine.domain, "%.63s", s->device->rails[0]->name);

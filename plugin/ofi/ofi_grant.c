@@ -126,7 +126,8 @@ void ofi_grant_soon(struct ofi_recv_comm *rc) {
 }
 
 bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *recv) {
-  if (!rc->base.eager || rc->grant_wanted || rc->have.seen - rc->have.freed >= rc->base.eager / 2) return true;
+  if (!rc->base.eager_count || rc->grant_wanted) return true;
+  if (rc->have.seen - rc->have.freed >= rc->base.eager_count / 2) return true;
   for (unsigned int i = 0; i < recv->n; i++)
     if (recv->buffers[i].kind != OFI_BUFFER_INLINE && ofi_recv_is_unfilled(&recv->buffers[i])) return true;
   return false;
@@ -136,7 +137,7 @@ bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *
 
 void ofi_ack_soon(struct ofi_recv_comm *rc) {
   const struct ofi_report *r = &rc->have;
-  uint32_t freed = r->freed - rc->reported.freed, credit_left = rc->base.eager - (r->seen - r->freed);
+  uint32_t freed = r->freed - rc->reported.freed, credit_left = rc->base.eager_count - (r->seen - r->freed);
   bool now = freed && freed >= credit_left / 2; /* half of what the sender can have */
   if (rail_unlikely(rc->report_wanted) && (int32_t)(r->seen - rc->report_wanted_at.seen) >= 0 &&
       (int32_t)(r->filled - rc->report_wanted_at.filled) >= 0) {
@@ -216,7 +217,7 @@ static bool can_write(const struct ofi_comm *comm) {
 
 static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer *b) {
   switch (b->kind) {
-    case OFI_BUFFER_FILLED: return comm->eager != 0;
+    case OFI_BUFFER_FILLED: return comm->eager_count != 0;
     case OFI_BUFFER_INLINE: return b->takes_data && b->size <= comm->max_inline;
     case OFI_BUFFER_RMA: return can_write(comm);
     case OFI_BUFFER_TAGGED: break;

@@ -129,7 +129,7 @@ static int first_bad_buffer(const struct ofi_comm *comm, int n, void **data, con
  * first piece of a message). So the buffer is INLINE only if it has no bytes. */
 static void choose_kind(const struct ofi_comm *comm, struct ofi_recv_buffer *b) {
   bool host = !b->mr || b->mr->memory.type == RAIL_PTR_HOST;
-  if (host && b->capacity <= comm->max_inline && (comm->eager || !b->capacity)) b->kind = OFI_BUFFER_INLINE;
+  if (host && b->capacity <= comm->max_inline && (comm->eager_count || !b->capacity)) b->kind = OFI_BUFFER_INLINE;
   else if (comm->device->rails[0]->protocol == OFI_PROTOCOL_RMA) b->kind = OFI_BUFFER_RMA;
   else b->kind = OFI_BUFFER_TAGGED;
   b->takes_data = host && b->kind != OFI_BUFFER_TAGGED;
@@ -243,7 +243,7 @@ static bool take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, c
 static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
   uint32_t ahead = frame->seq - rc->have.seen, used = rc->have.seen - rc->have.freed;
   struct ofi_place *place = NULL;
-  if (rc->base.eager && ahead < rc->base.eager - used) place = place_at(rc, frame->seq);
+  if (rc->base.eager_count && ahead < rc->base.eager_count - used) place = place_at(rc, frame->seq);
   if (rail_unlikely(!place || place->state != OFI_PLACE_FREE || frame->size > rc->base.max_inline)) {
     protocol_error(&rc->base, frame, "a message beyond the credit");
     return;

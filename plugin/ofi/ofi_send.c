@@ -54,8 +54,8 @@ static bool is_in_host_memory(const struct ofi_mhandle *mr) { return !mr || mr->
 
 /* The receiver has a place for it. A message in memory of a device is not copied there. */
 static bool has_credit(const struct ofi_send_comm *sc, uint64_t size, const struct ofi_mhandle *mr) {
-  return sc->base.eager && size <= sc->base.max_inline && sc->next_eager - sc->report.freed < sc->base.eager &&
-         is_in_host_memory(mr);
+  return sc->base.eager_count && size <= sc->base.max_inline &&
+         sc->next_eager - sc->report.freed < sc->base.eager_count && is_in_host_memory(mr);
 }
 
 static struct ofi_send *take_request(struct ofi_send_comm *sc) {
@@ -257,7 +257,7 @@ static rail_result_t no_grant(struct ofi_send_comm *sc) {
   uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire);
   if (rail_unlikely(faults & OFI_PEER_FAULTS)) return ofi_comm_fail_faults(&sc->base, faults);
   if (rail_unlikely(faults)) ofi_comm_check_stall(&sc->base);
-  if (sc->base.eager && !sc->asked) {
+  if (sc->base.eager_count && !sc->asked) {
     uint64_t now = rail_now_ns();
     if (!sc->refused_ns) sc->refused_ns = now;
     else if (now - sc->refused_ns > ASK_AFTER_NS) sc->asked = ofi_comm_ask(sc);
@@ -315,7 +315,7 @@ static void complete_send(struct ofi_send *send) {
   ofi_request_end(&send->base);
 }
 
-/* err: OFI_NOT_TRIED, or what inject_eager has met. An operation can wait for room. */
+/* err: OFI_NOT_TRIED or -FI_EAGAIN: posted as an operation, which can wait for room; any other ends the connection. */
 static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, const struct message *message, int err) {
   send->data = message->data;
   send->size = message->size;

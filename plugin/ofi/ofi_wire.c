@@ -41,7 +41,7 @@ size_t ofi_offer_encode(const struct ofi_offer *offer, struct ofi_offer_wire *wi
   wire->comm = htole32(offer->comm);
   wire->max_inline = htole32(offer->max_inline);
   wire->nnics = (uint8_t)offer->nnics;
-  wire->eager = htole16((uint16_t)offer->eager);
+  wire->eager_count = htole16((uint16_t)offer->eager_count);
   memcpy(wire->provider, offer->provider, strnlen(offer->provider, sizeof wire->provider - 1));
   memcpy(wire->domain, offer->domain, strnlen(offer->domain, sizeof wire->domain - 1));
   for (unsigned int i = 0; i < offer->nnics; i++) {
@@ -72,8 +72,8 @@ const char *ofi_offer_decode(const void *body, size_t size, struct ofi_offer *of
   offer->comm = le32toh(wire.comm);
   offer->max_inline = le32toh(wire.max_inline);
   offer->nnics = wire.nnics;
-  offer->eager = le16toh(wire.eager);
-  if (offer->max_inline > OFI_MAX_INLINE || offer->comm >= OFI_MAX_COMMS || offer->eager > OFI_MAX_EAGER)
+  offer->eager_count = le16toh(wire.eager_count);
+  if (offer->max_inline > OFI_MAX_INLINE || offer->comm >= OFI_MAX_COMMS || offer->eager_count > OFI_MAX_EAGER)
     return "an offer with a value out of range";
   memcpy(offer->provider, wire.provider, sizeof offer->provider);
   memcpy(offer->domain, wire.domain, sizeof offer->domain);
@@ -147,7 +147,7 @@ static bool fits_type(const struct ofi_frame *frame, size_t payload) {
     case OFI_FRAME_TOO_LARGE: return !payload && frame->size <= RAIL_NET_MAX_BYTES;
     case OFI_FRAME_PING: return !payload && !frame->size && frame->index < OFI_MAX_PATHS;
     case OFI_FRAME_PONG: return !payload && frame->index < OFI_MAX_PATHS;
-    case OFI_FRAME_EAGER: return false; /* not as is_eager has it */
+    case OFI_FRAME_EAGER: return false; /* is_eager has refused it */
     default: return !payload && !frame->size && !frame->index && !frame->tag;
   }
 }

@@ -77,7 +77,7 @@ struct ofi_offer {
   uint32_t comm;
   uint32_t max_inline; /* of the payload of a frame that this side takes, and sends */
   unsigned int nnics; /* NICs of this side: 1..OFI_MAX_PATHS */
-  uint32_t eager;      /* EAGERs that this side has places for, or sends on credit; 0: none */
+  uint32_t eager_count;      /* EAGERs that this side has places for, or sends on credit; 0: none */
   char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE]; /* domain: of the first NIC, for log lines */
   struct ofi_address {
     uint16_t size;
@@ -89,7 +89,7 @@ struct ofi_offer_wire {
   uint64_t process, token;
   uint32_t comm, max_inline;
   uint8_t nnics, zero;
-  uint16_t eager;
+  uint16_t eager_count;
   uint8_t zeros[4];
   char provider[OFI_NAME_SIZE], domain[OFI_NAME_SIZE];
   struct ofi_address_wire {

@@ -142,8 +142,8 @@ RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum par
 
 /* ---- reading ------------------------------------------------------------------ */
 
-/* All that is in the buffer: frames, each a header and its payload. on_frame reads a header and sets s->len; the
- * payload is taken in the loop's next turn, or its rest by the next call. */
+/* All that is in the buffer: frames, each a header and its payload. on_frame reads a header and says where its payload
+ * goes (sk_stream_expect); that is taken in the loop's next turn, or its rest by the next call. */
 static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_frame frame;
   rail_result_t result;

@@ -60,7 +60,7 @@ struct sk_unexpected {
   struct sk_match table; /* messages without buffer, by tag */
   uint8_t *ring;
   uint64_t head, tail;   /* live part, in bytes since the ring was empty */
-  uint32_t max_size;     /* of a message: above it the sender needs a grant */
+  uint32_t max_size;     /* the eager size: above it the sender needs a grant */
   uint32_t bytes, count; /* the credit in all */
   uint64_t bytes_used, bytes_freed, bytes_reported; /* spent by the sender; free again; and it knows */
   uint32_t count_used, count_freed, count_reported;

@@ -127,7 +127,7 @@ static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_
 }
 
 /* How much of the message the stream takes now. One stream: all that is left, up to a frame. Several: all up to 16 KiB,
- * else a share (sk_send_init). */
+ * else a share of the rest (sk_shares_chunk, sk_share.c). */
 static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
   return left <= sc->rest_max ? (uint32_t)left : sk_shares_chunk(&sc->shares, s->index, send->size, left);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The sending side. isend takes a grant with its tag, the oldest one, and queues the message; tpl_send_progress writes
- * what is queued and reads the peer's grants and its DONE for each message.
+ * The sending side. isend takes a grant with its tag, the oldest one (it reads the socket once if it has none), queues
+ * the message and writes what the socket takes; tpl_send_progress writes what is left and reads the peer's grants and
+ * its DONE for each message.
  */
 #include <errno.h>
 #include <limits.h>
@@ -32,7 +33,7 @@ struct tpl_grant {
 
 struct tpl_send {
   struct tpl_request base;
-  STAILQ_ENTRY(tpl_send) link; /* in sc->free or sc->queue */
+  STAILQ_ENTRY(tpl_send) link; /* in sc->free or sc->queue; written and not done: its grant has it */
   const uint8_t *data;
   size_t size, written; /* `written` counts the frame, too */
   struct tpl_mr *mr;

@@ -81,7 +81,7 @@ static void bed_open(struct bed *b, unsigned int flags) {
   b->dev = flags & TAGGED ? 1 : 0;
   b->endpoint = get_endpoint(b->dev);
   struct ofi_offer peer = {.comm = OFI_MAX_COMMS - 1, .token = 7, .nnics = 1, .max_inline = 2048,
-                           .eager = flags & NO_CREDIT ? 0 : EAGER, .addrs = {b->endpoint->nics[0].name}};
+                           .eager_count = flags & NO_CREDIT ? 0 : EAGER, .addrs = {b->endpoint->nics[0].name}};
   ofi_endpoint_lock(b->endpoint);
   b->comm = ofi_comm_new(b->sends, b->endpoint);
   FUZZ_CHECK(b->comm && ofi_comm_connect(b->comm, &peer, &peer) == 0);

@@ -202,8 +202,8 @@ def rounds(count, seed):
     results, p = [], None
     lab.heal()  # starts ip and tc, whose start would count as part of the first failure
     for number in range(count):
-        p = p or new_pair()
         try:
+            p = p or new_pair()
             results.append(one_round(p, seed, number))
         except AssertionError as wrong:
             raise AssertionError(f"round {number} of seed {seed}, {plan(seed, number)}: {wrong}") from None

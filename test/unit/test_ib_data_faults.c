@@ -475,7 +475,7 @@ TEST(late_and_paid) {
   pair_close(&p);
 }
 
-/* What completed before the watch thread's verdict was found is not taken for an answer to a probe that came after. */
+/* What has completed and is not noted in last_progress yet is progress that the watch thread has not seen. */
 TEST(progress_that_was_not_noted_yet) {
   open_plain("progress post");
   CHECK_OK(begin(&recvs[0], false, 1));

@@ -48,8 +48,8 @@ TEST(as_many_as_there_is_credit_for) {
   for (size_t k = 0; k < RAIL_COUNT_OF(kinds); k++)
     for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++) {
       open_pair(kinds[k]);
-      CHECK_INT(rig_comm(r.sc)->eager, OFI_MAX_EAGER);
-      CHECK_INT(rig_comm(r.rc)->eager, OFI_MAX_EAGER);
+      CHECK_INT(rig_comm(r.sc)->eager_count, OFI_MAX_EAGER);
+      CHECK_INT(rig_comm(r.rc)->eager_count, OFI_MAX_EAGER);
       fake_script(ways[w]);
       for (int i = 0; i < OFI_MAX_EAGER; i++) send_ahead(i, (size_t)i % SMALL, i % 3);
       CHECK(!rig_isend(r.sc, out, 1, 0, r.mh_out));
@@ -229,7 +229,7 @@ TEST(without_credit) {
   rig_start("nic=fake0");
   ofi_params.inline_bytes = 0;
   rig_open(&r, 1, 1);
-  CHECK_INT(rig_comm(r.sc)->eager, 0);
+  CHECK_INT(rig_comm(r.sc)->eager_count, 0);
   r.mh_out = rig_reg(r.sc, out, sizeof out);
   r.mh_in = rig_reg(r.rc, in, sizeof in);
   for (int i = 0; i < 10; i++) CHECK(!rig_isend(r.sc, out, 0, 1, r.mh_out));

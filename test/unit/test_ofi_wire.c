@@ -7,7 +7,7 @@
 
 static struct ofi_offer model_offer(unsigned int nnics) {
   struct ofi_offer o = {.process = 0x1122334455667788u, .token = UINT64_MAX - 1, .comm = OFI_MAX_COMMS - 1,
-                        .max_inline = OFI_MAX_INLINE, .eager = OFI_MAX_EAGER, .nnics = nnics,
+                        .max_inline = OFI_MAX_INLINE, .eager_count = OFI_MAX_EAGER, .nnics = nnics,
                         .provider = "tcp;ofi_rxm", .domain = "eth0"};
   for (unsigned int i = 0; i < nnics; i++) {
     o.addrs[i].size = (uint16_t)(i % 2 ? OFI_ADDR_SIZE : 16);
@@ -27,7 +27,7 @@ TEST(offer_round_trip) {
     CHECK_MSG(!why, "%s", why);
     CHECK(out.process == in.process && out.token == in.token && out.comm == in.comm && out.nnics == n);
     CHECK_INT(out.max_inline, in.max_inline);
-    CHECK_INT(out.eager, in.eager);
+    CHECK_INT(out.eager_count, in.eager_count);
     CHECK_STR(out.provider, in.provider);
     CHECK_STR(out.domain, in.domain);
     for (unsigned int i = 0; i < n; i++) {
@@ -70,8 +70,8 @@ TEST(offer_refuses) {
   REFUSED(w.comm = OFI_MAX_COMMS);
   REFUSED(w.comm = UINT32_MAX);
   REFUSED(w.max_inline = OFI_MAX_INLINE + 1);
-  REFUSED(w.eager = OFI_MAX_EAGER + 1);
-  REFUSED(w.eager = UINT16_MAX);
+  REFUSED(w.eager_count = OFI_MAX_EAGER + 1);
+  REFUSED(w.eager_count = UINT16_MAX);
   REFUSED(w.addrs[0].size = 0);
   REFUSED(w.addrs[1].size = OFI_ADDR_SIZE + 1);
   REFUSED(w.addrs[1].size = UINT16_MAX);
