@@ -6,13 +6,13 @@
  * messages differ: the owner reads them, and takes the connection or drops it.
  *
  * Accepts unauthenticated connections. One that sends nothing, or garbage, holds
- * an entry of the set until its deadline, and costs its entry with room for that
- * message (a HELLO: 160 bytes), and at most one log line a second and set, ten a
- * second and process. One that has sent its whole message by the time of the
- * poll is never waited for. A set that is full, or that finds no descriptor to
- * accept with, drops the one that has been silent longest. With `max` the oldest
- * is dropped if none has been silent for a second; where the owner sleeps until
- * a descriptor may be free, none that is younger than that.
+ * an entry of the set, with room for that message (HELLO: RAIL_HELLO_MAX bytes
+ * at most), until its deadline, and costs at most one log line a second and set,
+ * ten a second and process. One that has sent its whole message by the time of
+ * the poll is never waited for. A set that is full, or that finds no descriptor
+ * to accept with, drops the one that has been silent longest. With `max` the
+ * oldest is dropped if none has been silent for a second; where the owner sleeps
+ * until a descriptor may be free, none that is younger than that.
  *
  * A set with `max` 0 shares its limits with all such sets of the plugin: at most
  * 1024 connections and at most a quarter of the files that the process may open

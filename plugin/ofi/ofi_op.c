@@ -142,8 +142,8 @@ int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint
   return (int)fi_inject(nic->ep, bytes, size, to);
 }
 
-/* Ahead of all receives that wait: those complete only when GRANTs and messages are received. Not counted as
- * outstanding of a comm: it belongs to the endpoint. */
+/* Ahead of all receives that wait: those complete only when GRANTs and messages are received. Not among a
+ * comm's outstanding operations: it is the endpoint's. */
 int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op) {
   if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
   int err = call_recv(op);
