@@ -29,6 +29,14 @@ pthread_mutex_t emu_lifecycle = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- timers -------------------------------------------------------------------- */
 
+static void find_next_timer(void) {
+  struct emu_qp *qp;
+  emu.next_timer = UINT64_MAX;
+  LIST_FOREACH(qp, &emu.timers, timers)
+    for (enum emu_timer kind = 0; kind < EMU_TIMERS; kind++)
+      if (qp->timer_at[kind] && qp->timer_at[kind] < emu.next_timer) emu.next_timer = qp->timer_at[kind];
+}
+
 static void run_timers(uint64_t now) {
   struct emu_qp *qp, *next;
   emu.next_timer = UINT64_MAX;
@@ -44,9 +52,7 @@ static void run_timers(uint64_t now) {
     qp->in_timers = false;
     LIST_REMOVE(qp, timers);
   }
-  LIST_FOREACH(qp, &emu.timers, timers)
-    for (enum emu_timer kind = 0; kind < EMU_TIMERS; kind++)
-      if (qp->timer_at[kind] && qp->timer_at[kind] < emu.next_timer) emu.next_timer = qp->timer_at[kind];
+  find_next_timer();
 }
 
 /* ---- what is to be sent ----------------------------------------------------------- */
@@ -88,10 +94,16 @@ static void deliver(const struct emu_packet *p, const char *payload) {
   if (!emu_fault_packet(qp, p, payload, give)) give(qp, p, payload);
 }
 
-/* With a virtual clock: nothing happens before the next timer, so it is that time now. */
-static bool skip_to(uint64_t at) {
-  uint64_t now = emu_now();
-  if (!emu.virtual_clock || at == UINT64_MAX) return false;
+static uint64_t earliest(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+/* With a virtual clock: nothing happens before the next timer, or before the next held packet is due, so it is that
+ * time now. Both are found again first: what emu keeps may be the time of a timer that is off since. */
+static bool skip_to_next(void) {
+  if (!emu.virtual_clock) return false;
+  find_next_timer();
+  emu.next_held = emu_fault_due(0, give);
+  uint64_t at = earliest(emu.next_timer, emu.next_held), now = emu_now();
+  if (at == UINT64_MAX) return false;
   if (at > now) emu.clock_skip += (int64_t)(at - now);
   return true;
 }
@@ -100,7 +112,7 @@ static bool skip_to(uint64_t at) {
 void emu_progress(void) {
   if (emu_fault_is_pending()) emu_script_pending();
   bool any = emu_wire_receive(deliver);
-  if (emu.virtual_clock && !any && emu.next_held != UINT64_MAX) (void)skip_to(emu.next_held);
+  if (emu.virtual_clock && !any && emu.next_held != UINT64_MAX) (void)skip_to_next();
   uint64_t now = emu.next_timer != UINT64_MAX || emu.next_held != UINT64_MAX ? emu_now() : 0;
   if (emu.next_held <= now) emu.next_held = emu_fault_due(now, give);
   if (!TAILQ_EMPTY(&emu.run)) run_all();
@@ -154,8 +166,6 @@ static void sleep_until(uint32_t doorbell, uint64_t until) {
   emu.engine_idle = false;
 }
 
-static uint64_t earliest(uint64_t a, uint64_t b) { return a < b ? a : b; }
-
 static void *run(void *arg) {
   (void)arg;
   pthread_mutex_lock(&emu.lock);
@@ -178,7 +188,7 @@ static void *run(void *arg) {
     emu_wire_sleeping(true);
     bool input = emu_wire_has_input(); /* it came in between */
     if (!input && !TAILQ_EMPTY(&emu.run)) sleep_until(doorbell, emu_now() + RETRY_ROOM_NS); /* room rings no doorbell */
-    else if (!input && skip_to(timer)) sleep_until(doorbell, emu_now() + RETRY_ROOM_NS / 4);
+    else if (!input && skip_to_next()) sleep_until(doorbell, emu_now() + RETRY_ROOM_NS / 4);
     else if (!input) {
       emu.engine_idle = true;
       sleep_until(doorbell, earliest(timer, look));

@@ -159,6 +159,47 @@ TEST(packets_are_under_way_for_ten_minutes) {
   emu_pair_close(&a, &b);
 }
 
+/* c's packet leaves after a second, while one to b is under way for ten minutes. */
+TEST(a_timer_before_a_packet_arrives) {
+  struct shape s = USUAL_SHAPE;
+  struct end c = {0}, d = {0};
+  s.timeout = 31;
+  emu_pair_open(&a, &b, &s);
+  pair_open(&c, &d, &s);
+  emu_command_for("delay us=600000000", &b);
+  emu_command_for("slow us=1000000 times=1", &c);
+  CHECK(emu_command("progress post")); /* the clock rests between polls */
+  double began = device_s();
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
+  send_work(&c, &d, IBV_WR_RDMA_WRITE, 2, 0, 8);
+  CHECK(emu_command("clock virtual"));
+  CHECK_COMPLETION(&c, 2, IBV_WC_SUCCESS);
+  double took = device_s() - began;
+  CHECK_MSG(took >= 1 && took < 600, "a packet that waits for 1 s took %.3f s", took);
+  CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  took = device_s() - began;
+  CHECK_MSG(took >= 600 && took < 1200, "a packet that is under way for 600 s took %.3f s", took);
+  CHECK(emu_command("progress thread"));
+  end_close(&c);
+  end_close(&d);
+  emu_pair_close(&a, &b);
+}
+
+/* The write is done and its timer off: there is nothing to skip to. */
+TEST(a_timer_that_is_off_moves_no_clock) {
+  struct shape s = USUAL_SHAPE;
+  s.timeout = 31;
+  emu_pair_open(&a, &b, &s);
+  double began = device_s();
+  send_work(&a, &b, IBV_WR_RDMA_WRITE, 1, 0, 8);
+  CHECK_COMPLETION(&a, 1, IBV_WC_SUCCESS);
+  CHECK(emu_command("clock virtual"));
+  usleep(50000);
+  double took = device_s() - began;
+  CHECK_MSG(took < 1000, "a write and 50 ms took %.3f s", took);
+  emu_pair_close(&a, &b);
+}
+
 TEST(receivers_that_are_not_ready_take_no_time) {
   struct shape s = USUAL_SHAPE;
   s.min_rnr_timer = 0; /* 655 ms, the longest */
@@ -177,4 +218,6 @@ TEST_MAIN(TEST_CASE(a_timeout_beside_writes), TEST_CASE(a_timeout_beside_reads),
           TEST_CASE(a_timeout_beside_packets_under_way),
           TEST_CASE(a_timeout_before_all_is_sent), TEST_CASE(messages_that_take_longer_than_a_timeout),
           TEST_CASE(a_loss_while_it_drains), TEST_CASE(hours_of_timeouts_take_no_time),
-          TEST_CASE(packets_are_under_way_for_ten_minutes), TEST_CASE(receivers_that_are_not_ready_take_no_time))
+          TEST_CASE(packets_are_under_way_for_ten_minutes), TEST_CASE(a_timer_before_a_packet_arrives),
+          TEST_CASE(a_timer_that_is_off_moves_no_clock),
+          TEST_CASE(receivers_that_are_not_ready_take_no_time))
