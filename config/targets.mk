@@ -31,7 +31,7 @@ tests: $(if $(SAN),$(san_products) $(san_needs),all $(test_needs))  ## build the
 products: all $(preload_libs) $(broken_libs) $(helper_bins) $(BUILD)/test/gpu/gpu_coll $(BUILD)/gen-params
 unit_needs := $(plugin_libs) $(core_lib) $(preload_libs)
 unit-needs: $(unit_needs)
-check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(unit_needs) $(emu_lib) $(emu_cm_lib) \
+check_needs := $(filter $(BUILD)/test/unit/%,$(test_bins)) $(unit_needs) $(fault_lib) $(emu_lib) $(emu_cm_lib) \
   $(patsubst %,$(BUILD)/bin/%,rail-kit rail-coll) $(BUILD)/test/broken/libnccl-net-ref.so
 check-needs: $(check_needs)
 

@@ -135,7 +135,6 @@ void kit_child_kill(struct kit_child *child) {
 }
 
 void kit_child_release(struct kit_child *child) {
-  if (child->pid > 0) kill(-child->pid, SIGKILL); /* what it has left behind; the process itself is reaped */
   if (child->fd >= 0) close(child->fd);
   kit_call_trace_unmap(child->calls);
   kit_queue_free(&child->out);
@@ -145,6 +144,11 @@ void kit_child_release(struct kit_child *child) {
 }
 
 bool kit_child_reap(struct kit_child *child, int *status) {
+  siginfo_t ended = {0};
+  if (waitid(P_PID, (id_t)child->pid, &ended, WEXITED | WNOHANG | WNOWAIT) == 0) {
+    if (ended.si_pid == 0) return false;
+    kit_child_kill(child); /* what it has left behind; its number may be another's once it is reaped */
+  }
   pid_t got = waitpid(child->pid, status, WNOHANG);
   if (got < 0 && errno != EINTR) *status = NOT_STARTED << 8;
   return got == child->pid || (got < 0 && errno != EINTR);

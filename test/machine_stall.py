@@ -8,17 +8,19 @@ import threading
 import time
 
 TICK = 0.2
-LEAST = 1.0  # seconds; a machine that is merely busy lets a thread that sleeps run sooner
-STOLEN = 1.0, 0.2  # seconds, and share of the time that passed: what the host withheld of all processors
+LEAST = 1.0  # seconds; a delay of so long is a standstill
+LATE = 0.1  # seconds; shorter delays are not counted
+MOST = 1.0, 0.2  # seconds, and share of the time that passed: of delays in all, or of what the host withheld
 
 
 class Watch:
     """Reads the clock all the time, from its construction on, on each processor: a host may stop one of them."""
 
     def __init__(self):
-        self.found = []  # (when it was over, seconds)
-        self.stat = os.environ.get("RAIL_TEST_PROC_STAT", "/proc/stat")
-        for cpu in os.sched_getaffinity(0):
+        self.found = []  # (when it was over, seconds, processor)
+        played = os.environ.get("RAIL_TEST_PROC_STAT")  # by a test of the runner, for which nothing else counts
+        self.stat = played or "/proc/stat"
+        for cpu in () if played else os.sched_getaffinity(0):
             threading.Thread(target=self.look, args=(cpu,), daemon=True).start()
 
     def stolen(self):
@@ -31,10 +33,16 @@ class Watch:
 
     def trouble_since(self, moment, stolen):
         """What was wrong with the machine since then, in words; "": nothing. `stolen`: what stolen() said then."""
-        if stood := self.longest_since(moment):
-            return f"the machine, or a processor of it, stood still for {stood:.0f} s"
+        delays = [d for d in list(self.found) if d[0] >= moment]
+        longest = max((seconds for _, seconds, _ in delays), default=0)
+        if longest >= LEAST:
+            return f"the machine, or a processor of it, stood still for {longest:.0f} s"
+        limit = max(MOST[0], MOST[1] * (time.monotonic() - moment))
+        late = max(sum(seconds for _, seconds, on in delays if on == cpu) for cpu in os.sched_getaffinity(0))
+        if late >= limit:
+            return f"a processor of the machine was late by {late:.1f} s in all"
         withheld = self.stolen() - stolen
-        if withheld >= max(STOLEN[0], STOLEN[1] * (time.monotonic() - moment)):
+        if withheld >= limit:
             return f"the host withheld {withheld:.1f} s of the processors"
         return ""
 
@@ -44,10 +52,6 @@ class Watch:
         while True:
             time.sleep(TICK)
             now = time.monotonic()
-            if now - before - TICK >= LEAST:
-                self.found.append((now, now - before - TICK))
+            if now - before - TICK >= LATE:
+                self.found.append((now, now - before - TICK, cpu))
             before = now
-
-    def longest_since(self, moment):
-        """Seconds; 0: it was not stopped."""
-        return max((seconds for end, seconds in list(self.found) if end >= moment), default=0.0)

@@ -13,7 +13,7 @@
 
 /* A line of the report. */
 struct kit_nccl_case {
-  char id[16];
+  char id[24];
   char name[48];
   const char *what;
   const struct kit_nccl_scenario *scenario; /* NULL: a collective */

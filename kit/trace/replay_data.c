@@ -106,10 +106,10 @@ static uint8_t *map_bytes(uint64_t size) {
   return p == MAP_FAILED ? NULL : p;
 }
 
-static bool memory_make(struct replay *r, struct replay_memory *m, void *comm, uint64_t size) {
-  *m = (struct replay_memory){.data = map_bytes(size), .size = size, .comm = comm};
+static bool memory_make(struct replay *r, struct replay_memory *m, const struct replay_end *end, uint64_t size) {
+  *m = (struct replay_memory){.data = map_bytes(size), .size = size, .end = end};
   if (!m->data) return false;
-  if (r->net.vt->reg_mr(comm, m->data, size, RAIL_PTR_HOST, &m->mhandle) == RAIL_OK) return true;
+  if (r->net.vt->reg_mr(end->comm, m->data, size, RAIL_PTR_HOST, &m->mhandle) == RAIL_OK) return true;
   munmap(m->data, size ? size : 1);
   m->data = NULL;
   return false;
@@ -129,13 +129,13 @@ bool replay_memory_add(struct replay *r, struct replay_end *end, const struct re
     r->memory = grown;
     r->memory_cap = cap;
   }
-  if (!memory_make(r, &r->memory[r->nmemory], end->comm, call->size)) return false;
+  if (!memory_make(r, &r->memory[r->nmemory], end, call->size)) return false;
   return kit_trace_map_put(&r->memory_by_id, call->value, (uint32_t)r->nmemory++);
 }
 
 void replay_memory_drop(struct replay *r, struct replay_memory *m) {
   if (!m->data) return;
-  (void)r->net.vt->dereg_mr(m->comm, m->mhandle);
+  (void)r->net.vt->dereg_mr(m->end->comm, m->mhandle);
   munmap(m->data, m->size ? m->size : 1);
   m->data = NULL;
 }
@@ -143,11 +143,11 @@ void replay_memory_drop(struct replay *r, struct replay_memory *m) {
 uint8_t *replay_buffer(struct replay *r, struct replay_end *end, const struct rail_trace_buf *buf,
                        struct replay_memory *loose, void **mhandle) {
   struct replay_memory *m = buf->mr ? replay_memory_of(r, buf->mr) : NULL;
-  if (m && m->comm == end->comm && buf->at <= m->size && buf->size <= m->size - buf->at) {
+  if (m && m->end == end && buf->at <= m->size && buf->size <= m->size - buf->at) {
     *mhandle = m->mhandle;
     return m->data + buf->at;
   }
-  if (!loose->data && !memory_make(r, loose, end->comm, buf->size)) return NULL;
+  if (!loose->data && !memory_make(r, loose, end, buf->size)) return NULL;
   *mhandle = loose->mhandle;
   return loose->data;
 }

@@ -243,7 +243,7 @@ static int close_comm(struct replay *r, struct replay_end *end) {
 
 static bool do_close(struct replay *r, struct replay_end *end, const struct replay_call *call) {
   for (size_t i = 0; i < r->nmemory; i++)
-    if (r->memory[i].comm == end->comm) replay_memory_drop(r, &r->memory[i]);
+    if (r->memory[i].end == end) replay_memory_drop(r, &r->memory[i]);
   int result = close_comm(r, end);
   if (result != RAIL_OK) fail(r, end, call, "close", result);
   return true;

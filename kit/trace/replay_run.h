@@ -27,7 +27,7 @@ struct replay_memory {
   uint8_t *data;
   uint64_t size;
   void *mhandle;
-  void *comm; /* registered there */
+  const struct replay_end *end; /* registered with its comm */
 };
 
 /* A post and what became of it. */

@@ -232,6 +232,13 @@ def check_clean(p, pause=None):
     return result
 
 
+def end_clean(pair, limit=15):
+    """Stops the traffic: both sides come to their end, with no error and nothing wrong. Returns their results."""
+    pair.stop()
+    pair.finish(limit)
+    return [check_clean(p) for p in pair.both]
+
+
 def check_sound(p, close=1.0):
     """Whatever happened: it came to its end, no byte was wrong, closing was quick, and nothing is left."""
     wrong = p.all("wrong")
