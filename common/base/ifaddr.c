@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <ifaddrs.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,24 +32,30 @@ static unsigned int prefix_of_mask(const struct sockaddr *mask) {
   return bits;
 }
 
-int rail_interfaces_list(struct rail_interface *out, int cap) {
+static bool is_usable(const struct ifaddrs *i) {
+  if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !(i->ifa_flags & IFF_RUNNING)) return false;
+  return i->ifa_addr->sa_family == AF_INET || i->ifa_addr->sa_family == AF_INET6;
+}
+
+int rail_interfaces_list(struct rail_interface **all) {
   struct ifaddrs *list = NULL;
+  size_t entries = 1; /* calloc(0) may be NULL */
   int n = 0;
   if (getifaddrs(&list) != 0) return -1;
-  for (const struct ifaddrs *i = list; i && n < cap; i = i->ifa_next) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !(i->ifa_flags & IFF_RUNNING)) continue;
-    int family = i->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    struct rail_interface *face = &out[n++];
-    memset(face, 0, sizeof *face);
+  for (const struct ifaddrs *i = list; i; i = i->ifa_next) entries += is_usable(i);
+  *all = calloc(entries, sizeof **all);
+  for (const struct ifaddrs *i = list; i && *all; i = i->ifa_next) {
+    if (!is_usable(i)) continue;
+    struct rail_interface *face = &(*all)[n++];
     snprintf(face->name, sizeof face->name, "%s", i->ifa_name);
-    memcpy(&face->addr, i->ifa_addr, family == AF_INET ? sizeof face->addr.in : sizeof face->addr.in6);
+    memcpy(&face->addr, i->ifa_addr,
+           i->ifa_addr->sa_family == AF_INET ? sizeof face->addr.in : sizeof face->addr.in6);
     rail_addr_set_port(&face->addr, 0);
     face->prefix_len = prefix_of_mask(i->ifa_netmask);
     face->up = true;
   }
   freeifaddrs(list);
-  return n;
+  return *all ? n : -1;
 }
 
 /* ---- choosing --------------------------------------------------------- */
@@ -70,10 +77,12 @@ bool rail_name_filter(const char *filter, const char *name) {
 }
 
 int rail_family_from_text(const char *text) {
+  static atomic_bool warned; /* the process may ask for each communicator and plugin */
   if (!text || !*text) return AF_UNSPEC;
   if (strcmp(text, "AF_INET") == 0) return AF_INET;
   if (strcmp(text, "AF_INET6") == 0) return AF_INET6;
-  RAIL_WARN("NCCL_SOCKET_FAMILY=%s is not a family; use AF_INET or AF_INET6. Any family is used", text);
+  if (!atomic_exchange(&warned, true))
+    RAIL_WARN("NCCL_SOCKET_FAMILY=%s is not a family; use AF_INET or AF_INET6. Any family is used", text);
   return AF_UNSPEC;
 }
 
@@ -175,10 +184,12 @@ static bool comm_id_hint(const char *text, union rail_addr *hint) {
 
 int rail_interfaces_find(const char *ifname, const char *family, const char *comm_id, struct rail_interface *out,
                          int cap) {
-  struct rail_interface all[2 * RAIL_MAX_INTERFACES];
+  struct rail_interface *all;
   union rail_addr hint;
-  int n = rail_interfaces_list(all, (int)RAIL_COUNT_OF(all));
+  int n = rail_interfaces_list(&all);
   if (n < 0) return -1;
-  return rail_interfaces_choose(all, n, ifname, rail_family_from_text(family),
-                                comm_id_hint(comm_id, &hint) ? &hint : NULL, out, cap);
+  n = rail_interfaces_choose(all, n, ifname, rail_family_from_text(family),
+                             comm_id_hint(comm_id, &hint) ? &hint : NULL, out, cap);
+  free(all);
+  return n;
 }

@@ -26,8 +26,8 @@ struct rail_interface {
 };
 
 /* All up interfaces of this namespace with an IPv4 or IPv6 address (one entry
- * per address), in kernel order. Returns how many, or -1 with errno. */
-int rail_interfaces_list(struct rail_interface *out, int cap);
+ * per address), in kernel order. Returns how many, the caller frees *all; or -1 with errno. */
+int rail_interfaces_list(struct rail_interface **all);
 
 /* NCCL's choice: picks at most `cap` of `all`, one address per interface, in
  * a stable order. `ifname` is NCCL_SOCKET_IFNAME's value (NULL unset), family
@@ -43,7 +43,7 @@ int rail_interfaces_find(const char *ifname, const char *family, const char *com
 /* The list filter itself: does `name` pass "[^|=]a,b,c"? */
 bool rail_name_filter(const char *filter, const char *name);
 
-/* AF_* named by NCCL_SOCKET_FAMILY's text; a wrong word is warned about and is AF_UNSPEC. */
+/* AF_* named by NCCL_SOCKET_FAMILY's text; a wrong word is AF_UNSPEC, and the first one is warned about. */
 int rail_family_from_text(const char *text);
 
 /* sysfs facts; `sysfs_root` is "/sys" outside tests. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The connecting side, for a communicator with one TCP connection: dial, send
- * HELLO, wait for the acceptor's answer. Never waits; connect calls it again.
+ * The connecting side, for a comm with one TCP connection: dial, send HELLO,
+ * await the acceptor's answer. Never blocks; connect calls it again.
  *
  * Use, from a plugin's connect:
  *   first call   rail_handle_decode; rail_connector_agree_auth; rail_handshake_init;

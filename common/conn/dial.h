@@ -3,7 +3,7 @@
  * One outgoing TCP connection: connect, retry, send the first message. Never
  * waits, logs only trace lines, and has no deadline: the caller calls
  * rail_dial_step again for as long as it is willing to wait. A plugin with one
- * TCP connection per communicator uses connector.h, which dials, sends HELLO
+ * TCP connection per comm uses connector.h, which dials, sends HELLO
  * and reads the answer, each within its limit; one with several has a dial for
  * each and one deadline for all of them (run_dials in the socket plugin).
  *
@@ -42,7 +42,7 @@ struct rail_dial_args {
   int traffic_class; /* handed to set_options */
   /* What a socket must have before it connects (buffer sizes, traffic class); NULL: nothing. */
   void (*set_options)(int fd, int traffic_class);
-  int stream; /* of its communicator, for trace lines; -1: the only one */
+  int stream; /* of its comm, for trace lines; -1: the only one */
 };
 
 struct rail_dial {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The first error of a communicator: recorded once, logged once. Every later
+ * The first error of a comm: recorded once, logged once. Every later
  * call returns it. Any thread.
  *
  *   rail_result_t my_comm_fail(struct my_comm *comm, rail_result_t result, ...) {

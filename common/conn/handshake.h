@@ -66,8 +66,8 @@ void rail_handshake_refuse(struct rail_handshake *h, unsigned int reason, const 
  * that the refusal arrives. */
 void rail_refuse(const struct rail_protocol *protocol, int *fd, unsigned int reason);
 
-/* RAIL_OK: one whole message, valid until the next call. RAIL_IN_PROGRESS. Else *reason says what to refuse with (NONE:
- * nothing, the peer is gone, see errno; 0: end of the stream) and *why what happened. */
+/* RAIL_OK: one whole message, valid until the next call. RAIL_IN_PROGRESS. Else *reason says what to refuse with and
+ * *why what happened; NONE: nothing to refuse, the peer is gone, and errno says how, 0 being the end of the stream. */
 rail_result_t rail_handshake_recv(struct rail_handshake *h, struct rail_message *message, enum rail_reason *reason,
                                   const char **why);
 /* Has a message begun to arrive? RAIL_OK: yes. RAIL_IN_PROGRESS: nothing, or what is not the handshake's. Else the peer

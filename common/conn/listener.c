@@ -4,6 +4,7 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,6 +12,7 @@
 #include "common/conn/handshake.h"
 
 #define BACKLOG 4096 /* for listen(2); the kernel lowers it to net.core.somaxconn */
+#define MAX_HALF_OPEN 16384 /* sockets of half-open connections, of all listeners */
 
 /* ---- refusing --------------------------------------------------------- */
 
@@ -27,6 +29,8 @@ static void refuse(struct rail_listener *l, struct rail_pending *c, unsigned int
     memcpy(&wire, c->bytes, RAIL_HELLO_PREFIX);
     snprintf(why, sizeof why, "%s (%u, ours %u)", text, le16toh(wire.version), protocol->version);
     text = why;
+  } else if (*l->why) {
+    text = l->why;
   }
   rail_pending_log(&l->pending, "refused", &c->peer, text);
   int fd = rail_pending_remove(&l->pending, c);
@@ -52,6 +56,7 @@ static bool read_hello(void *listener, struct rail_pending *c) {
   struct rail_listener *l = listener;
   rail_result_t result = rail_pending_read(c, l->pending.size);
   unsigned int reason;
+  *l->why = '\0';
   if (result == RAIL_OK) {
     reason = offer_hello(l, c);
     if (reason == RAIL_REASON_NONE) (void)rail_pending_remove(&l->pending, c); /* the socket is the plugin's */
@@ -77,6 +82,30 @@ rail_result_t rail_listener_poll(struct rail_listener *l) {
   rail_result_t result = rail_pending_poll(&l->pending, l->fds, l->handle.naddrs);
   if (result != RAIL_OK) RAIL_WARN("%s: accept on %s: %s", l->ops->protocol->plugin, l->pending.name, strerror(errno));
   return result;
+}
+
+/* ---- half-open connections ------------------------------------------------ */
+
+static _Atomic uint64_t all_half_open; /* sockets, of all listeners */
+
+uint64_t rail_listener_max_half_open(void) { return RAIL_MIN(MAX_HALF_OPEN, rail_pending_file_limit() / 2); }
+
+bool rail_listener_reserve(struct rail_listener *l, unsigned int sockets) {
+  const uint64_t max = rail_listener_max_half_open(), before = atomic_fetch_add(&all_half_open, sockets);
+  if (before + sockets > max && l->half_open) {
+    atomic_fetch_sub(&all_half_open, sockets);
+    snprintf(l->why, sizeof l->why, "too many half-open connections in this process, %llu sockets of at most %llu "
+             "(half of the files it may open, and %d); if they are this job's, raise ulimit -n",
+             (unsigned long long)before, (unsigned long long)max, MAX_HALF_OPEN);
+    return false;
+  }
+  l->half_open += sockets;
+  return true;
+}
+
+void rail_listener_release(struct rail_listener *l, unsigned int sockets) {
+  l->half_open -= sockets;
+  atomic_fetch_sub(&all_half_open, sockets);
 }
 
 /* ---- opening and closing ---------------------------------------------- */

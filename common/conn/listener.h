@@ -16,9 +16,9 @@
  * Ownership: the listener owns its sockets and the pending connections; a
  * socket is the plugin's from the moment on_hello returns RAIL_REASON_NONE.
  * Not thread-safe: one thread at a time, or the plugin's lock. Nothing here
- * waits. What unauthenticated clients can cost is limited for all listeners of a
- * plugin together: pending.h. What clients with the secret can is the plugin's
- * to limit (on_hello returns RAIL_REASON_BUSY).
+ * waits. What clients can cost is limited for all listeners of a plugin in a
+ * process together: of those without a HELLO in pending.h, of those whose HELLO
+ * the plugin takes by rail_listener_reserve below.
  */
 #ifndef RAIL_LISTENER_H
 #define RAIL_LISTENER_H
@@ -37,7 +37,8 @@ struct rail_listener_ops {
   const struct rail_protocol *protocol;
   /* A HELLO that is right in all that protocol.h knows, and was not received before. RAIL_REASON_NONE: the plugin has
    * taken the socket conn->fd; the rest of *conn and *hello end with the call. Else a reason of rail_reason or of the
-   * plugin's own: the connection is refused with it. Must not call the listener. */
+   * plugin's own: the connection is refused with it, and with the words in listener->why if there are any. Of the
+   * listener's functions it may call those for half-open connections only. */
   unsigned int (*on_hello)(void *owner, const struct rail_pending *conn, const struct rail_hello *hello);
   /* For statistics; NULL: not counted. */
   void (*count)(void *owner, enum rail_listener_event event);
@@ -50,6 +51,8 @@ struct rail_listener {
   int fds[RAIL_HANDLE_ADDRS]; /* listening sockets, handle.naddrs of them */
   struct rail_pending_set pending;
   struct rail_replay replay;
+  unsigned int half_open; /* sockets that are reserved */
+  char why[192];          /* on_hello's, for the line about a refusal; empty: the reason's text */
 };
 
 /* No socket yet; the secret is drawn, and handle.auth set if there is a key. `ops` and `name` are kept, `owner` is
@@ -71,11 +74,28 @@ void rail_listener_close(struct rail_listener *listener);
  * pass (EMFILE) is not one. */
 rail_result_t rail_listener_poll(struct rail_listener *listener);
 
-/* For connections that the plugin took and has to drop later: "dropped a connection from PEER: WHY", within the same
- * limits of lines. */
+/* ---- half-open connections: on_hello took their HELLO, accept has not returned them ----
+ *
+ * A peer with the listener's secret may begin any number of them. All listeners of a plugin in a process share a limit
+ * of sockets: 16,384, and half of the files that the process may open (RLIMIT_NOFILE). A listener that has none is
+ * given what it asks for, so that a flood of one does not block another. */
+
+/* For on_hello. False: no room, and `why` says so: refuse with RAIL_REASON_BUSY, the peer tries again. */
+bool rail_listener_reserve(struct rail_listener *listener, unsigned int sockets);
+/* They are accepted, or dropped. */
+void rail_listener_release(struct rail_listener *listener, unsigned int sockets);
+/* The limit, as RLIMIT_NOFILE is now. */
+uint64_t rail_listener_max_half_open(void);
+
+/* For connections that the plugin took, and has to drop or refuse later: "dropped a connection from PEER: WHY", or
+ * "refused", within the same limits of lines. */
 static inline void rail_listener_log_drop(struct rail_listener *listener, const union rail_addr *peer,
                                           const char *why) {
   rail_pending_log(&listener->pending, "dropped", peer, why);
+}
+static inline void rail_listener_log_refusal(struct rail_listener *listener, const union rail_addr *peer,
+                                             const char *why) {
+  rail_pending_log(&listener->pending, "refused", peer, why);
 }
 
 #endif

@@ -10,8 +10,8 @@
  *   each tick     rail_oob_tick; rail_oob_report where rail_oob_is_report_due; rail_oob_tick_ns says how often
  *   close         rail_oob_goodbye; a sender whose peer has closed is drained (rail_oob_is_draining, rail_oob_drain)
  *
- * It reports through ops->event: fault bits, which the data path reads. It posts nothing and never calls
- * the data path. One thread at a time: the plugin's lock. None of its functions waits.
+ * It reports through ops->event: bits of the comm's `pending_work`, which the data path reads. It posts nothing and
+ * never calls the data path. One thread at a time: the plugin's lock. None of its functions waits.
  *
  * `now` is a clock that counts only time in which that thread ran: a peer is not blamed for silence that this process
  * slept through.
@@ -58,7 +58,8 @@ bool rail_oob_frame_decode(const struct rail_protocol *protocol, const uint8_t w
 
 /* ---- one oob connection in use -------------------------------------------- */
 
-/* Events: fault bits of a comm; the lower 16 are the plugin's own. */
+/* Events: bits of a comm's `pending_work`, of which the lower 16 are the plugin's own. All but STALLED and PEER_GAVE_UP
+ * are fault bits: they end the connection. */
 #define RAIL_OOB_PEER_CLOSED (1u << 16) /* the peer sent GOODBYE */
 #define RAIL_OOB_PEER_GONE (1u << 17)   /* and then the connection ended */
 #define RAIL_OOB_PEER_LOST (1u << 18)   /* it ended without GOODBYE: the peer's process or host is dead */

@@ -9,16 +9,19 @@
  * an entry of the set, with room for that message (HELLO: RAIL_HELLO_MAX bytes
  * at most), until its deadline, and costs at most one log line a second and set,
  * ten a second and process. One that has sent its whole message by the time of
- * the poll is never waited for. A set that is full, or that finds no descriptor
- * to accept with, drops the one that has been silent longest. With `max` the
- * oldest is dropped if none has been silent for a second; where the owner sleeps
- * until a descriptor may be free, none that is younger than that.
+ * the poll is never waited for.
+ *
+ * A set that is full, or that finds no descriptor to accept with, drops the
+ * oldest of those that have sent nothing, and where there is none the oldest. In
+ * a set with `max` one that has sent nothing has to be a second old for that;
+ * else the oldest goes. For want of a descriptor an owner that sleeps
+ * (rail_pending_watch) drops none that is younger than a second: it waits.
  *
  * A set with `max` 0 shares its limits with all such sets of the plugin: at most
  * 1024 connections and at most a quarter of the files that the process may open
  * (RLIMIT_NOFILE). Each set has 2 entries whatever the others have, so that a flood
- * of one does not block another. No set keeps any that would leave less than a quarter
- * of the files.
+ * of one does not block another. None of them keeps any that would leave less than a
+ * quarter of the files.
  *
  * Not thread-safe: one thread at a time, or the owner's lock. Nothing here waits; a
  * poll takes less than a millisecond however many clients there are.

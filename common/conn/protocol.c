@@ -17,7 +17,7 @@ const char *rail_reason_text(const struct rail_protocol *protocol, unsigned int 
     [RAIL_REASON_AUTH] = "a key file is set on one side only",
     [RAIL_REASON_MAC] = "the other side has another key, or its message was changed on the way",
     [RAIL_REASON_REPLAY] = "a hello that was received before",
-    [RAIL_REASON_BUSY] = "too many pending connections",
+    [RAIL_REASON_BUSY] = "too many half-open connections",
     [RAIL_REASON_TIMEOUT] = "the handshake was not finished in time",
     [RAIL_REASON_GONE] = "the listener or connection is closed",
     [RAIL_REASON_MESSAGE] = "an invalid message, or one out of order",

@@ -53,7 +53,7 @@ enum rail_reason {
   RAIL_REASON_AUTH = 4,    /* one side authenticates, the other does not */
   RAIL_REASON_MAC = 5,     /* not made with our key */
   RAIL_REASON_REPLAY = 6,  /* a HELLO that was received before */
-  RAIL_REASON_BUSY = 7,    /* no room for another pending connection; the connector tries again */
+  RAIL_REASON_BUSY = 7,    /* no room for another half-open connection; the connector tries again */
   RAIL_REASON_TIMEOUT = 8, /* the handshake was not finished in time */
   RAIL_REASON_GONE = 9,    /* the listener or connection it is meant for is closed */
   RAIL_REASON_MESSAGE = 10, /* an invalid message, or one out of order */
@@ -146,7 +146,7 @@ _Static_assert(sizeof(struct rail_hello_wire) == 64, "hello size");
 #define RAIL_HELLO_MAX (sizeof(struct rail_hello_wire) + RAIL_HELLO_PAYLOAD_MAX + RAIL_MAC_SIZE)
 
 struct rail_hello {
-  uint8_t comm_id[RAIL_COMM_ID_SIZE]; /* random; the same in all TCP connections of one communicator */
+  uint8_t comm_id[RAIL_COMM_ID_SIZE]; /* random; the same in all TCP connections of one comm */
   unsigned int stream, streams;       /* index and number of those: 0 and 1 if there is one */
   bool reconnect;
   bool auth;
@@ -161,7 +161,8 @@ static inline size_t rail_hello_size(const struct rail_protocol *protocol) {
  * kernel's random bytes or of HMAC. */
 rail_result_t rail_hello_encode(const struct rail_protocol *protocol, const struct rail_handle *listener,
                                 struct rail_hello *hello, void *bytes);
-/* Can the first `have` bytes still become a HELLO for this listener? NONE, GARBAGE, VERSION or SECRET. */
+/* Can the first `have` bytes still become a HELLO for this listener? NONE, GARBAGE; VERSION, or SECRET where a HELLO of
+ * another version has a wrong one. A HELLO of this version is checked when it is whole. */
 enum rail_reason rail_hello_check_prefix(const struct rail_protocol *protocol, const struct rail_handle *listener,
                                          const void *bytes, size_t have);
 /* A whole HELLO: everything is checked but the replay filter and the payload, the mac too. */

@@ -182,30 +182,36 @@ rail_result_t rail_setup_run(struct rail_setup *s, uint64_t until) {
   return late && !s->ops->rows[s->state].unlimited ? too_late(s, &s->ops->rows[s->state]) : RAIL_IN_PROGRESS;
 }
 
-/* ---- a listener's connections --------------------------------------------------------- */
+/* ---- a listener's half-open connections --------------------------------------------------- */
 
-void rail_accepting_init(struct rail_accepting *a, struct rail_listener *listener, unsigned int max,
+void rail_half_open_init(struct rail_half_open *a, struct rail_listener *listener, unsigned int max,
                          struct rail_setup *(*begin)(void *owner, const union rail_addr *peer),
                          void (*drop)(struct rail_setup *s)) {
-  *a = (struct rail_accepting){.max = max, .listener = listener, .begin = begin, .drop = drop};
+  *a = (struct rail_half_open){.max = max, .listener = listener, .begin = begin, .drop = drop};
   TAILQ_INIT(&a->list);
 }
 
-static void add(struct rail_accepting *a, struct rail_setup *s) {
+static void add(struct rail_half_open *a, struct rail_setup *s) {
   TAILQ_INSERT_TAIL(&a->list, s, link);
   a->count++;
 }
 
-static void take_out(struct rail_accepting *a, struct rail_setup *s) {
+static void take_out(struct rail_half_open *a, struct rail_setup *s) {
   TAILQ_REMOVE(&a->list, s, link);
   a->count--;
 }
 
-void rail_accepting_close(struct rail_accepting *a) {
+/* One that is in the list no more. */
+static void drop(struct rail_half_open *a, struct rail_setup *s) {
+  rail_listener_release(a->listener, 1);
+  a->drop(s);
+}
+
+void rail_half_open_close(struct rail_half_open *a) {
   while (!TAILQ_EMPTY(&a->list)) {
     struct rail_setup *s = TAILQ_FIRST(&a->list);
     take_out(a, s);
-    a->drop(s);
+    drop(a, s);
   }
 }
 
@@ -215,25 +221,37 @@ static bool is_silent(const struct rail_setup *s) {
   return s->state == 0 && recv(s->handshake.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0;
 }
 
-/* False: all are being set up, and the new one is to dial again. */
-static bool make_room(struct rail_accepting *a) {
+static bool has_room(struct rail_half_open *a) {
+  if (a->count < a->max) return rail_listener_reserve(a->listener, 1);
+  snprintf(a->listener->why, sizeof a->listener->why, "too many half-open connections of this listener, %u, which "
+           "is the limit, and each has sent more than its hello; it may try again", a->count);
+  return false;
+}
+
+/* For one more, which it reserves. False: all go on, and the new one is to dial again. */
+static bool make_room(struct rail_half_open *a) {
   struct rail_setup *s, *oldest = NULL;
-  if (a->count < a->max) return true;
+  if (has_room(a)) return true;
   TAILQ_FOREACH(s, &a->list, link)
     if ((!oldest || s->handshake.begun < oldest->handshake.begun) && is_silent(s)) oldest = s;
   if (!oldest) return false;
   rail_listener_log_drop(a->listener, &oldest->peer,
-                         "too many connections are being set up, and this one has sent nothing after its hello");
+                         "too many half-open connections, and this one has sent nothing after its hello");
   take_out(a, oldest);
-  a->drop(oldest);
-  return true;
+  drop(a, oldest);
+  return has_room(a);
 }
 
-unsigned int rail_accepting_hello(struct rail_accepting *a, const struct rail_pending *conn,
+unsigned int rail_half_open_hello(struct rail_half_open *a, const struct rail_pending *conn,
                                   const struct rail_hello *hello) {
   if (hello->streams != 1 || hello->reconnect) return RAIL_REASON_MESSAGE;
-  struct rail_setup *s = make_room(a) ? a->begin(a->listener->owner, &conn->peer) : NULL;
-  if (!s) return RAIL_REASON_BUSY;
+  if (!make_room(a)) return RAIL_REASON_BUSY;
+  struct rail_setup *s = a->begin(a->listener->owner, &conn->peer);
+  if (!s) {
+    *a->listener->why = '\0'; /* of a limit that there is room under by now */
+    rail_listener_release(a->listener, 1);
+    return RAIL_REASON_BUSY;
+  }
   rail_sockopt_host_deadline(conn->fd, s->limits.deadline_ms, 0); /* while the peer's process may take any time */
   rail_handshake_begin(&s->handshake, s->ops->protocol, conn->fd, false, hello);
   add(a, s);
@@ -252,13 +270,14 @@ static bool is_only_that_peer(unsigned int reason) {
   }
 }
 
-rail_result_t rail_accepting_next(struct rail_accepting *a, uint64_t until, struct rail_setup **ready) {
+rail_result_t rail_half_open_next(struct rail_half_open *a, uint64_t until, struct rail_setup **ready) {
   *ready = NULL;
   for (unsigned int n = a->count; n > 0; n--) {
     struct rail_setup *s = TAILQ_FIRST(&a->list);
     rail_result_t result = rail_setup_run(s, until);
     take_out(a, s);
     if (result == RAIL_OK) {
+      rail_listener_release(a->listener, 1);
       *ready = s;
       return RAIL_OK;
     }
@@ -266,7 +285,7 @@ rail_result_t rail_accepting_next(struct rail_accepting *a, uint64_t until, stru
       add(a, s);
     } else {
       bool only = is_only_that_peer(s->reason);
-      a->drop(s);
+      drop(a, s);
       if (!only) return result;
     }
     if (rail_now_ns() >= until) break;

@@ -1,21 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A connection that is being set up, step by step, for plugins whose handshake goes on after HELLO: both sides' tables
- * of steps, run in order by connect and accept. For communicators with one TCP connection.
+ * of steps, run in order by connect and accept. For comms with one TCP connection.
  *
  *   step      returns RAIL_OK (the next one follows), RAIL_IN_PROGRESS (called again later), or the result of
  *             rail_setup_fail. A step with several pieces does one per call (rail_setup_piece_done), each with at most
  *             one call that may take long, so that connect and accept stay short
  *   connect   rail_setup_init, rail_setup_begin_dial; its table has rail_setup_dial and, later, rail_setup_answer as
  *             steps. Then rail_setup_run in each call of connect
- *   accept    a struct rail_accepting beside the listener, whose on_hello calls rail_accepting_hello; then
- *             rail_accepting_next in each call of accept
+ *   accept    a struct rail_half_open beside the listener, whose on_hello calls rail_half_open_hello; then
+ *             rail_half_open_next in each call of accept
  * A plugin's own structure begins with a struct rail_setup.
  *
  * A peer that goes silent, closes or sends something invalid is dropped with a line, and accept waits for the next one.
  * Failures that any peer would meet end accept with an error.
  *
  * One thread at a time.
+ *
+ * ---- what ends the set-up of a connection, in every plugin of ours --------------------------------
+ *
+ * P is RAIL_SOCKET, RAIL_IB, RAIL_OFI or RAIL_TEMPLATE. Of P_CONNECT_TIMEOUT only time in which the process made calls
+ * counts. ib and ofi wait for the answer in connect; socket and template hand the comm out when HELLO is written, and
+ * wait for it in isend and test.
+ *
+ *   connect, until HELLO is written   P_CONNECT_TIMEOUT (connector.c; socket: run_dials)
+ *   then, until the peer's answer,    ib, ofi, template: nothing while the peer's host answers; it may be silent for
+ *   which comes when it calls accept  P_DEADLINE (TCP keepalive). socket: the same, and with sends outstanding
+ *                                     P_PEER_TIMEOUT, as nothing shows that the peer's process lives
+ *   dropped, or refused as busy,      dialled again, for P_CONNECT_TIMEOUT from the first of such failures in a row on
+ *   before the answer                 (connector.c; socket: of this stream, sk_dial.c), or until no process listens
+ *   from the answer to the end        ib, ofi: P_CONNECT_TIMEOUT. socket with TLS: P_HANDSHAKE_TIMEOUT a stream
+ *   accept's side, without a HELLO    P_HANDSHAKE_TIMEOUT (pending.c; template: 10 s)
+ *   with one: half-open               ib, ofi: P_CONNECT_TIMEOUT. socket: P_HANDSHAKE_TIMEOUT until all streams are
+ *                                     there, then nothing. template: nothing while the peer's host answers
+ *
+ * How many there may be, in one process with one plugin. A HELLO with a wrong secret is refused (listener.c), and so is
+ * one too many ("busy"; ib, ofi: first the oldest that sent nothing after its HELLO is dropped); a connection too many
+ * without a HELLO is dropped:
+ *
+ *   without a HELLO, of all listeners   1,024, and a quarter of the files it may open (pending.h)
+ *   half-open sockets, of all listeners 16,384, and half of those files (listener.h)
+ *   half-open, of one listener          ib, ofi: 64 (net_setup.h); template: 64 (tpl_connect.c); socket: no limit
+ *   HELLOs of one listener with a key   65,536 (replay.h)
  */
 #ifndef RAIL_SETUP_H
 #define RAIL_SETUP_H
@@ -58,7 +84,7 @@ struct rail_setup {
   struct rail_handshake handshake;
   struct rail_connector dialing; /* a connector's, from rail_setup_begin_dial on */
   union rail_addr from;          /* and its interface's address */
-  TAILQ_ENTRY(rail_setup) link;  /* in a struct rail_accepting */
+  TAILQ_ENTRY(rail_setup) link;  /* in a struct rail_half_open */
 };
 
 /* The peer is known; the TCP connection is not there yet (handshake.fd -1). */
@@ -97,9 +123,9 @@ rail_result_t rail_setup_answer(struct rail_setup *s);  /* connector: until it i
 rail_result_t rail_setup_welcome(struct rail_setup *s); /* acceptor: the peer is welcome, without a payload */
 rail_result_t rail_setup_flushed(struct rail_setup *s); /* all messages are with the kernel */
 
-/* ---- a listener's connections that are being set up ---- */
+/* ---- a listener's half-open connections, which are being set up ---- */
 
-struct rail_accepting {
+struct rail_half_open {
   TAILQ_HEAD(, rail_setup) list; /* in the order in which accept serves them */
   unsigned int count, max;
   struct rail_listener *listener;
@@ -108,16 +134,17 @@ struct rail_accepting {
 };
 
 /* `begin`: makes the plugin's structure, for the listener's owner; NULL: out of memory. `drop` frees it. */
-void rail_accepting_init(struct rail_accepting *a, struct rail_listener *listener, unsigned int max,
+void rail_half_open_init(struct rail_half_open *a, struct rail_listener *listener, unsigned int max,
                          struct rail_setup *(*begin)(void *owner, const union rail_addr *peer),
                          void (*drop)(struct rail_setup *s));
-void rail_accepting_close(struct rail_accepting *a);
-/* What the listener's on_hello returns. Without a key a HELLO proves little: of too many connections the oldest that
- * sent nothing after it is dropped. Refused as busy: all places are taken by peers that are further. */
-unsigned int rail_accepting_hello(struct rail_accepting *a, const struct rail_pending *conn,
+void rail_half_open_close(struct rail_half_open *a);
+/* What the listener's on_hello returns. There may be `max`, and what the process allows (rail_listener_reserve).
+ * Without a key a HELLO proves little: of too many connections the oldest that sent nothing after it is dropped.
+ * Refused as busy: all of them are further. */
+unsigned int rail_half_open_hello(struct rail_half_open *a, const struct rail_pending *conn,
                                   const struct rail_hello *hello);
 /* Runs each once, as far as `until` allows. *ready: the first that is through its table, out of the list; NULL: none.
  * An error is one that any peer would meet. */
-rail_result_t rail_accepting_next(struct rail_accepting *a, uint64_t until, struct rail_setup **ready);
+rail_result_t rail_half_open_next(struct rail_half_open *a, uint64_t until, struct rail_setup **ready);
 
 #endif

@@ -11,10 +11,15 @@
  * Threads. Calls on one comm come from at most two threads at a time: one
  * (NCCL's progress thread) makes isend, irecv, test, iflush, irecv_consumed;
  * the other (service thread) makes the rest. Calls on different comms are
- * fully concurrent. No call may block: each returns within a millisecond. Three may
- * take longer, as long as the plugin's parameters say (seconds by default): dereg_mr
- * and the close of a connection with data under way wait until no HCA, kernel or
- * thread uses the caller's memory; the last finalize waits until what was sent has left.
+ * fully concurrent. No call waits for the peer, and each returns within a millisecond,
+ * but for these:
+ *   init, devices        the first loads libraries and finds the hardware
+ *   connect, accept      where they make an object of the driver's or libfabric's (a queue
+ *                        pair, an endpoint)
+ *   reg_mr, dereg_mr     the driver's registration, and those of other threads before it
+ *   dereg_mr, close      with data under way: until no HCA, kernel or thread uses the
+ *                        caller's memory, as long as the plugin's parameters say (seconds)
+ *   the last finalize    until what was sent has left, as long
  *
  * Outputs. No pointer that a call writes through is NULL. The caller, a shim or netload.h, writes first: *ctx, *_comm,
  * *mhandle and *request are NULL, *done is 0. A call writes them when it has something to give, and nobody reads them

@@ -13,7 +13,7 @@
 
 /* ---- listen, closeListen ------------------------------------------------------- */
 
-static struct rail_setup *begin_accepting(void *owner, const union rail_addr *peer) {
+static struct rail_setup *begin_half_open(void *owner, const union rail_addr *peer) {
   const struct rail_net_listen *l = owner;
   struct rail_setup *s;
   return l->ops->begin(l->in_ctx.ctx, l->device, peer, NULL, -1, &s) == RAIL_OK ? s : NULL;
@@ -21,7 +21,7 @@ static struct rail_setup *begin_accepting(void *owner, const union rail_addr *pe
 
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct rail_net_listen *l = owner;
-  return rail_accepting_hello(&l->accepting, conn, hello);
+  return rail_half_open_hello(&l->half_open, conn, hello);
 }
 
 static void count(void *owner, enum rail_listener_event event) {
@@ -55,7 +55,7 @@ rail_result_t rail_net_setup_listen(const struct rail_net_setup_ops *ops, void *
   l->ops = ops;
   l->device = device;
   l->listener_ops = (struct rail_listener_ops){.protocol = ops->protocol, .on_hello = on_hello, .count = count};
-  rail_accepting_init(&l->accepting, &l->listener, RAIL_NET_MAX_ACCEPTING, begin_accepting, ops->free);
+  rail_half_open_init(&l->half_open, &l->listener, RAIL_NET_MAX_HALF_OPEN, begin_half_open, ops->free);
   rail_result_t result = open_listener(l, name);
   if (result != RAIL_OK) {
     rail_listener_close(&l->listener);
@@ -80,7 +80,7 @@ rail_result_t rail_net_setup_close_listen(const struct rail_net_setup_ops *ops, 
     return RAIL_OK; /* an error would end the caller's clean-up */
   }
   rail_net_ctx_remove(&l->in_ctx);
-  rail_accepting_close(&l->accepting);
+  rail_half_open_close(&l->half_open);
   rail_listener_close(&l->listener);
   l->magic = 0;
   free(l);
@@ -102,7 +102,7 @@ rail_result_t rail_net_setup_accept(const struct rail_net_setup_ops *ops, void *
     return RAIL_BAD_ARGUMENT;
   }
   RAIL_TRY(rail_listener_poll(&l->listener));
-  RAIL_TRY(rail_accepting_next(&l->accepting, rail_now_ns() + ACCEPT_NS, &s));
+  RAIL_TRY(rail_half_open_next(&l->half_open, rail_now_ns() + ACCEPT_NS, &s));
   if (!s) return RAIL_OK;
   rail_result_t result = ops->take(s, recv_comm);
   ops->free(s);

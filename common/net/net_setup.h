@@ -16,7 +16,7 @@
 #include "common/conn/setup.h"
 #include "common/net/net_ctx.h"
 
-#define RAIL_NET_MAX_ACCEPTING 64 /* connections of one listener that are being set up */
+#define RAIL_NET_MAX_HALF_OPEN 64 /* connections of one listener; of all: listener.h */
 
 struct rail_net_setup_ops {
   const struct rail_protocol *protocol;
@@ -46,7 +46,7 @@ struct rail_net_listen {
   const void *device;
   struct rail_listener listener;
   struct rail_listener_ops listener_ops;
-  struct rail_accepting accepting;
+  struct rail_half_open half_open;
 };
 
 /* Of connect; in its context's table. */

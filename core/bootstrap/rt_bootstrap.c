@@ -51,15 +51,17 @@ static rail_result_t id_unpack(const char id[RT_UNIQUE_ID_BYTES], struct rt_boot
 
 /* This process's address for others to connect to. */
 static rail_result_t own_address(const union rail_addr *hint, union rail_addr *addr) {
-  struct rail_interface all[RAIL_MAX_INTERFACES], chosen;
+  struct rail_interface *all, chosen;
   const struct rt_params *p = rt_params();
-  int n = rail_interfaces_list(all, RAIL_MAX_INTERFACES);
+  int n = rail_interfaces_list(&all);
   if (n < 0) {
     rt_error(RAIL_SYSTEM_ERROR, "bootstrap: cannot list the network interfaces: %m");
     return RAIL_SYSTEM_ERROR;
   }
   int family = rail_family_from_text(p->socket_family);
-  if (rail_interfaces_choose(all, n, p->socket_ifname, family, hint, &chosen, 1) < 1) {
+  int found = rail_interfaces_choose(all, n, p->socket_ifname, family, hint, &chosen, 1);
+  free(all);
+  if (found < 1) {
     rt_error(RAIL_SYSTEM_ERROR,
              "bootstrap: none of %d interface addresses fits NCCL_SOCKET_IFNAME=%s NCCL_SOCKET_FAMILY=%s", n,
              p->socket_ifname ? p->socket_ifname : "(unset)", p->socket_family ? p->socket_family : "(unset)");

@@ -171,13 +171,15 @@ struct stream {
 
 /* Loopback, unless it does not lead to the other processes. */
 static bool own_address(union rail_addr *addr) {
-  struct rail_interface all[RAIL_MAX_INTERFACES], found;
+  struct rail_interface *all, chosen;
   *addr = (union rail_addr){.in = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}}};
   if (!getenv("RAIL_KIT_REMOTE")) return true;
-  int n = rail_interfaces_list(all, RAIL_MAX_INTERFACES);
-  if (n < 0 || rail_interfaces_choose(all, n, getenv("NCCL_SOCKET_IFNAME"), AF_UNSPEC, NULL, &found, 1) != 1)
-    return false;
-  *addr = found.addr;
+  int n = rail_interfaces_list(&all);
+  if (n < 0) return false;
+  n = rail_interfaces_choose(all, n, getenv("NCCL_SOCKET_IFNAME"), AF_UNSPEC, NULL, &chosen, 1);
+  free(all);
+  if (n != 1) return false;
+  *addr = chosen.addr;
   return true;
 }
 

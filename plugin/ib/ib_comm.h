@@ -34,8 +34,8 @@
 #define IB_SEND_COMM_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'S')
 #define IB_RECV_COMM_MAGIC RAIL_OBJECT_MAGIC(IB_TAG, 'R')
 
-/* ib_comm.pending_work: what the progress thread handles when it has polled and found nothing. The watch thread sets
- * the fault bits, which come first and end the connection: */
+/* ib_comm.pending_work: what the progress thread handles when it has polled and found nothing. Fault bits, which the
+ * watch thread sets, and which end the connection: */
 #define IB_COMM_QP_FATAL 1u      /* IBV_EVENT_QP_FATAL, QP_REQ_ERR or QP_ACCESS_ERR of one of its QPs */
 #define IB_COMM_CQ_ERROR 2u      /* IBV_EVENT_CQ_ERR: completions were lost */
 #define IB_COMM_DEVICE_FATAL 4u  /* IBV_EVENT_DEVICE_FATAL of the HCA of one of its rails */
@@ -45,7 +45,7 @@
 #define IB_COMM_PEER_LOST RAIL_OOB_PEER_LOST
 #define IB_COMM_PEER_SILENT RAIL_OOB_PEER_SILENT
 #define IB_COMM_HOST_SILENT RAIL_OOB_HOST_SILENT
-/* No faults, but work: */
+/* The others: */
 #define IB_COMM_FAILOVER 8u              /* ib_failover_run has something to do */
 #define IB_COMM_STALLED RAIL_OOB_STALLED /* the HCA is to be probed */
 #define IB_COMM_WORK (IB_COMM_FAILOVER | IB_COMM_STALLED)
@@ -111,16 +111,16 @@ struct ib_comm {
   int oob_fd;             /* the watch thread's from ib_watch_add to rail_watch_remove */
   struct rail_watched *watched;
 
-  _Atomic uint32_t pending_work;    /* IB_COMM_*: fault bits, and IB_COMM_WORK */
+  _Atomic uint32_t pending_work;    /* IB_COMM_*: fault bits, and those of IB_COMM_WORK, which are no faults */
   _Atomic bool peer_silent;         /* the watch thread's: PINGs are unanswered */
   _Atomic bool stopped;             /* deregMr or close stopped the QPs: nothing may be posted any more */
-  _Atomic uint64_t drain_deadline;  /* of ib_comm_drain, for all calls together; 0: not called yet */
+  _Atomic uint64_t drain_deadline;  /* of ib_comm_drain (ib_progress.c), of all calls together; 0: not called yet */
   bool forked;                      /* in a child of fork, and thus stopped: its verbs objects are the parent's */
   struct rail_first_error error;
   uint64_t last_progress;           /* rail_now_ns() of the last good completion, at a coarse grain; for error lines */
   uint32_t completions;             /* since last_progress was set */
   uint32_t sample_above;            /* after more completions than this it is set; else when a poll finds none */
-  bool last_poll_empty;             /* after some of those */
+  bool last_poll_empty;             /* the last poll found nothing, though there were completions since last_progress */
   bool event_driven;                /* all rails have a channel: a test that finds nothing may wait (ib_wait.c) */
   uint32_t test_has_more;           /* not 0: a test that finds nothing over rail 0 goes on: polls other rails, waits
                                        for an event, checks turns (SEND protocol), looks for silent paths */
@@ -142,9 +142,10 @@ struct ib_remote_ring {
 
 /* ---- requests --------------------------------------------------------------
  *
- * Fixed pools inside their comm, used by the progress thread only. A request is done when nothing is pending; test
- * returns it to its pool. All kinds begin with struct ib_request, whose magic tells them apart from each other and from
- * a pointer that was returned already.
+ * Fixed pools inside their comm, used by the progress thread only. A request is done when nothing is pending. It is
+ * freed by the test that reports it done, in that thread, and one that no test has reported done with the comm: by the
+ * thread that closes it, or, where it lingers (ib_close.c), by the watch thread. All kinds begin with struct
+ * ib_request, whose magic tells them apart from each other and from a pointer that was returned already.
  */
 
 #define IB_REQ_FREE RAIL_OBJECT_MAGIC(IB_TAG, 0)
@@ -167,9 +168,15 @@ static inline bool ib_request_is_outstanding(const struct ib_request *r) {
 
 /* How far a part is posted. All of it goes over one QP. */
 struct ib_cursor {
-  uint64_t body_sent; /* bytes of its body that are posted; 0: before the first post, and again behind the tail */
-  uint16_t qp;
+  uint64_t body_posted; /* bytes of its body, or one of these: */
+  uint16_t qp;          /* of a part that is begun */
 };
+#define IB_NOT_BEGUN 0u /* so it begins, and so it ends: when the part's tail is posted it is the next part's */
+/* A QP has refused the first writes: some may be posted, and no completion tells how far. The QP is lost, and the part
+ * begins again. */
+#define IB_PERHAPS_POSTED 1u
+
+static inline bool ib_cursor_is_begun(const struct ib_cursor *cursor) { return cursor->body_posted != IB_NOT_BEGUN; }
 
 /* Place and size of a part, where parts are not equal (ib_stripe.h). */
 struct ib_share {

@@ -46,8 +46,9 @@ void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *w
   wire->checksum = htole32(checksum_of(out.words, seq));
 }
 
-/* rest: count, index and zeros, as one word. Without index it is the count, from 1 to IB_MAX_GROUP; all other words are
- * larger, or wrap around. To compare each byte takes 3 instructions more. */
+/* rest: the entry's last word, count | index << 8 and zeros above. What is left without the index must be a count, 1 to
+ * IB_MAX_GROUP; of any other word it is larger, or below 1 and wraps around. To compare each byte takes 3 instructions
+ * more. */
 static inline bool is_sane(const struct ib_cts *cts, uint32_t rest, unsigned int index) {
   return rest - (index << 8) - 1 < IB_MAX_GROUP && index < cts->count && cts->size <= RAIL_NET_MAX_BYTES &&
          cts->addr + cts->size >= cts->addr;
@@ -81,15 +82,15 @@ void ib_cts_match_init(struct ib_cts_match *m, const struct ib_cts_ring *ring) {
   m->oldest = m->next = 1;
 }
 
-/* The buffers of a grouped receive but the first. Out of line: most receives have one buffer. */
+/* The buffers of a receive but the first. Out of line: most receives have one buffer. */
 static __attribute__((noinline)) enum ib_cts_entry_state read_others(struct ib_cts_match *m, unsigned int slot) {
   const struct ib_cts_wire *wire = m->ring->slots[slot];
-  struct ib_cts *row = m->buffers[slot];
-  for (unsigned int i = 1; i < row[0].count; i++) {
-    enum ib_cts_entry_state seen = decode(&wire[i], m->next, i, &row[i]);
+  struct ib_cts *entries = m->buffers[slot];
+  for (unsigned int i = 1; i < entries[0].count; i++) {
+    enum ib_cts_entry_state seen = decode(&wire[i], m->next, i, &entries[i]);
     if (seen != IB_CTS_ENTRY_GOOD) return seen == IB_CTS_ENTRY_NOT_YET ? IB_CTS_ENTRY_TORN : seen;
-    if (row[i].count != row[0].count) return IB_CTS_ENTRY_BAD;
-    m->tags[slot][i] = row[i].tag;
+    if (entries[i].count != entries[0].count) return IB_CTS_ENTRY_BAD;
+    m->tags[slot][i] = entries[i].tag;
   }
   return IB_CTS_ENTRY_GOOD;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Clear to send (CTS). The receiver tells of each grouped receive by an RDMA write into a ring in the sender's memory:
- * IB_MAX_RECVS slots, one per grouped receive, slot = (number of the receive) % IB_MAX_RECVS, of up to 8 entries, one
+ * Clear to send (CTS). The receiver tells of each receive (one irecv) by an RDMA write into a ring in the sender's
+ * memory: IB_MAX_RECVS slots, one per receive, slot = (number of the receive) % IB_MAX_RECVS, of up to 8 entries, one
  * per buffer. The receiver writes slot k + 32 only when receive k is done, and thus after the sender has read slot k:
  * there is no other flow control.
  *
- * An entry's last word holds the number of the receive and a checksum of the other seven. So nothing depends on the
+ * An entry's last word holds the number of the receive and a checksum of the other 60 bytes. So nothing depends on the
  * order in which the HCA's writes become visible:
  *
  *   an entry is torn     with the right number and a wrong checksum: it is still being written (IB_CTS_ENTRY_TORN)
@@ -13,7 +13,7 @@
  *   it is not posted     while no entry has its number (IB_CTS_EMPTY, IB_CTS_OTHER_TAGS)
  *
  * The reader tries again later. It reads a receive's first entry first: a receive that lacks that one alone looks as if
- * it were not posted, and only ib_cts_lacks_first tells the difference. It reads up to seven lines of memory, so isend
+ * it were not posted, and only ib_cts_lacks_first tells the difference. That reads up to seven lines of memory: isend
  * asks it in one of 64 calls that find no receive, and before it gives a tag up. A receive that stays torn ends the
  * connection when the peer's HCA must have finished all retransmissions (ib_send.c).
  *

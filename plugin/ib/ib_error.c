@@ -299,7 +299,8 @@ rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const 
   return ib_comm_fail(comm, RAIL_SYSTEM_ERROR);
 }
 
-rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err) {
+/* Not in ib_failover.c, which calls the functions that post, and these call this one. */
+rail_result_t ib_error_post_or_failover(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err) {
   if (!comm->failover) return ib_error_post(comm, qp, call, err);
   ib_failover_qp(comm, qp->index)->post_errno = err;
   ib_qp_fault(comm, qp->index, IB_FAULT_POST);

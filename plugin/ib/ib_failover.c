@@ -2,8 +2,8 @@
  *
  * Loss of a QP. docs/protocol-ib.md, 8, has the steps; here they are, in this order:
  *
- *   ib_failover_lose       1: UP → AWAIT_FLUSH, after a failed completion or post (ib_post_failed), silence
- *                          (ib_detect.c), an event, or the peer's STOPPED
+ *   ib_failover_lose       1: UP → AWAIT_FLUSH, after a failed completion, a failed post (ib_error_post_or_failover
+ *                          in ib_error.c), silence (ib_detect.c), an event, or the peer's STOPPED
  *   await_flush            2 and 3: → AWAIT_PEER
  *   await_peer             4: → DOWN, and then reconcile, or move_cts_and_flushes
  *   resend_all             what is to be written again, over QPs that are UP
@@ -68,8 +68,8 @@ bool ib_failover_lose(struct ib_comm *comm, unsigned int index) {
   if (fq->state != IB_FAILOVER_UP) return true;
   if (is_last(comm)) return false;
   uint64_t now = rail_now_ns();
-  if (!f->open) {
-    f->open = true;
+  if (!f->recovering) {
+    f->recovering = true;
     f->lost = f->resent = 0;
     f->first = index;
     f->noticed = now;
@@ -158,11 +158,11 @@ static bool port_may_return(struct ib_comm *comm, unsigned int index) {
 static bool tell_stopped(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   fq->state = IB_FAILOVER_AWAIT_PEER;
-  if (atomic_exchange(&fq->answered, true)) return true;
+  if (atomic_exchange(&fq->stopped_or_refused, true)) return true;
   uint32_t count = comm->sender ? 0 : atomic_load_explicit(&comm->qps[index].tails, memory_order_relaxed);
   atomic_store(&fq->own_count, count);
-  atomic_store(&fq->send_stopped, true);
-  atomic_store(&comm->failover->frames, true);
+  atomic_store(&fq->stopped_due, true);
+  atomic_store(&comm->failover->frames_due, true);
   return rail_watch_send_frames(&comm->watched);
 }
 
@@ -204,14 +204,15 @@ static rail_result_t await_flush(struct ib_comm *comm, unsigned int index) {
 }
 
 /* The next QP in its place begins with nothing, and may be stopped again. In this order: PEER_STOPPED, else the watch
- * thread would answer it again; send_new and send_ready; then `answered`, which has kept those two from being sent. */
+ * thread would answer it again; new_due and ready_due; then stopped_or_refused, which has kept those two from being
+ * sent. */
 static void forget_counts(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
   atomic_store_explicit(&comm->qps[index].tails, 0, memory_order_relaxed);
   atomic_fetch_and(&fq->faults, ~IB_FAULT_PEER_STOPPED);
-  atomic_store(&fq->send_new, false);
-  atomic_store(&fq->send_ready, false);
-  atomic_store(&fq->answered, false);
+  atomic_store(&fq->new_due, false);
+  atomic_store(&fq->ready_due, false);
+  atomic_store(&fq->stopped_or_refused, false);
 }
 
 /* No QP of the rail may be written over, or write, any more. */
@@ -289,7 +290,7 @@ static rail_result_t await_peer(struct ib_comm *comm, unsigned int index) {
 static rail_result_t resend_all(struct ib_comm *comm) {
   if (!comm->sender) return ib_recv_resend(ib_recv_comm_of(comm));
   struct ib_send_comm *sc = ib_send_comm_of(comm);
-  if (sc->resend.body_sent) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
+  if (ib_cursor_is_begun(&sc->resend)) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
     if (ib_failover_qp(comm, i)->state == IB_FAILOVER_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
   return RAIL_OK;
@@ -301,7 +302,7 @@ static rail_result_t resend_and_end(struct ib_comm *comm, bool awaits) {
   if (result == RAIL_IN_PROGRESS) return RAIL_OK;
   RAIL_TRY(result);
   if (awaits) return RAIL_OK;
-  comm->failover->open = false;
+  comm->failover->recovering = false;
   ib_error_report_loss(comm);
   return RAIL_OK;
 }
@@ -317,11 +318,11 @@ static bool step_return(struct ib_comm *comm, unsigned int index) {
   if (step != IB_RETURN_FAILED) return step == IB_RETURN_GOES_ON;
   if (fq->state == IB_FAILOVER_VERIFYING) {
     move_to_err(comm, index);
-  } else if (fq->peer_known) {
+  } else if (fq->has_peer_new) {
     give_up_rebuild(comm, index);
   } else { /* the peer knows nothing of it */
     ib_return_drop(fq);
-    atomic_store(&fq->send_new, false);
+    atomic_store(&fq->new_due, false);
     fq->state = IB_FAILOVER_DOWN;
     ib_return_schedule(fq);
   }
@@ -341,9 +342,9 @@ rail_result_t ib_failover_run(struct ib_comm *comm) {
     RAIL_TRY(await_peer(comm, i));
   }
   const bool awaits = ib_count_qps_awaiting(comm) != 0;
-  const bool open = f->open; /* after its end, too: only then is what is DOWN rebuilt */
-  if (open) RAIL_TRY(resend_and_end(comm, awaits));
-  if (again || awaits || open) atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
+  const bool recovering = f->recovering; /* after its end, too: only then is what is DOWN rebuilt */
+  if (recovering) RAIL_TRY(resend_and_end(comm, awaits));
+  if (again || awaits || recovering) atomic_fetch_or(&comm->pending_work, IB_COMM_FAILOVER);
   else atomic_store(&f->retry_at, ib_return_next(comm));
   return comm->sender ? ib_send_resume(ib_send_comm_of(comm)) : RAIL_OK; /* other QPs are in use */
 }
@@ -414,7 +415,7 @@ bool ib_failover_frame(void *arg, const struct rail_oob_frame *frame) {
   if (atomic_load(&fq->faults) & (IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED)) return false; /* said once */
   atomic_fetch_and(&fq->return_events, ~(IB_EVENT_PEER_NEW | IB_EVENT_PEER_READY));
   atomic_store(&fq->peer_count, (uint32_t)(frame->number >> 32));
-  atomic_store(&comm->failover->frames, true);
+  atomic_store(&comm->failover->frames_due, true);
   ib_qp_fault(comm, qp, frame->type == IB_FRAME_STOPPED ? IB_FAULT_PEER_STOPPED : IB_FAULT_PEER_REFUSED);
   return true;
 }
@@ -431,27 +432,28 @@ enum answer {
  * and all that came are counted. */
 static enum answer answer_stopped(struct ib_comm *comm, struct ib_failover_qp *fq) {
   if (rail_first_error(&comm->error) != RAIL_OK)
-    return atomic_exchange(&fq->answered, true) ? ANSWER_LATER : ANSWER_REFUSED;
+    return atomic_exchange(&fq->stopped_or_refused, true) ? ANSWER_LATER : ANSWER_REFUSED;
   if (comm->sender) return ANSWER_BY_PROGRESS;
-  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) && !atomic_exchange(&fq->answered, true)) {
+  if (!atomic_load_explicit(&comm->outstanding, memory_order_acquire) &&
+      !atomic_exchange(&fq->stopped_or_refused, true)) {
     const struct ib_qp *qp = &comm->qps[fq - comm->failover->qps];
     atomic_store(&fq->own_count, atomic_load_explicit(&qp->tails, memory_order_relaxed));
-    atomic_store(&fq->send_stopped, true);
+    atomic_store(&fq->stopped_due, true);
   }
   return ANSWER_LATER;
 }
 
 /* Encodes what is due of a QP, in the order in which it was decided; false: none. STOPPED is a rebuild's last frame. */
 static bool next_of_qp(struct ib_failover_qp *fq, struct rail_oob_frame *frame) {
-  if (atomic_exchange(&fq->send_stopped, false)) {
+  if (atomic_exchange(&fq->stopped_due, false)) {
     frame->type = IB_FRAME_STOPPED;
     frame->number |= (uint64_t)atomic_load(&fq->own_count) << 32;
-  } else if (atomic_load(&fq->answered)) {
+  } else if (atomic_load(&fq->stopped_or_refused)) {
     return false;
-  } else if (atomic_exchange(&fq->send_new, false)) {
+  } else if (atomic_exchange(&fq->new_due, false)) {
     frame->type = IB_FRAME_NEW;
     frame->number |= (uint64_t)atomic_load(&fq->own_qpn) << 8 | (uint64_t)atomic_load(&fq->own_psn) << 32;
-  } else if (atomic_exchange(&fq->send_ready, false)) {
+  } else if (atomic_exchange(&fq->ready_due, false)) {
     frame->type = IB_FRAME_READY;
   } else {
     return false;
@@ -471,12 +473,12 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
   enum rail_oob_next next = RAIL_OOB_NOTHING;
   if (!comm->failover) return next;
   check_retry_time(comm);
-  if (!atomic_exchange(&comm->failover->frames, false)) return next;
+  if (!atomic_exchange(&comm->failover->frames_due, false)) return next;
   bool unanswered = false;
   for (unsigned int i = 0; i < comm->plan.nqps && next != RAIL_OOB_FRAME; i++) {
     struct ib_failover_qp *fq = ib_failover_qp(comm, i);
     frame->number = i;
-    if (!atomic_load(&fq->answered) && atomic_load(&fq->faults) & IB_FAULT_PEER_STOPPED) {
+    if (!atomic_load(&fq->stopped_or_refused) && atomic_load(&fq->faults) & IB_FAULT_PEER_STOPPED) {
       unanswered = true;
       switch (answer_stopped(comm, fq)) {
         case ANSWER_REFUSED:
@@ -489,6 +491,6 @@ enum rail_oob_next ib_failover_next(void *arg, struct rail_oob_frame *frame) {
     }
     if (next != RAIL_OOB_FRAME && next_of_qp(fq, frame)) next = RAIL_OOB_FRAME;
   }
-  if (unanswered || next == RAIL_OOB_FRAME) atomic_store(&comm->failover->frames, true);
+  if (unanswered || next == RAIL_OOB_FRAME) atomic_store(&comm->failover->frames_due, true);
   return next;
 }

@@ -59,10 +59,10 @@ struct ib_failover_qp {
   _Atomic uint32_t peer_count;         /* of the peer's STOPPED, before its bit is set */
   _Atomic uint32_t peer_qpn, peer_psn; /* of its NEW, before its bit is set */
   /* To send: */
-  _Atomic bool answered;               /* STOPPED, or REFUSED, is sent or to be sent: once */
-  _Atomic bool send_stopped;           /* STOPPED is to be sent, with own_count */
+  _Atomic bool stopped_or_refused;     /* one of the two is sent, or to be sent: once */
+  _Atomic bool stopped_due;            /* STOPPED is to be sent, with own_count */
   _Atomic uint32_t own_count;          /* tails that a receiver has had on this QP */
-  _Atomic bool send_new, send_ready;   /* NEW, or READY, is to be sent */
+  _Atomic bool new_due, ready_due;     /* NEW, or READY, is to be sent */
   _Atomic uint32_t own_qpn, own_psn;   /* what NEW says: the new QP's number, and its first PSN */
 
   /* The progress thread's: */
@@ -73,7 +73,7 @@ struct ib_failover_qp {
   uint64_t deadline;          /* AWAIT_FLUSH: for the flush. UP, its port down: for the port to be up again; 0: unset */
   const char *why_lost;       /* DOWN */
   struct ib_qp next;          /* REBUILDING: the new QP, until it is in RTS */
-  bool peer_known;            /* the peer's NEW is in next.attr */
+  bool has_peer_new;          /* the peer's NEW is in next.attr */
   bool rtr_begun;             /* rtr_thread, not joined yet, moves next to RTR; next is the thread's until rtr_done */
   pthread_t rtr_thread;
   _Atomic bool rtr_done;      /* written by that thread, behind rtr_result */
@@ -91,8 +91,8 @@ struct ib_failover_qp {
 
 /* A connection's failover state. */
 struct ib_failover {
-  bool open;                   /* a loss: a QP that was UP awaits flush or peer, or something is to be resent */
-  /* What is logged of it: */
+  bool recovering;             /* from a loss: a QP that was UP awaits flush or peer, or something is to be resent */
+  /* What is logged of the loss: */
   unsigned int lost, first;    /* QPs; the first of them */
   uint32_t resent;             /* parts, or CTS */
   uint64_t idle_ns;            /* without a completion, when it was noticed */
@@ -104,7 +104,7 @@ struct ib_failover {
   uint64_t witness_probed_at;  /* rail_now_ns() of that */
   bool witness_answered;
 
-  _Atomic bool frames;         /* ib_failover_next has something to look for */
+  _Atomic bool frames_due;     /* some QP may have a frame to send: ib_failover_next looks at each */
   _Atomic uint64_t retry_at;   /* rail_now_ns(): a QP is to be rebuilt then; 0: none */
   struct ib_failover_qp qps[]; /* plan.nqps */
 };
@@ -154,7 +154,7 @@ rail_result_t ib_failover_run(struct ib_comm *comm);
 /* Does a loss wait for a flush or for the peer's STOPPED, which have limits of their own? What waits for room in a send
  * queue afterwards is the HCA's to end. */
 static inline bool ib_failover_awaits(const struct ib_comm *comm) {
-  return comm->failover && comm->failover->open && ib_count_qps_awaiting(comm);
+  return comm->failover && comm->failover->recovering && ib_count_qps_awaiting(comm);
 }
 
 /* A QP is lost. False: it is the last one, and is not. */

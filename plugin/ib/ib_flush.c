@@ -122,7 +122,7 @@ RAIL_COLD static rail_result_t post_failed(struct ib_comm *comm, const struct ib
   if (!comm->failover) return ib_error_post(comm, flush_qp, "ibv_post_send", err);
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
     if (comm->qps[i].rail == flush_qp->rail)
-      RAIL_TRY(ib_post_failed(comm, &comm->qps[i], "ibv_post_send", err));
+      RAIL_TRY(ib_error_post_or_failover(comm, &comm->qps[i], "ibv_post_send", err));
   return RAIL_OK;
 }
 

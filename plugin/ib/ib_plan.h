@@ -18,8 +18,8 @@
 #define IB_MAX_QPS 128    /* data QPs of one connection */
 #define IB_MAX_GIDS 256   /* of a port that are looked at */
 
-#define IB_MAX_GROUP 8                       /* buffers of one grouped receive: maxRecvs */
-#define IB_MAX_RECVS RAIL_NET_MAX_REQUESTS   /* grouped receives outstanding on one connection: 32 */
+#define IB_MAX_GROUP 8                       /* buffers of one receive: maxRecvs */
+#define IB_MAX_RECVS RAIL_NET_MAX_REQUESTS   /* receives outstanding on one connection: 32 */
 #define IB_MAX_SENDS (IB_MAX_RECVS * IB_MAX_GROUP) /* sends outstanding on one connection: 256 */
 #define IB_MAX_FLUSHES IB_MAX_RECVS
 
@@ -33,8 +33,8 @@
 #define IB_CTS_SIGNALED 16                           /* of so many CTS writes one is signaled */
 #define IB_CTS_DEPTH (IB_MAX_RECVS + IB_CTS_SIGNALED) /* its send queue: a CTS write for each receive that is not done,
                                                        * and those before them that no completion stands for yet */
-/* Send queue of a sender's data QP: body and tail of a message for each receive of one buffer. Of grouped receives more
- * messages can be outstanding; those wait for room (ib_send.c) behind 64 writes that are on their way. */
+/* Send queue of a sender's data QP: body and tail of a message for each receive of one buffer. Of receives of several
+ * buffers more messages can be outstanding; those wait for room (ib_send.c) behind 64 writes that are on their way. */
 #define IB_SEND_DEPTH (2 * IB_MAX_RECVS)
 
 /* RAIL_IB_PROTOCOL */

@@ -66,8 +66,6 @@ void ib_send_done(struct ib_comm *comm, const struct ibv_wc *wc);
 rail_result_t ib_send_check_turn(struct ib_send_comm *sc);
 /* Posts what waited for room in a send queue, as far as there is room now. */
 rail_result_t ib_send_resume(struct ib_send_comm *sc);
-/* Bytes that are posted, or wait for room, and have not completed. */
-uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc);
 /* A request that is done goes back into its pool; sizes may be NULL. Returns its result. */
 rail_result_t ib_send_finish(struct ib_send *send, int *sizes);
 
@@ -248,9 +246,10 @@ rail_result_t ib_error_completion(struct ib_comm *comm, const struct ibv_wc *wc)
 rail_result_t ib_error_faults(struct ib_comm *comm, uint32_t faults);
 /* Nothing completes, and the time for it is over (IB_COMM_STALLED). */
 rail_result_t ib_error_stalled(struct ib_comm *comm);
-/* The progress thread: a work request could not be posted. Without failover as ib_error_post; with it the QP is lost,
- * and what it was to carry goes over another one: RAIL_OK. */
-RAIL_COLD rail_result_t ib_post_failed(struct ib_comm *comm, const struct ib_qp *qp, const char *call, int err);
+/* The progress thread: a work request could not be posted. Without failover as ib_error_post; with it RAIL_OK: the QP
+ * has IB_FAULT_POST, and at its next run ib_failover.c sends what it was to carry over another one. */
+RAIL_COLD rail_result_t ib_error_post_or_failover(struct ib_comm *comm, const struct ib_qp *qp, const char *call,
+                                                  int err);
 /* ibv_post_* or ibv_poll_cq failed with `err`. */
 rail_result_t ib_error_post(struct ib_comm *comm, const struct ib_qp *qp, const char *what, int err);
 

@@ -68,7 +68,7 @@ struct ib_qp {
   uint16_t index;               /* in its comm */
   uint8_t rail, remote_rail;    /* which port of each side */
   uint16_t max_inline;          /* bytes, as the device reports it */
-  uint64_t wr_id_base;          /* of what the data path posts: IB_WR_SEND or _CTS, and the index; from its start */
+  uint64_t wr_id_base;          /* of what the data path posts: IB_WR_SEND or _CTS, and the index; set with it */
   /* The progress thread's: */
   uint32_t sq_avail;           /* free entries of the send queue */
   uint32_t rq_consumed;        /* receive WRs consumed and not posted again yet */

@@ -21,58 +21,6 @@
 
 _Static_assert(IB_RECV_DEPTH % IB_RECV_BATCH == 0, "preposted in whole batches");
 
-/* ---- CTS writes ------------------------------------------------------------- */
-
-/* What all CTS writes over that QP have in common: what a provider reads of a write is set, and nothing else. */
-static void use_cts_qp(struct ib_recv_comm *rc, unsigned int index) {
-  const struct ib_qp *qp = &rc->base.qps[index];
-  struct ibv_send_wr *wr = &rc->cts_wr;
-  rc->cts_qp = &rc->base.qps[index];
-  rc->cts_qp_index = index;
-  rc->cts_unsignaled = 0;
-  rc->cts_sge.lkey = rc->base.rails[qp->rail].ctrl_mr->lkey;
-  wr->sg_list = &rc->cts_sge;
-  wr->num_sge = 1;
-  wr->opcode = IBV_WR_RDMA_WRITE;
-  wr->wr.rdma.rkey = rc->remote_ring.rkeys[qp->remote_rail];
-}
-
-RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
-  struct ibv_send_wr *bad;
-  int err = ibv_post_send(qp->qp, wr, &bad);
-  if (rail_unlikely(err)) return ib_post_failed(&rc->base, qp, "ibv_post_send", err);
-  qp->sq_avail--;
-  return RAIL_OK;
-}
-
-/* One write of all entries of the slot. Each 16th is signaled, and so is the last that fits into the send queue: its
- * completion stands for all before it. */
-RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot) {
-  const struct ib_cts_ring *ring = &rc->base.ctrl_buf->ring;
-  const uint64_t offset = (uint64_t)slot * sizeof ring->slots[0];
-  const uint32_t bytes = n * (uint32_t)sizeof ring->slots[0][0];
-  struct ibv_send_wr *wr = &rc->cts_wr;
-  rc->cts_sge.addr = (uintptr_t)ring + offset;
-  rc->cts_sge.length = bytes;
-  wr->wr_id = ib_wr_id_of(qp, ++rc->cts_unsignaled, slot);
-  wr->send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0;
-  wr->wr.rdma.remote_addr = rc->remote_ring.addr + offset;
-  if (rc->cts_unsignaled == IB_CTS_SIGNALED || qp->sq_avail == 1) {
-    wr->send_flags |= IBV_SEND_SIGNALED;
-    rc->cts_unsignaled = 0;
-  }
-  RAIL_TRY(post_write(rc, qp, wr));
-  rail_stats_add(&rc->base.stats[IB_COMM_WRITES], 1);
-  return RAIL_OK;
-}
-
-/* ---- irecv -------------------------------------------------------------- */
-
-/* The QP of CTS writes: it has room; its send queue is full. Neither where it is lost (NULL): a receive is begun all
- * the same, and announced when another QP carries CTS writes (ib_recv_resend). */
-static inline bool has_cts_room(const struct ib_recv_comm *rc) { return rc->cts_qp && rc->cts_qp->sq_avail; }
-static inline bool is_cts_full(const struct ib_recv_comm *rc) { return rc->cts_qp && !rc->cts_qp->sq_avail; }
-
 struct recv_args {
   unsigned int n;
   void **data;
@@ -80,6 +28,55 @@ struct recv_args {
   const int *tags;
   void **mhandles, **phandles;
 };
+
+/* ---- the steps of a receive, in their order ---------------------------------- */
+
+/* Takes the next slot, encodes a CTS entry for each buffer, and posts them. */
+RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
+                                      const bool two_sided);
+/* The same for a group of buffers, and with the SEND protocol. */
+static rail_result_t receive_group(struct ib_recv_comm *rc, const struct recv_args *args, void **request);
+static rail_result_t receive_two_sided(struct ib_recv_comm *rc, const struct recv_args *args, void **request);
+/* Writes them into the sender's ring. */
+RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot);
+/* A part of a message is reported, by an immediate or by a notice. */
+static inline rail_result_t handle_immediate(struct ib_recv_comm *rc, const struct ibv_wc *wc);
+static rail_result_t handle_notice(struct ib_recv_comm *rc, const struct ibv_wc *wc);
+/* Checks what is reported, and counts it. */
+RAIL_HOT_INLINE rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *wc, uint32_t bits,
+                                          uint64_t tail_bytes);
+/* All of a message is in its buffer: with the last buffer the receive is done. */
+RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b);
+/* Posts as many receive WRs as were consumed, a batch at a time. */
+static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp);
+/* What the peer reports cannot be. */
+RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why);
+
+/* ---- irecv -------------------------------------------------------------- */
+
+rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
+                       void **phandles, void **request) {
+  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The bytes
+   * are in place when the last part is reported, and until then the slot is in use: nothing would be gained. */
+  *request = NULL;
+  struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "irecv");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (rail_unlikely(!rail_net_recv_args_ok(n, IB_MAX_GROUP, data, sizes, tags)))
+    return rail_net_refuse_recv_args("RailIB", n, IB_MAX_GROUP, data, sizes, tags);
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  if (rail_unlikely(comm->plan.two_sided || n != 1)) {
+    const struct recv_args args = {(unsigned int)n, data, sizes, tags, mhandles, phandles};
+    return comm->plan.two_sided ? receive_two_sided(rc, &args, request) : receive_group(rc, &args, request);
+  }
+  const struct recv_args args = {1, data, sizes, tags, mhandles, phandles};
+  return receive(rc, &args, request, false);
+}
+
+/* Two questions about the QP that carries CTS writes: has it room, is its send queue full? Both are false while there
+ * is none (cts_qp NULL: it is lost): a receive is begun all the same, and announced when there is one again
+ * (ib_recv_resend). */
+static inline bool has_cts_room(const struct ib_recv_comm *rc) { return rc->cts_qp && rc->cts_qp->sq_avail; }
+static inline bool is_cts_full(const struct ib_recv_comm *rc) { return rc->cts_qp && !rc->cts_qp->sq_avail; }
 
 static inline void *mhandle_of(const struct recv_args *args, unsigned int i) {
   return args->mhandles ? args->mhandles[i] : NULL;
@@ -138,9 +135,9 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
   *request = recv;
   if (rail_unlikely(comm->profiler != NULL)) ib_profile_start(&recv->base, args->phandles);
 
-  /* The request exists now: test reports a failure to post. Without a QP it is announced when there is one again, and
-   * so where post_cts finds the QP lost, which is RAIL_OK with failover. A receive whose receive WRs are not all there
-   * is never announced. */
+  /* The request exists now: test reports a failure to post. post_cts returns RAIL_OK, too, where failover takes over:
+   * then, as without a QP, the receive is announced when there is one again. One whose receive WRs are not all there is
+   * never announced. */
   if (rail_unlikely(result != RAIL_OK)) return RAIL_OK;
   if (rail_unlikely(!rc->cts_qp) || rail_likely(post_cts(rc, rc->cts_qp, n, slot) == RAIL_OK)) rc->next_seq++;
   return RAIL_OK;
@@ -157,65 +154,64 @@ static __attribute__((noinline)) rail_result_t receive_group(struct ib_recv_comm
   return receive(rc, args, request, false);
 }
 
-rail_result_t ib_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
-                       void **phandles, void **request) {
-  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The bytes
-   * are in place when the last part is reported, and until then the slot is in use: nothing would be gained. */
-  *request = NULL;
-  struct ib_comm *comm = ib_comm_of(recv_comm, IB_RECV_COMM_MAGIC, "irecv");
-  if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!rail_net_recv_args_ok(n, IB_MAX_GROUP, data, sizes, tags)))
-    return rail_net_refuse_recv_args("RailIB", n, IB_MAX_GROUP, data, sizes, tags);
-  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  if (rail_unlikely(comm->plan.two_sided || n != 1)) {
-    const struct recv_args args = {(unsigned int)n, data, sizes, tags, mhandles, phandles};
-    return comm->plan.two_sided ? receive_two_sided(rc, &args, request) : receive_group(rc, &args, request);
+/* ---- CTS writes ------------------------------------------------------------- */
+
+RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *qp, struct ibv_send_wr *wr) {
+  struct ibv_send_wr *bad;
+  int err = ibv_post_send(qp->qp, wr, &bad);
+  if (rail_unlikely(err)) return ib_error_post_or_failover(&rc->base, qp, "ibv_post_send", err);
+  qp->sq_avail--;
+  return RAIL_OK;
+}
+
+/* One write of all entries of the slot. Each 16th is signaled, and so is the last that fits into the send queue: its
+ * completion stands for all before it. */
+RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot) {
+  const struct ib_cts_ring *ring = &rc->base.ctrl_buf->ring;
+  const uint64_t offset = (uint64_t)slot * sizeof ring->slots[0];
+  const uint32_t bytes = n * (uint32_t)sizeof ring->slots[0][0];
+  struct ibv_send_wr *wr = &rc->cts_wr;
+  rc->cts_sge.addr = (uintptr_t)ring + offset;
+  rc->cts_sge.length = bytes;
+  wr->wr_id = ib_wr_id_of(qp, ++rc->cts_unsignaled, slot);
+  wr->send_flags = bytes <= qp->max_inline ? IBV_SEND_INLINE : 0;
+  wr->wr.rdma.remote_addr = rc->remote_ring.addr + offset;
+  if (rc->cts_unsignaled == IB_CTS_SIGNALED || qp->sq_avail == 1) {
+    wr->send_flags |= IBV_SEND_SIGNALED;
+    rc->cts_unsignaled = 0;
   }
-  const struct recv_args args = {1, data, sizes, tags, mhandles, phandles};
-  return receive(rc, &args, request, false);
+  RAIL_TRY(post_write(rc, qp, wr));
+  rail_stats_add(&rc->base.stats[IB_COMM_WRITES], 1);
+  return RAIL_OK;
 }
 
-/* ---- receive WRs that immediates consume ------------------------------------- */
-
-/* Without memory, but for that of notices (ib_notice.c). */
-static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
-  struct ibv_recv_wr *wrs = ib_recv_comm_of(comm)->recv_wrs, *bad;
-  struct ibv_sge sges[IB_RECV_BATCH];
-  for (unsigned int i = 0; i < IB_RECV_BATCH; i++) wrs[i].wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0);
-  if (rail_unlikely(comm->plan.notices)) ib_notices_attach(ib_recv_comm_of(comm), qp, wrs, sges);
-  int err = ibv_post_recv(qp->qp, wrs, &bad);
-  if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
-  return err;
+void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
 }
 
-static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
-  int err = post_recv_wrs(comm, qp);
-  return rail_likely(!err) ? RAIL_OK : ib_post_failed(comm, qp, "ibv_post_recv", err);
+/* ---- from test: a part of a message has come --------------------------------- */
+
+rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
+  struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
+  if (rail_unlikely(qp->ignore_completions)) return RAIL_OK; /* not in the count that was told: it is sent again */
+  /* Counted first: with the last part the receive may be done, and then the watch thread may tell the count. */
+  ib_qp_count_tail(qp);
+  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
+  RAIL_TRY(rail_unlikely(comm->plan.notices) ? handle_notice(rc, wc) : handle_immediate(rc, wc));
+  return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : repost_recv_wrs(comm, qp);
 }
 
-int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
-  int err = 0;
-  qp->rq_consumed = IB_RECV_DEPTH;
-  while (qp->rq_consumed && !err) err = post_recv_wrs(comm, qp);
-  return err;
+static __attribute__((noinline)) rail_result_t handle_notice(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
+  uint32_t bits;
+  uint64_t tail;
+  if (!ib_notice_take(rc, wc, &bits, &tail)) return protocol_error(&rc->base, wc, "a message that is no notice");
+  return handle_part(rc, wc, bits, tail);
 }
 
-/* ---- from test ------------------------------------------------------------ */
-
-RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why) {
-  RAIL_WARN("RailIB: irecv from %s over %s: protocol error: %s (immediate %#x, %u bytes, QP %#x); is the peer of "
-            "another release?", comm->peer_text, comm->device->name, why, ntohl(wc->imm_data), wc->byte_len,
-            wc->qp_num);
-  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
-}
-
-/* All of a message is in its buffer: with the last buffer what irecv (receive) began is done. */
-RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b) {
-  uint64_t *stats = comm->stats;
-  rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
-  rail_stats_add(&stats[IB_COMM_BYTES], b->arrived);
-  if (b->mr) rail_net_memory_release(&b->mr->memory);
-  if (--recv->base.pending == 0) ib_outstanding_drop(comm);
+static inline rail_result_t handle_immediate(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
+  if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
+    return protocol_error(&rc->base, wc, "a message that is no write");
+  return handle_part(rc, wc, ntohl(wc->imm_data), wc->byte_len);
 }
 
 /* The peer's message was larger than this buffer, and has not been sent. */
@@ -262,29 +258,6 @@ RAIL_HOT_INLINE rail_result_t handle_part(struct ib_recv_comm *rc, const struct 
   return RAIL_OK;
 }
 
-static __attribute__((noinline)) rail_result_t handle_notice(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
-  uint32_t bits;
-  uint64_t tail;
-  if (!ib_notice_take(rc, wc, &bits, &tail)) return protocol_error(&rc->base, wc, "a message that is no notice");
-  return handle_part(rc, wc, bits, tail);
-}
-
-static inline rail_result_t handle_immediate(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
-  if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
-    return protocol_error(&rc->base, wc, "a message that is no write");
-  return handle_part(rc, wc, ntohl(wc->imm_data), wc->byte_len);
-}
-
-rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
-  struct ib_qp *qp = &comm->qps[ib_wr_qp(wc->wr_id)];
-  if (rail_unlikely(qp->ignore_completions)) return RAIL_OK; /* the sender has another count, and resends this part */
-  /* Counted first: with the last part the receive may be done, and then the watch thread may tell the count. */
-  ib_qp_count_tail(qp);
-  struct ib_recv_comm *rc = ib_recv_comm_of(comm);
-  RAIL_TRY(rail_unlikely(comm->plan.notices) ? handle_notice(rc, wc) : handle_immediate(rc, wc));
-  return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : repost_recv_wrs(comm, qp);
-}
-
 /* The receive WR says which part it is, so that nothing needs to be believed; the HCA has checked the length. */
 rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
@@ -299,9 +272,57 @@ rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc)
   return RAIL_OK;
 }
 
-void ib_recv_cts_done(struct ib_comm *comm, const struct ibv_wc *wc) {
-  comm->qps[ib_wr_qp(wc->wr_id)].sq_avail += ib_wr_count(wc->wr_id);
+RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why) {
+  RAIL_WARN("RailIB: irecv from %s over %s: protocol error: %s (immediate %#x, %u bytes, QP %#x); is the peer of "
+            "another release?", comm->peer_text, comm->device->name, why, ntohl(wc->imm_data), wc->byte_len,
+            wc->qp_num);
+  return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
+
+RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b) {
+  uint64_t *stats = comm->stats;
+  rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
+  rail_stats_add(&stats[IB_COMM_BYTES], b->arrived);
+  if (b->mr) rail_net_memory_release(&b->mr->memory);
+  if (--recv->base.pending == 0) ib_outstanding_drop(comm);
+}
+
+rail_result_t ib_recv_finish(struct ib_recv *recv, int *sizes) {
+  const uint32_t n = sizes ? recv->n : 0;
+  for (uint32_t i = 0; i < n; i++) {
+    const uint64_t arrived = recv->buffers[i].arrived;
+    sizes[i] = arrived > INT_MAX ? INT_MAX : (int)arrived;
+  }
+  recv->base.magic = IB_REQ_FREE;
+  return recv->base.result;
+}
+
+/* ---- receive WRs that immediates consume ------------------------------------- */
+
+/* Without memory, but for that of notices (ib_notice.c). */
+static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
+  struct ibv_recv_wr *wrs = ib_recv_comm_of(comm)->recv_wrs, *bad;
+  struct ibv_sge sges[IB_RECV_BATCH];
+  for (unsigned int i = 0; i < IB_RECV_BATCH; i++) wrs[i].wr_id = ib_wr_id(IB_WR_RECV, qp->index, 1, 0);
+  if (rail_unlikely(comm->plan.notices)) ib_notices_attach(ib_recv_comm_of(comm), qp, wrs, sges);
+  int err = ibv_post_recv(qp->qp, wrs, &bad);
+  if (rail_likely(!err)) qp->rq_consumed -= IB_RECV_BATCH;
+  return err;
+}
+
+static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
+  int err = post_recv_wrs(comm, qp);
+  return rail_likely(!err) ? RAIL_OK : ib_error_post_or_failover(comm, qp, "ibv_post_recv", err);
+}
+
+int ib_recv_prepost_qp(struct ib_comm *comm, struct ib_qp *qp) {
+  int err = 0;
+  qp->rq_consumed = IB_RECV_DEPTH;
+  while (qp->rq_consumed && !err) err = post_recv_wrs(comm, qp);
+  return err;
+}
+
+/* ---- from test: nothing completes ---------------------------------------------- */
 
 /* Zero bytes, signaled, behind all CTS writes. With a full send queue the last of those is signaled anyway. A pending
  * flush must complete by itself, and the probe's completion would hide that it is lost. */
@@ -317,17 +338,21 @@ rail_result_t ib_recv_probe(struct ib_recv_comm *rc) {
   return post_write(rc, qp, &wr);
 }
 
-rail_result_t ib_recv_finish(struct ib_recv *recv, int *sizes) {
-  const uint32_t n = sizes ? recv->n : 0;
-  for (uint32_t i = 0; i < n; i++) {
-    const uint64_t arrived = recv->buffers[i].arrived;
-    sizes[i] = arrived > INT_MAX ? INT_MAX : (int)arrived;
-  }
-  recv->base.magic = IB_REQ_FREE;
-  return recv->base.result;
-}
-
 /* ---- the loss of a QP ------------------------------------------------------- */
+
+/* What all CTS writes over that QP have in common: what a provider reads of a write is set, and nothing else. */
+static void use_cts_qp(struct ib_recv_comm *rc, unsigned int index) {
+  const struct ib_qp *qp = &rc->base.qps[index];
+  struct ibv_send_wr *wr = &rc->cts_wr;
+  rc->cts_qp = &rc->base.qps[index];
+  rc->cts_qp_index = index;
+  rc->cts_unsignaled = 0;
+  rc->cts_sge.lkey = rc->base.rails[qp->rail].ctrl_mr->lkey;
+  wr->sg_list = &rc->cts_sge;
+  wr->num_sge = 1;
+  wr->opcode = IBV_WR_RDMA_WRITE;
+  wr->wr.rdma.rkey = rc->remote_ring.rkeys[qp->remote_rail];
+}
 
 /* The entries of a receive that is not done are still in this side's ring: the same bytes go out again. Nothing of the
  * lost QP's can arrive behind them, because the peer has stopped it. */

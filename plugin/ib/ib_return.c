@@ -107,7 +107,7 @@ static enum ib_return begin(struct ib_comm *comm, unsigned int index) {
   fq->state = IB_FAILOVER_REBUILDING;
   fq->began = now;
   fq->tries++;
-  fq->peer_known = fq->next_broke = fq->has_wc = false;
+  fq->has_peer_new = fq->next_broke = fq->has_wc = false;
   atomic_fetch_and(&fq->faults, IB_FAULT_PEER_STOPPED | IB_FAULT_PEER_REFUSED);
   return IB_RETURN_GOES_ON;
 }
@@ -142,8 +142,8 @@ static enum ib_return announce(struct ib_comm *comm, unsigned int index) {
   if (ib_return_prepost(comm, &fq->next)) return IB_RETURN_FAILED;
   atomic_store(&fq->own_qpn, fq->next.qp->qp_num);
   atomic_store(&fq->own_psn, fq->next.attr.sq_psn);
-  atomic_store(&fq->send_new, true);
-  atomic_store(&comm->failover->frames, true);
+  atomic_store(&fq->new_due, true);
+  atomic_store(&comm->failover->frames_due, true);
   return rail_watch_send_frames(&comm->watched) ? IB_RETURN_GOES_ON : IB_RETURN_FAILED;
 }
 
@@ -179,9 +179,9 @@ static enum ib_return end_rtr(struct ib_failover_qp *fq) {
 
 static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index) {
   struct ib_failover_qp *fq = ib_failover_qp(comm, index);
-  if (!fq->peer_known) {
+  if (!fq->has_peer_new) {
     if (!(atomic_fetch_and(&fq->return_events, ~IB_EVENT_PEER_NEW) & IB_EVENT_PEER_NEW)) return IB_RETURN_WAITS;
-    fq->peer_known = true;
+    fq->has_peer_new = true;
     fq->next.attr.dest_qpn = atomic_load(&fq->peer_qpn);
     fq->next.attr.rq_psn = atomic_load(&fq->peer_psn);
   }
@@ -189,8 +189,8 @@ static enum ib_return to_rtr_with_peer(struct ib_comm *comm, unsigned int index)
 }
 
 static void send_ready(struct ib_comm *comm, struct ib_failover_qp *fq) {
-  atomic_store(&fq->send_ready, true);
-  atomic_store(&comm->failover->frames, true);
+  atomic_store(&fq->ready_due, true);
+  atomic_store(&comm->failover->frames_due, true);
   (void)rail_watch_send_frames(&comm->watched); /* else the peer, or the end of the oob connection, ends it */
 }
 
@@ -293,7 +293,7 @@ void ib_return_verified(struct ib_comm *comm, unsigned int index) {
 
 enum ib_return ib_return_step(struct ib_comm *comm, unsigned int index) {
   switch (ib_failover_qp(comm, index)->state) {
-    case IB_FAILOVER_DOWN: return comm->failover->open ? IB_RETURN_WAITS : begin(comm, index);
+    case IB_FAILOVER_DOWN: return comm->failover->recovering ? IB_RETURN_WAITS : begin(comm, index);
     case IB_FAILOVER_REBUILDING: return rebuild(comm, index);
     case IB_FAILOVER_VERIFYING: return verify(comm, index);
     default: return IB_RETURN_WAITS;

@@ -24,79 +24,6 @@
 #define BATCH 16 /* writes that are posted at once */
 #define UNMATCHED_CALLS 64 /* of so many isends that found no receive of their tag one asks ib_cts_lacks_first */
 
-/* ---- match: no buffer to send to ------------------------------------------- */
-
-/* Counts for how long sends have found the ring as it is; any change of it restarts the timer. So does a send of
- * another tag when the first tag's time is up: the caller may have given that one up. */
-static bool has_expired(const struct ib_send_comm *sc, struct ib_match_timer *timer, uint32_t tag, uint64_t ms) {
-  bool same = timer->last_seen && timer->next == sc->match.next && timer->takes == sc->match.takes;
-  uint64_t now = rail_now_ns();
-  if (same) {
-    /* Time in which this process or the peer's was stopped does not count: a stopped process posts nothing. */
-    if (!atomic_load_explicit(&sc->base.peer_silent, memory_order_relaxed))
-      timer->waited += RAIL_MIN(now - timer->last_seen, RAIL_MAX_STEP_NS);
-    timer->last_seen = now;
-    if (timer->waited < ms * 1000000) return false;
-    if (timer->tag == tag) return true;
-  }
-  *timer = (struct ib_match_timer){.last_seen = now, .tag = tag, .next = sc->match.next, .takes = sc->match.takes};
-  return false;
-}
-
-/* Receives are posted, of other tags only. That ends soon, or the two sides disagree; unless the next receive is torn,
- * whose tags are not known, and which has a limit of its own. */
-static rail_result_t check_tag(struct ib_send_comm *sc, uint32_t tag) {
-  uint64_t ms = (uint64_t)ib_params.tag_ms;
-  if (!ms || !has_expired(sc, &sc->tag_timer, tag, ms) || ib_cts_lacks_first(&sc->match)) return RAIL_OK;
-  return ib_error_tag_timeout(sc, tag);
-}
-
-/* A CTS is torn for nanoseconds, or, where a packet of it was lost, until the peer's HCA has sent it again: at most its
- * timeout and 7 retries. With timeout 0 there is no such bound, and RAIL_IB_TAG_TIMEOUT limits the wait. */
-RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
-  const struct ib_qp_attr peers = {.timeout = sc->base.receiver_timeout, .retry_cnt = IB_MAX_RETRIES};
-  const uint64_t limit = ib_qp_limit_ms(&peers), ms = limit ? limit : (uint64_t)ib_params.tag_ms;
-  return ms && has_expired(sc, &sc->torn_timer, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
-}
-
-/* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
- * silent ends it by a fault bit. STALLED does not: the HCA has nothing of this send to complete. */
-static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
-  if (rail_unlikely(found == IB_CTS_INVALID)) return ib_error_invalid_cts(sc);
-  rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
-  const uint32_t work = atomic_load_explicit(&sc->base.pending_work, memory_order_acquire);
-  /* ib_progress; the next isend may find what it brings. */
-  if (rail_unlikely(work & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base));
-  const uint32_t faults = work & ~IB_COMM_WORK;
-  if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
-  const bool look = ++sc->unmatched_calls % UNMATCHED_CALLS == 0;
-  if (found == IB_CTS_NEXT_TORN || (rail_unlikely(look) && ib_cts_lacks_first(&sc->match))) return check_torn(sc);
-  return found == IB_CTS_OTHER_TAGS ? check_tag(sc, tag) : RAIL_OK;
-}
-
-RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
-  if (!sc->two_sided || ib_two_sided_is_posted(sc)) return RAIL_IN_PROGRESS;
-  uint64_t ms = (uint64_t)ib_params.tag_ms;
-  return ms && has_expired(sc, &sc->turn_timer, 0, ms) ? ib_error_turn_timeout(sc) : RAIL_OK;
-}
-
-/* ---- post --------------------------------------------------------------------
- *
- *   post_first   a send that nothing is posted of: mostly one write, by post_tail
- *   post_parts   the parts that are left of one: a QP for each, and post_batch
- *   post_batch   what the QP has room for of a part: post_tail, or post_body
- *   post_chain   one ibv_post_send
- *
- * In the file they come from the last to the first. */
-
-static inline struct ib_imm immediate_of(const struct ib_send *send, uint64_t body) {
-  return (struct ib_imm){.slot = send->buffer->slot,
-                         .index = send->buffer->index,
-                         .parts = send->nparts,
-                         .body = body,
-                         .error = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
-}
-
 /* A chain of writes of one part, over one QP, as it is made and posted. */
 struct chain {
   struct ib_send *send;
@@ -110,161 +37,24 @@ struct chain {
   bool tail;               /* its last write is the part's tail */
 };
 
-/* One more write, of `len` bytes of the message from `offset` on: what a provider reads of one is set, and nothing
- * else. */
-RAIL_HOT_INLINE struct ibv_send_wr *add_write(struct chain *chain, uint64_t offset, uint64_t len) {
-  const struct ib_send *send = chain->send;
-  const struct ib_qp *qp = chain->qp;
-  struct ibv_send_wr *wr = &chain->wrs[chain->n];
-  wr->wr_id = ib_wr_id_of(qp, chain->n + 1, send->number);
-  wr->next = NULL;
-  wr->opcode = IBV_WR_RDMA_WRITE;
-  wr->wr.rdma.remote_addr = send->buffer->addr + offset;
-  wr->wr.rdma.rkey = send->buffer->rkeys[qp->remote_rail];
-  ib_attach_payload(send, qp, offset, len, wr, &chain->sges[chain->n]);
-  if (chain->n) chain->wrs[chain->n - 1].next = wr;
-  chain->n++;
-  return wr;
-}
+/* ---- the steps of a send, in their order ------------------------------------ */
 
-/* The part's tail. `notice` must live until it is posted. */
-RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain, const struct ib_part *part,
-                              struct ib_notice_wire *notice) {
-  const struct ib_imm imm = immediate_of(chain->send, part->body);
-  struct ibv_send_wr *wr = add_write(chain, part->offset + part->body, part->size - part->body);
-  wr->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-  if (rail_unlikely(sc->base.plan.notices)) {
-    struct ib_imm copy = imm; /* so that the other stays in registers */
-    ib_notice_make(sc, &copy, part->size, wr, &chain->sges[chain->n - 1], notice);
-  } else {
-    wr->imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
-  }
-  chain->tail = true;
-}
-
-/* An error without failover; with it the QP is lost. Of a batch of n > 1 writes some may have been posted: the part
- * counts as begun, by any number but 0. What was begun over a QP that is lost waits until that is DOWN, and begins
- * anew. */
-RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *cursor, unsigned int n,
-                                           const struct ib_qp *qp, int err) {
-  RAIL_TRY(ib_post_failed(&sc->base, qp, "ibv_post_send", err));
-  *cursor = (struct ib_cursor){.body_sent = RAIL_MAX(cursor->body_sent, n > 1), .qp = qp->index};
-  return RAIL_IN_PROGRESS;
-}
-
-/* Its last write is signaled; that one's completion stands for all of them. */
-RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct chain *chain) {
-  struct ib_send *send = chain->send;
-  struct ib_qp *qp = chain->qp;
-  struct ibv_send_wr *bad;
-  chain->wrs[chain->n - 1].send_flags |= IBV_SEND_SIGNALED;
-  int err = ibv_post_send(qp->qp, chain->wrs, &bad);
-  if (rail_unlikely(err)) return post_failed(sc, chain->cursor, chain->n, qp, err);
-  chain->cursor->body_sent = chain->tail ? 0 : chain->body_end; /* 0: all of the part */
-  chain->cursor->qp = qp->index;
-  *ib_posted_at(&qp->posted, qp->posted.end++) =
-    (struct ib_posted){.send = send->number & 0xff, .part = chain->part & 0x7f, .tail = chain->tail};
-  if (chain->tail) ib_qp_count_tail(qp);
-  send->base.pending++;
-  qp->sq_avail -= chain->n;
-  rail_stats_add(&sc->base.stats[IB_COMM_WRITES], chain->n);
-  return RAIL_OK;
-}
-
-/* The chain's part, split into writes. */
-RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send_comm *sc, const struct chain *chain) {
-  const struct ib_send *send = chain->send;
-  struct ib_part part;
-  if (send->nparts == 1 || !send->shares) part = ib_split_part(send->length, chain->part, send->nparts);
-  else part = (struct ib_part){.offset = send->shares[chain->part].offset, .size = send->shares[chain->part].size};
-  ib_split_writes(&part, sc->base.plan.max_write_log2, send->length > sc->separate_above[chain->qp->rail]);
-  if (rail_unlikely(sc->base.plan.notices)) part.body = part.size; /* the tail is a SEND that reports it */
-  return part;
-}
-
-/* Of a part with a body, or what is left of it: up to a batch. */
-static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc, struct chain chain,
-                                                         const struct ib_part *part) {
-  struct ibv_send_wr wrs[BATCH];
-  struct ibv_sge sges[BATCH];
-  struct ib_notice_wire notice;
-  const unsigned int most = RAIL_MIN(chain.qp->sq_avail, BATCH);
-  chain.wrs = wrs;
-  chain.sges = sges;
-  chain.body_end = chain.cursor->body_sent;
-  while (chain.n < most && chain.body_end != part->body) {
-    const uint64_t len = RAIL_MIN(part->write, part->body - chain.body_end);
-    (void)add_write(&chain, part->offset + chain.body_end, len);
-    chain.body_end += len;
-  }
-  if (chain.n < most) add_tail(sc, &chain, part, &notice);
-  return post_chain(sc, &chain);
-}
-
+/* There is no buffer to send to. */
+static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found);
+/* Posts a send that nothing is posted of, over `qp` first. Most messages are one part, and below whole_below a part is
+ * its tail: one write. */
+RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp);
+/* Posts the parts that are left of one, each over a QP. RAIL_IN_PROGRESS: a send queue is full, or the QP of a part
+ * that was begun is lost. */
+static rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send);
+/* Of a part up to BATCH writes: mostly all of it, without a loop. Then its cursor is not begun any more. */
+RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain);
 /* A part that is one write, its tail, or of which only that is left. */
-RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_part *part) {
-  struct ibv_send_wr wr;
-  struct ibv_sge sge;
-  struct ib_notice_wire notice;
-  chain.wrs = &wr;
-  chain.sges = &sge;
-  add_tail(sc, &chain, part, &notice);
-  return post_chain(sc, &chain);
-}
-
-/* Up to BATCH writes: mostly all of the part, without a loop. All of it is posted when cursor->body_sent is 0 again. */
-RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
-  const struct ib_part part = part_of(sc, &chain);
-  return rail_likely(chain.cursor->body_sent == part.body) ? post_tail(sc, chain, &part) : post_body(sc, chain, &part);
-}
-
-/* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
- * to be, nothing goes on. */
-RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
-  const struct ib_failover_qp *fq = comm->failover ? &comm->failover->qps[qp] : NULL;
-  return !fq || (fq->state == IB_FAILOVER_UP && !(atomic_load(&fq->faults) & IB_FAULT_POST));
-}
-
-/* The QP that the next part is given to. One comparison finds most of them. */
-static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_send *send) {
-  const unsigned int place = send->first_qp + send->part;
-  if (rail_likely(place < sc->nlive)) return sc->live[place];
-  if (place >= IB_QP_BY_SHARE) return &sc->base.qps[send->shares[send->part].qp];
-  return sc->live[place % sc->nlive];
-}
-
-/* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun
- * over it waits until the QP is DOWN, and begins anew. */
-static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_cursor *cursor, struct ib_qp *qp) {
-  if (rail_unlikely(cursor->body_sent != 0)) {
-    if (!may_go_on(&sc->base, cursor->qp)) return NULL;
-    qp = &sc->base.qps[cursor->qp];
-  }
-  return rail_likely(qp->sq_avail) ? qp : NULL;
-}
-
-/* RAIL_IN_PROGRESS: a send queue is full, or the QP of a part that was begun is lost. */
-static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
-  while (send->part < send->nparts) {
-    struct ib_qp *qp = usable_qp(sc, &send->cursor, qp_of_part(sc, send));
-    if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
-    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->part, .cursor = &send->cursor, .qp = qp}));
-    if (!send->cursor.body_sent) send->part++; /* 0 again: all of the part is posted */
-  }
-  send->base.pending--; /* its writes remain */
-  return RAIL_OK;
-}
-
-/* The same of a send that nothing is posted of, over `qp` first. Most messages are one part, and below whole_below a
- * part is its tail: one write. */
-RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
-  if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))
-    return post_parts(sc, send);
-  const struct ib_part whole = {.size = send->length};
-  RAIL_TRY(post_tail(sc, (struct chain){.send = send, .cursor = &send->cursor, .qp = qp}, &whole));
-  send->base.pending--; /* its write remains */
-  return RAIL_OK;
-}
+RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_part *part);
+/* Of a part with a body, or what is left of it: up to a batch. */
+static rail_result_t post_body(struct ib_send_comm *sc, struct chain chain, const struct ib_part *part);
+/* One ibv_post_send. Its last write is signaled; that one's completion stands for all of them. */
+RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct chain *chain);
 
 /* ---- isend ----------------------------------------------------------------- */
 
@@ -321,7 +111,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   ib_request_begin(comm, r, IB_REQ_SEND, 1); /* pending: 1 until all is posted */
   send->data = data;
   send->size = send->length = size;
-  send->cursor.body_sent = 0;
+  send->cursor.body_posted = IB_NOT_BEGUN;
   send->part = 0;
   send->mr = size ? mhandle : NULL;
   if (send->mr) rail_net_memory_hold(&send->mr->memory);
@@ -340,6 +130,221 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   if (rail_likely(STAILQ_EMPTY(&sc->unposted)) && post_first(sc, send, first) != RAIL_IN_PROGRESS) return RAIL_OK;
   rail_stats_add(&comm->stats[IB_COMM_WAITS_ROOM], 1);
   STAILQ_INSERT_TAIL(&sc->unposted, send, link);
+  return RAIL_OK;
+}
+
+/* ---- no buffer to send to ---------------------------------------------------- */
+
+/* Counts for how long sends have found the ring as it is; any change of it restarts the timer. So does a send of
+ * another tag when the first tag's time is up: the caller may have given that one up. */
+static bool has_expired(const struct ib_send_comm *sc, struct ib_match_timer *timer, uint32_t tag, uint64_t ms) {
+  bool same = timer->last_seen && timer->next == sc->match.next && timer->takes == sc->match.takes;
+  uint64_t now = rail_now_ns();
+  if (same) {
+    /* Time in which this process or the peer's was stopped does not count: a stopped process posts nothing. */
+    if (!atomic_load_explicit(&sc->base.peer_silent, memory_order_relaxed))
+      timer->waited += RAIL_MIN(now - timer->last_seen, RAIL_MAX_STEP_NS);
+    timer->last_seen = now;
+    if (timer->waited < ms * 1000000) return false;
+    if (timer->tag == tag) return true;
+  }
+  *timer = (struct ib_match_timer){.last_seen = now, .tag = tag, .next = sc->match.next, .takes = sc->match.takes};
+  return false;
+}
+
+/* Receives are posted, of other tags only. That ends soon, or the two sides disagree; unless the next receive is torn,
+ * whose tags are not known, and which has a limit of its own. */
+static rail_result_t check_tag(struct ib_send_comm *sc, uint32_t tag) {
+  uint64_t ms = (uint64_t)ib_params.tag_ms;
+  if (!ms || !has_expired(sc, &sc->tag_timer, tag, ms) || ib_cts_lacks_first(&sc->match)) return RAIL_OK;
+  return ib_error_tag_timeout(sc, tag);
+}
+
+/* A CTS is torn for nanoseconds, or, where a packet of it was lost, until the peer's HCA has sent it again: at most its
+ * timeout and 7 retries. With timeout 0 there is no such bound, and RAIL_IB_TAG_TIMEOUT limits the wait. */
+RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
+  const struct ib_qp_attr peers = {.timeout = sc->base.receiver_timeout, .retry_cnt = IB_MAX_RETRIES};
+  const uint64_t limit = ib_qp_limit_ms(&peers), ms = limit ? limit : (uint64_t)ib_params.tag_ms;
+  return ms && has_expired(sc, &sc->torn_timer, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
+}
+
+/* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
+ * silent ends it by a fault bit. STALLED does not: the HCA has nothing of this send to complete. */
+static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
+  if (rail_unlikely(found == IB_CTS_INVALID)) return ib_error_invalid_cts(sc);
+  rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
+  const uint32_t work = atomic_load_explicit(&sc->base.pending_work, memory_order_acquire);
+  /* ib_progress; the next isend may find what it brings. */
+  if (rail_unlikely(work & IB_COMM_FAILOVER)) RAIL_TRY(sc->base.progress(&sc->base));
+  const uint32_t faults = work & ~IB_COMM_WORK;
+  if (rail_unlikely(faults)) return ib_error_faults(&sc->base, faults);
+  const bool look = ++sc->unmatched_calls % UNMATCHED_CALLS == 0;
+  if (found == IB_CTS_NEXT_TORN || (rail_unlikely(look) && ib_cts_lacks_first(&sc->match))) return check_torn(sc);
+  return found == IB_CTS_OTHER_TAGS ? check_tag(sc, tag) : RAIL_OK;
+}
+
+RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
+  if (!sc->two_sided || ib_two_sided_is_posted(sc)) return RAIL_IN_PROGRESS;
+  uint64_t ms = (uint64_t)ib_params.tag_ms;
+  return ms && has_expired(sc, &sc->turn_timer, 0, ms) ? ib_error_turn_timeout(sc) : RAIL_OK;
+}
+
+/* ---- post ------------------------------------------------------------------- */
+
+RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
+  if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))
+    return post_parts(sc, send);
+  const struct ib_part whole = {.size = send->length};
+  RAIL_TRY(post_tail(sc, (struct chain){.send = send, .cursor = &send->cursor, .qp = qp}, &whole));
+  send->base.pending--; /* its write remains */
+  return RAIL_OK;
+}
+
+/* The QP that the next part is given to. One comparison finds most of them. */
+static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_send *send) {
+  const unsigned int place = send->first_qp + send->part;
+  if (rail_likely(place < sc->nlive)) return sc->live[place];
+  if (place >= IB_QP_BY_SHARE) return &sc->base.qps[send->shares[send->part].qp];
+  return sc->live[place % sc->nlive];
+}
+
+/* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
+ * to be, nothing goes on. */
+RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
+  const struct ib_failover_qp *fq = comm->failover ? &comm->failover->qps[qp] : NULL;
+  return !fq || (fq->state == IB_FAILOVER_UP && !(atomic_load(&fq->faults) & IB_FAULT_POST));
+}
+
+/* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun
+ * over it waits until the QP is DOWN, and begins anew. */
+static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_cursor *cursor, struct ib_qp *qp) {
+  if (rail_unlikely(ib_cursor_is_begun(cursor))) {
+    if (!may_go_on(&sc->base, cursor->qp)) return NULL;
+    qp = &sc->base.qps[cursor->qp];
+  }
+  return rail_likely(qp->sq_avail) ? qp : NULL;
+}
+
+static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
+  while (send->part < send->nparts) {
+    struct ib_qp *qp = usable_qp(sc, &send->cursor, qp_of_part(sc, send));
+    if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
+    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->part, .cursor = &send->cursor, .qp = qp}));
+    if (!ib_cursor_is_begun(&send->cursor)) send->part++; /* all of the part is posted */
+  }
+  send->base.pending--; /* its writes remain */
+  return RAIL_OK;
+}
+
+/* The chain's part, split into writes. */
+RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send_comm *sc, const struct chain *chain) {
+  const struct ib_send *send = chain->send;
+  struct ib_part part;
+  if (send->nparts == 1 || !send->shares) part = ib_split_part(send->length, chain->part, send->nparts);
+  else part = (struct ib_part){.offset = send->shares[chain->part].offset, .size = send->shares[chain->part].size};
+  ib_split_writes(&part, sc->base.plan.max_write_log2, send->length > sc->separate_above[chain->qp->rail]);
+  if (rail_unlikely(sc->base.plan.notices)) part.body = part.size; /* the tail is a SEND that reports it */
+  return part;
+}
+
+RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
+  const struct ib_part part = part_of(sc, &chain);
+  if (rail_likely(chain.cursor->body_posted == part.body)) return post_tail(sc, chain, &part);
+  return post_body(sc, chain, &part);
+}
+
+static inline struct ib_imm immediate_of(const struct ib_send *send, uint64_t body) {
+  return (struct ib_imm){.slot = send->buffer->slot,
+                         .index = send->buffer->index,
+                         .parts = send->nparts,
+                         .body = body,
+                         .error = rail_unlikely(send->base.result != RAIL_OK) ? IB_IMM_TOO_LARGE : 0};
+}
+
+/* One more write, of `len` bytes of the message from `offset` on: what a provider reads of one is set, and nothing
+ * else. */
+RAIL_HOT_INLINE struct ibv_send_wr *add_write(struct chain *chain, uint64_t offset, uint64_t len) {
+  const struct ib_send *send = chain->send;
+  const struct ib_qp *qp = chain->qp;
+  struct ibv_send_wr *wr = &chain->wrs[chain->n];
+  wr->wr_id = ib_wr_id_of(qp, chain->n + 1, send->number);
+  wr->next = NULL;
+  wr->opcode = IBV_WR_RDMA_WRITE;
+  wr->wr.rdma.remote_addr = send->buffer->addr + offset;
+  wr->wr.rdma.rkey = send->buffer->rkeys[qp->remote_rail];
+  ib_attach_payload(send, qp, offset, len, wr, &chain->sges[chain->n]);
+  if (chain->n) chain->wrs[chain->n - 1].next = wr;
+  chain->n++;
+  return wr;
+}
+
+/* The part's tail. `notice` must live until it is posted. */
+RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain, const struct ib_part *part,
+                              struct ib_notice_wire *notice) {
+  const struct ib_imm imm = immediate_of(chain->send, part->body);
+  struct ibv_send_wr *wr = add_write(chain, part->offset + part->body, part->size - part->body);
+  wr->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+  if (rail_unlikely(sc->base.plan.notices)) {
+    struct ib_imm copy = imm; /* so that the other stays in registers */
+    ib_notice_make(sc, &copy, part->size, wr, &chain->sges[chain->n - 1], notice);
+  } else {
+    wr->imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
+  }
+  chain->tail = true;
+}
+
+RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_part *part) {
+  struct ibv_send_wr wr;
+  struct ibv_sge sge;
+  struct ib_notice_wire notice;
+  chain.wrs = &wr;
+  chain.sges = &sge;
+  add_tail(sc, &chain, part, &notice);
+  return post_chain(sc, &chain);
+}
+
+static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc, struct chain chain,
+                                                         const struct ib_part *part) {
+  struct ibv_send_wr wrs[BATCH];
+  struct ibv_sge sges[BATCH];
+  struct ib_notice_wire notice;
+  const unsigned int most = RAIL_MIN(chain.qp->sq_avail, BATCH);
+  chain.wrs = wrs;
+  chain.sges = sges;
+  chain.body_end = chain.cursor->body_posted;
+  while (chain.n < most && chain.body_end != part->body) {
+    const uint64_t len = RAIL_MIN(part->write, part->body - chain.body_end);
+    (void)add_write(&chain, part->offset + chain.body_end, len);
+    chain.body_end += len;
+  }
+  if (chain.n < most) add_tail(sc, &chain, part, &notice);
+  return post_chain(sc, &chain);
+}
+
+/* An error without failover; with it the QP is lost. Of a batch of n > 1 writes some may have been posted: the part
+ * counts as begun. What was begun over a QP that is lost waits until that is DOWN, and begins anew. */
+RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *cursor, unsigned int n,
+                                           const struct ib_qp *qp, int err) {
+  RAIL_TRY(ib_error_post_or_failover(&sc->base, qp, "ibv_post_send", err));
+  *cursor = (struct ib_cursor){RAIL_MAX(cursor->body_posted, n > 1 ? IB_PERHAPS_POSTED : IB_NOT_BEGUN), qp->index};
+  return RAIL_IN_PROGRESS;
+}
+
+RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct chain *chain) {
+  struct ib_send *send = chain->send;
+  struct ib_qp *qp = chain->qp;
+  struct ibv_send_wr *bad;
+  chain->wrs[chain->n - 1].send_flags |= IBV_SEND_SIGNALED;
+  int err = ibv_post_send(qp->qp, chain->wrs, &bad);
+  if (rail_unlikely(err)) return post_failed(sc, chain->cursor, chain->n, qp, err);
+  chain->cursor->body_posted = chain->tail ? IB_NOT_BEGUN : chain->body_end;
+  chain->cursor->qp = qp->index;
+  *ib_posted_at(&qp->posted, qp->posted.end++) =
+    (struct ib_posted){.send = send->number & 0xff, .part = chain->part & 0x7f, .tail = chain->tail};
+  if (chain->tail) ib_qp_count_tail(qp);
+  send->base.pending++;
+  qp->sq_avail -= chain->n;
+  rail_stats_add(&sc->base.stats[IB_COMM_WRITES], chain->n);
   return RAIL_OK;
 }
 
@@ -392,13 +397,6 @@ rail_result_t ib_send_finish(struct ib_send *send, int *sizes) {
   return send->base.result;
 }
 
-uint64_t ib_send_bytes_pending(const struct ib_send_comm *sc) {
-  uint64_t bytes = 0;
-  for (unsigned int i = 0; i < IB_MAX_SENDS; i++)
-    if (sc->sends[i].base.magic == IB_REQ_SEND && sc->sends[i].base.pending) bytes += sc->sends[i].length;
-  return bytes;
-}
-
 /* ---- the loss and the return of a QP ---------------------------------------------------- */
 
 /* A message has as many parts as an immediate can name: all, or a power of two. */
@@ -416,7 +414,7 @@ void ib_send_update_live(struct ib_send_comm *sc) {
 
 /* A part that was begun over a QP that is DOWN begins again, over another one. */
 static void restart(struct ib_cursor *cursor, const struct ib_qp *qp) {
-  if (cursor->body_sent && cursor->qp == qp->index) cursor->body_sent = 0;
+  if (ib_cursor_is_begun(cursor) && cursor->qp == qp->index) cursor->body_posted = IB_NOT_BEGUN;
 }
 
 void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover) {
@@ -428,7 +426,7 @@ void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct i
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->cursor, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
   const bool left = qp->posted.first != qp->posted.end;
-  if (!left && sc->resend_of == qp->index) sc->resend.body_sent = 0; /* nothing of what was begun is left */
+  if (!left && sc->resend_of == qp->index) sc->resend.body_posted = IB_NOT_BEGUN; /* nothing of it is left */
 }
 
 /* Over the QPs in rotation. The entry stays until the part's tail is posted, and with it the request's `pending`. */
@@ -440,7 +438,7 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
     if (!qp) return RAIL_IN_PROGRESS;
     sc->resend_of = lost->index;
     RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = entry.part, .cursor = &sc->resend, .qp = qp}));
-    if (sc->resend.body_sent) continue;
+    if (ib_cursor_is_begun(&sc->resend)) continue;
     if (sc->stripe) ib_stripe_move(sc->stripe, send, entry.part, qp);
     if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;
     lost->posted.first++;

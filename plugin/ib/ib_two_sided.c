@@ -56,7 +56,7 @@ static rail_result_t post_receive(struct ib_recv_comm *rc, struct ib_qp *qp, uns
   int err = ibv_post_recv(qp->qp, &wr, &bad);
   if (rail_likely(!err)) return RAIL_OK;
   atomic_fetch_sub(&qp->receives, 1);
-  return ib_post_failed(&rc->base, qp, "ibv_post_recv", err);
+  return ib_error_post_or_failover(&rc->base, qp, "ibv_post_recv", err);
 }
 
 rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, const struct ib_cts *cts,
@@ -153,7 +153,7 @@ static rail_result_t post_part(struct ib_send_comm *sc, struct ib_send *send, st
   ib_attach_payload(send, qp, part.offset, RAIL_MIN(part.size, left), &wrs[1], &sges[1]);
   wrs[1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, first, &bad);
-  if (rail_unlikely(err)) return ib_post_failed(&sc->base, qp, "ibv_post_send", err);
+  if (rail_unlikely(err)) return ib_error_post_or_failover(&sc->base, qp, "ibv_post_send", err);
   qp->posted.end++;
   qp->sq_avail -= 1u + refused;
   send->base.pending++;

@@ -6,8 +6,8 @@
  * A comm whose peer closed, or whose oob connection broke, gets a fault bit; the caller's next test reads it when there
  * is nothing left to poll.
  *
- * The thread also owns closed receivers that linger: their QPs still answer retransmissions of a sender whose last ACK
- * was lost.
+ * The thread also owns closed comms that linger: a receiver's QPs still answer retransmissions of a sender whose last
+ * ACK was lost, an iWARP sender's still send.
  */
 #include "plugin/ib/ib_comm.h"
 

@@ -104,7 +104,7 @@ static void cancel_all(struct ofi_comm *comm, bool posted) {
 
 /* The peer's side cannot begin anything any more: it has closed, or its process has ended. */
 static bool peer_is_gone(const struct ofi_comm *comm) {
-  return atomic_load(&comm->faults) & (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST);
+  return atomic_load(&comm->pending_work) & (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST);
 }
 
 /* Polls once; another thread may have the lock in between. The peer's caller may not call any more, and what the

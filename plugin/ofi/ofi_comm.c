@@ -50,7 +50,8 @@ static bool new_receiver(struct ofi_comm *comm) {
     rc->flushes[i].base = (struct ofi_request){.magic = OFI_REQ_FREE, .comm = comm};
     SLIST_INSERT_HEAD(&rc->free_flushes, &rc->flushes[i].base, free);
   }
-  rc->payloads = malloc(OFI_MAX_GRANTS * (size_t)ofi_params.inline_bytes + 1);
+  rc->payloads = malloc(OFI_MAX_EAGER * (size_t)ofi_device_inline(comm->device) + 1);
+  for (unsigned int i = OFI_MAX_EAGER; i > 0; i--) rc->free_payloads[rc->nfree_payloads++] = (uint8_t)(i - 1);
   /* An ACK, a GRANT for each receive. */
   if (!rc->payloads ||
       !ofi_memory_alloc(comm->endpoint, FIXED_FRAMES + (1 + OFI_MAX_RECVS) * OFI_FRAME_MAX, &comm->frames))
@@ -271,7 +272,7 @@ RAIL_COLD rail_result_t ofi_comm_post_failed(struct ofi_op *op, int err) {
 rail_result_t ofi_comm_ping(struct ofi_comm *comm, unsigned int path) {
   struct ofi_frame frame;
   ofi_frame_begin(&frame, OFI_FRAME_PING);
-  frame.index = path;
+  frame.path = path;
   uint8_t *bytes = (uint8_t *)comm->frames.bytes + path * OFI_FRAME_SIZE;
   return ofi_comm_post_frame(comm, &comm->pings[path], OFI_OP_PING, path, &frame, bytes);
 }
@@ -288,8 +289,8 @@ bool ofi_comm_ask(struct ofi_send_comm *sc) {
   struct ofi_frame frame;
   if (sc->ask.state != OFI_OP_IDLE) return false;
   ofi_frame_begin(&frame, OFI_FRAME_ASK);
-  frame.seq = sc->next_eager;
-  frame.count = sc->granted_sends;
+  frame.next_eager = sc->next_eager;
+  frame.granted_sends = sc->granted_sends;
   (void)ofi_comm_post_frame(&sc->base, &sc->ask, OFI_OP_ASK, 0, &frame, sc->ask_frame);
   return true;
 }
@@ -310,31 +311,31 @@ static struct ofi_counts counts_of(struct ofi_comm *comm) {
 /* An error says nothing more than no answer does: a peer that has closed takes no message. */
 static void post_probe(struct ofi_comm *comm, struct ofi_op *op, struct ofi_frame *frame, uint8_t *bytes) {
   if (op->state != OFI_OP_IDLE) return;
-  ofi_comm_prepare_frame(comm, op, OFI_OP_PROBE, frame->index, frame, bytes);
+  ofi_comm_prepare_frame(comm, op, OFI_OP_PROBE, frame->path, frame, bytes);
   (void)ofi_op_post(op);
 }
 
 void ofi_comm_pinged(struct ofi_comm *comm, const struct ofi_frame *ping) {
   struct ofi_frame frame;
   const struct ofi_counts counts = counts_of(comm);
-  comm->verified |= 1u << ping->index;
-  if (!ping->seq || ping->index >= comm->npaths || atomic_load(&comm->stopped)) return;
+  comm->verified |= 1u << ping->path;
+  if (!ping->wants_pong || ping->path >= comm->npaths || atomic_load(&comm->stopped)) return;
   ofi_frame_begin(&frame, OFI_FRAME_PONG);
-  frame.index = ping->index;
-  frame.parts = comm->noutgoing == 0;
-  frame.seq = counts.eagers;
-  frame.tag = counts.filled;
-  frame.count = counts.grants;
-  post_probe(comm, &comm->pongs[frame.index], &frame,
-             (uint8_t *)comm->frames.bytes + PONG_FRAMES + frame.index * OFI_FRAME_SIZE);
+  frame.path = ping->path;
+  frame.is_idle = comm->noutgoing == 0;
+  frame.next_eager = counts.eagers;
+  frame.filled = counts.filled;
+  frame.grants = counts.grants;
+  post_probe(comm, &comm->pongs[frame.path], &frame,
+             (uint8_t *)comm->frames.bytes + PONG_FRAMES + frame.path * OFI_FRAME_SIZE);
 }
 
 bool ofi_comm_ponged(struct ofi_comm *comm, const struct ofi_frame *pong) {
   struct ofi_stall *s = &comm->stall;
-  s->ponged |= s->pinged & 1u << pong->index;
-  s->peer_idle = pong->parts;
-  s->theirs = (struct ofi_counts){.eagers = pong->seq, .filled = pong->tag, .grants = pong->count};
-  return pong->index < comm->npaths;
+  s->ponged |= s->pinged & 1u << pong->path;
+  s->peer_idle = pong->is_idle;
+  s->theirs = (struct ofi_counts){.eagers = pong->next_eager, .filled = pong->filled, .grants = pong->grants};
+  return pong->path < comm->npaths;
 }
 
 static void ping_all(struct ofi_comm *comm) {
@@ -342,8 +343,8 @@ static void ping_all(struct ofi_comm *comm) {
   comm->stall.ponged = 0;
   for (unsigned int i = 0; i < comm->npaths; i++) {
     ofi_frame_begin(&frame, OFI_FRAME_PING);
-    frame.seq = 1;
-    frame.index = i;
+    frame.wants_pong = 1;
+    frame.path = i;
     comm->stall.pinged |= 1u << i;
     post_probe(comm, &comm->pings[i], &frame, (uint8_t *)comm->frames.bytes + i * OFI_FRAME_SIZE);
   }
@@ -377,7 +378,7 @@ void ofi_comm_check_stall(struct ofi_comm *comm) {
   struct ofi_stall *s = &comm->stall;
   const unsigned int paths = (1u << comm->npaths) - 1;
   const struct ofi_counts mine = counts_of(comm);
-  atomic_fetch_and(&comm->faults, ~RAIL_OOB_STALLED);
+  atomic_fetch_and(&comm->pending_work, ~RAIL_OOB_STALLED);
   if (atomic_exchange(&comm->peer_silent, false)) {
     *s = (struct ofi_stall){0};
     return;

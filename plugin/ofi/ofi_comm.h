@@ -7,7 +7,7 @@
  * deregMr and close in its service thread. Any thread that polls the endpoint may complete requests of this comm. So
  * what both may touch is guarded by the endpoint's lock, but for the state of a request: whoever completes it stores
  * that last, and the progress thread reads it without the lock. The lists of free requests are the progress thread's
- * alone. The watch thread writes `faults` and `peer_silent`, and reads counters.
+ * alone. The watch thread writes `pending_work` and `peer_silent`, and reads counters.
  */
 #ifndef OFI_COMM_H
 #define OFI_COMM_H
@@ -26,11 +26,11 @@
 #define OFI_SEND_COMM_MAGIC RAIL_OBJECT_MAGIC(OFI_TAG, 'S')
 #define OFI_RECV_COMM_MAGIC RAIL_OBJECT_MAGIC(OFI_TAG, 'R')
 
-/* In comm->faults: the peer will take part in nothing any more. */
+/* In comm->pending_work, fault bits: the peer will take part in nothing any more. */
 #define OFI_PEER_FAULTS \
   (RAIL_OOB_PEER_CLOSED | RAIL_OOB_PEER_GONE | RAIL_OOB_PEER_LOST | RAIL_OOB_PEER_SILENT | RAIL_OOB_HOST_SILENT)
 
-/* In comm->faults, too, where test looks in any case: a flush is to be posted. */
+/* In comm->pending_work, no fault: a flush is to be posted. */
 #define OFI_FLUSH_LATER (1u << 0)
 
 struct rail_net_device_handle;
@@ -83,7 +83,8 @@ struct ofi_comm {
   struct rail_watch *watch;       /* NULL: the handshake is not over */
   struct rail_watched *watched;
 
-  _Atomic uint32_t faults;    /* RAIL_OOB_*: what the watch thread found; test clears STALLED. OFI_FLUSH_LATER */
+  _Atomic uint32_t pending_work; /* OFI_PEER_FAULTS and RAIL_OOB_PEER_GAVE_UP, which stay; RAIL_OOB_STALLED and
+                                  * OFI_FLUSH_LATER until they are handled */
   _Atomic bool peer_silent;   /* PINGs over the oob connection were unanswered, since ofi_comm_check_stall has looked */
   _Atomic bool stopped;       /* deregMr or close ended it: no memory of the caller's may be touched any more */
   bool forked;                /* in a child of fork, and thus stopped: its objects are the parent's */
@@ -101,7 +102,8 @@ struct ofi_comm {
   bool revoked;     /* a sender: the peer wants no more. A receiver: the peer says that nothing will come */
   bool revoked_due; /* a sender: its answer to the latest REVOKE is not posted yet */
   uint32_t verified; /* paths that have carried a PING to us, as bits */
-  uint64_t gone_deadline, gone_polls; /* of a peer that is gone: what there is of it is here by then; 0: it is not */
+  /* When to give up on a peer that is gone: later than this time and this number of polls. 0: it is not gone. */
+  uint64_t gone_deadline, gone_polls;
   LIST_HEAD(, ofi_mhandle) mhandles;
   struct ofi_memory frames; /* of what is posted */
   struct ofi_op pings[OFI_MAX_PATHS], pongs[OFI_MAX_PATHS], revoke;
@@ -109,8 +111,10 @@ struct ofi_comm {
 
 /* ---- requests --------------------------------------------------------------
  *
- * Fixed pools inside their comm. All kinds begin with struct ofi_request, whose magic tells them apart from each other
- * and from a pointer that was returned already.
+ * Fixed pools inside their comm. A request is freed by the test that reports it done, in the caller's progress thread,
+ * and one that no test has reported done with the comm: by the thread that closes it, or, where operations are left,
+ * by the one that ends the last of them. All kinds begin with struct ofi_request, whose magic tells them apart from
+ * each other and from a pointer that was returned already.
  */
 
 #define OFI_REQ_SEND RAIL_OBJECT_MAGIC(OFI_TAG, 's')
@@ -185,11 +189,10 @@ struct ofi_recv {
   struct ofi_recv_buffer buffers[OFI_MAX_GROUP];
 };
 
-/* A place for an EAGER: in `places`, at its number modulo OFI_MAX_GRANTS. Its payload is at the same index of
- * `payloads`. */
+/* A place for an EAGER: in `places`, at its number modulo OFI_MAX_GRANTS. One that is not free has a payload. */
 struct ofi_place {
   enum { OFI_PLACE_FREE, OFI_PLACE_EARLY /* others before it are missing */, OFI_PLACE_UNEXPECTED } state;
-  uint32_t tag, count, size;
+  uint32_t tag, first_unknown, size, payload; /* of the EAGER in it */
 };
 
 struct ofi_flush {
@@ -221,7 +224,7 @@ struct ofi_send_comm {
   bool report_held;         /* `held` is of an ACK that overtook GRANTs before `held_seq` */
   uint32_t held_seq;
   struct ofi_report held;
-  struct { uint32_t tag; bool matched; } in_flight[OFI_MAX_GRANTS]; /* EAGERs from report.seen on, by number */
+  struct { uint32_t tag; bool has_grant; } in_flight[OFI_MAX_GRANTS]; /* EAGERs from report.seen on, by number */
 
   uint64_t refused_ns; /* since when isend has found neither a GRANT nor credit; 0: it has */
   bool asked;          /* and no GRANT has come since ASK */
@@ -247,7 +250,11 @@ struct ofi_recv_comm {
   struct ofi_control_link control;
   uint32_t unexpected;  /* places in this state */
   struct ofi_place places[OFI_MAX_GRANTS];
-  uint8_t *payloads;    /* OFI_MAX_GRANTS of comm->max_inline */
+  /* OFI_MAX_EAGER of comm->max_inline. Those given back last are used first: of the memory no more is ever touched than
+   * messages were here at a time. */
+  uint8_t *payloads;
+  uint8_t free_payloads[OFI_MAX_EAGER];
+  uint32_t nfree_payloads;
 
   struct ofi_op ack, refusal;
   uint8_t *ack_frame, *refusal_frame;
@@ -311,8 +318,8 @@ rail_result_t ofi_comm_fail_faults(struct ofi_comm *comm, uint32_t faults);
 rail_result_t ofi_comm_post_failed(struct ofi_op *op, int err);
 
 /* An operation goes out in two steps: ofi_comm_prepare says what it is and over which path it goes, ofi_op_post gives
- * it to libfabric. ofi_comm_post does both. Where a control message goes, ofi_comm_prepare_frame and
- * ofi_comm_post_frame write it first. */
+ * it to libfabric. Where a control message goes, ofi_comm_prepare_frame or ofi_comm_prepare_report writes it first;
+ * ofi_comm_post_frame does all three. */
 static inline void ofi_comm_prepare(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
                                     unsigned int path) {
   op->kind = kind;
@@ -320,14 +327,6 @@ static inline void ofi_comm_prepare(struct ofi_comm *comm, struct ofi_op *op, en
   op->path = (uint8_t)path;
   op->nic = comm->paths[path].nic;
   op->to = comm->paths[path].to;
-}
-
-/* Prepares and posts it. An error has failed the comm. */
-static inline rail_result_t ofi_comm_post(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
-                                          unsigned int path) {
-  ofi_comm_prepare(comm, op, kind, path);
-  int err = ofi_op_post(op);
-  return rail_likely(err == 0) ? RAIL_OK : ofi_comm_post_failed(op, err);
 }
 
 /* A frame to the peer, whose bytes will lie in comm->frames. op->data and op->size follow it. */
@@ -349,12 +348,20 @@ RAIL_HOT_INLINE void ofi_comm_prepare_frame(struct ofi_comm *comm, struct ofi_op
   ofi_comm_prepare(comm, op, kind, path);
 }
 
+/* Prepares any frame, also one with a report: GRANT, ACK. */
+static inline void ofi_comm_prepare_report(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
+                                           unsigned int path, struct ofi_frame *frame, uint8_t *bytes) {
+  ofi_comm_address(comm, op, path, frame, bytes);
+  op->head_size = ofi_frame_encode(frame, bytes);
+  ofi_comm_prepare(comm, op, kind, path);
+}
+
 /* Prepares any frame, and posts it. An error has failed the comm. */
 static inline rail_result_t ofi_comm_post_frame(struct ofi_comm *comm, struct ofi_op *op, enum ofi_op_kind kind,
                                                 unsigned int path, struct ofi_frame *frame, uint8_t *bytes) {
-  ofi_comm_address(comm, op, path, frame, bytes);
-  op->head_size = ofi_frame_encode(frame, bytes);
-  return ofi_comm_post(comm, op, kind, path);
+  ofi_comm_prepare_report(comm, op, kind, path, frame, bytes);
+  int err = ofi_op_post(op);
+  return rail_likely(err == 0) ? RAIL_OK : ofi_comm_post_failed(op, err);
 }
 
 /* PING over one path, in the handshake. */
@@ -381,8 +388,8 @@ static inline void ofi_comm_set_unreported(struct ofi_send_comm *sc, bool unrepo
 }
 /* Has the peer all that was sent? It has reported so, or closed and gave nothing up. */
 static inline bool ofi_comm_has_arrived(const struct ofi_send_comm *sc) {
-  uint32_t faults = atomic_load_explicit(&sc->base.faults, memory_order_acquire);
-  return !sc->unreported || (faults & RAIL_OOB_PEER_CLOSED && !(faults & RAIL_OOB_PEER_GAVE_UP));
+  const uint32_t work = atomic_load_explicit(&sc->base.pending_work, memory_order_acquire);
+  return !sc->unreported || (work & RAIL_OOB_PEER_CLOSED && !(work & RAIL_OOB_PEER_GAVE_UP));
 }
 /* The path over which least is outstanding. */
 unsigned int ofi_comm_least_path(const struct ofi_comm *comm);

@@ -44,7 +44,7 @@ static rail_result_t step_endpoint(struct rail_setup *base) {
 
 /* Inside a control message as much as this side's receives hold, and as a provider takes from two places. */
 static uint32_t max_inline(const struct ofi_device *device) {
-  uint32_t max = (uint32_t)ofi_params.inline_bytes;
+  uint32_t max = ofi_device_inline(device);
   for (unsigned int i = 0; i < device->nrails; i++)
     if (device->rails[i]->caps.iov_limit < 2) max = 0;
   return max;

@@ -45,6 +45,8 @@ void ofi_devices_load(void);
 /* Frees what libfabric allocated, when the plugin is unloaded; the table is empty then. No device may be in use. */
 void ofi_devices_unload(void);
 int ofi_device_count(void);
+/* RAIL_OFI_INLINE, or where it is unset the default of the device's provider. */
+uint32_t ofi_device_inline(const struct ofi_device *device);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct ofi_device *ofi_device_at(int dev, const char *call);
 rail_result_t ofi_get_properties(int dev, struct rail_net_props_v12 *props);

@@ -72,7 +72,8 @@ struct ofi_endpoint_nic {
   SLIST_HEAD(, ofi_peer) peers;
   unsigned int nidle;      /* of them: without users */
   uint64_t idle_count;     /* that became so, ever */
-  struct ofi_op_list waiting, waiting_receives; /* for room, or behind one that does */
+  /* Operations that libfabric had no room for, and those that queue behind them: for the same peer, or receives. */
+  struct ofi_op_list waiting, waiting_receives;
   struct ofi_op *receives;
   unsigned int nreceives;
   struct ofi_op_list used_receives; /* of them: completed, and not posted anew yet */

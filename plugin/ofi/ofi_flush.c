@@ -77,7 +77,7 @@ static bool is_registered(const struct ofi_comm *comm, const struct ofi_mhandle 
 /* Posts the flushes that found the lock taken. They hold no reference to their registration, so deregMr may have freed
  * it meanwhile. */
 void ofi_flush_begin_later(struct ofi_recv_comm *rc) {
-  atomic_fetch_and(&rc->base.faults, ~OFI_FLUSH_LATER);
+  atomic_fetch_and(&rc->base.pending_work, ~OFI_FLUSH_LATER);
   for (unsigned int i = 0; i < OFI_MAX_RECVS; i++) {
     struct ofi_flush *flush = &rc->flushes[i];
     if (!flush->later) continue;
@@ -126,7 +126,7 @@ rail_result_t ofi_iflush(void *recv_comm, int n, void **data, const int *sizes, 
     r->magic = OFI_REQ_FLUSH;
     atomic_store_explicit(&r->state, OFI_ACTIVE, memory_order_relaxed);
     flush->later = true;
-    atomic_fetch_or(&comm->faults, OFI_FLUSH_LATER);
+    atomic_fetch_or(&comm->pending_work, OFI_FLUSH_LATER);
   }
   SLIST_REMOVE_HEAD(&rc->free_flushes, free);
   *request = flush;

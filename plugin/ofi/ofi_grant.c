@@ -17,14 +17,14 @@
 
 /* ---- GRANTs: tagged receives are posted before their GRANT goes -------------------- */
 
-static rail_result_t post_trecv(struct ofi_recv *recv, unsigned int index, unsigned int path) {
+static void prepare_trecv(struct ofi_recv *recv, unsigned int index, unsigned int path) {
   struct ofi_recv_buffer *b = &recv->buffers[index];
   struct ofi_comm *comm = recv->base.comm;
   b->op.data = b->data;
   b->op.size = b->capacity;
   b->op.desc = b->mr ? b->mr->descs[comm->paths[path].local_nic] : NULL;
   b->op.tag = ofi_tag(comm->index, comm->token, recv->grant_seq, index);
-  return ofi_comm_post(comm, &b->op, OFI_OP_TRECV, path);
+  ofi_comm_prepare(comm, &b->op, OFI_OP_TRECV, path);
 }
 
 /* The address that a peer names to write to the buffer: a virtual one, or an offset in the registration. */
@@ -37,13 +37,16 @@ static uint64_t remote_addr(const struct ofi_comm *comm, const struct ofi_recv_b
 static rail_result_t post_trecvs(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
   recv->grant_seq = rc->ngrants;
   recv->trecvs_posted = true;
-  for (unsigned int i = 0; i < recv->n; i++)
-    if (recv->buffers[i].kind == OFI_BUFFER_TAGGED && ofi_recv_is_unfilled(&recv->buffers[i]))
-      RAIL_TRY(post_trecv(recv, i, ofi_comm_least_path(recv->base.comm)));
+  for (unsigned int i = 0; i < recv->n; i++) {
+    if (recv->buffers[i].kind != OFI_BUFFER_TAGGED || !ofi_recv_is_unfilled(&recv->buffers[i])) continue;
+    prepare_trecv(recv, i, ofi_comm_least_path(recv->base.comm));
+    int err = ofi_op_post(&recv->buffers[i].op);
+    if (rail_unlikely(err)) return ofi_comm_post_failed(&recv->buffers[i].op, err);
+  }
   return RAIL_OK;
 }
 
-static void grant_with_next_poll(struct ofi_recv_comm *rc) {
+void ofi_grant_with_next_poll(struct ofi_recv_comm *rc) {
   rc->grants_due = true;
   ofi_endpoint_set_control(rc->base.endpoint, &rc->control, OFI_CONTROL_NOW);
 }
@@ -73,12 +76,12 @@ static void add_grant(struct ofi_recv_comm *rc, struct ofi_recv *recv, struct of
 }
 
 /* By the operation and in the memory of the first receive that the frame is about. */
-static rail_result_t send_grants(struct ofi_recv_comm *rc, struct ofi_recv *first, struct ofi_frame *frame) {
+static void prepare_grant(struct ofi_recv_comm *rc, struct ofi_recv *first, struct ofi_frame *frame) {
   struct ofi_comm *comm = &rc->base;
   frame->report = rc->reported = rc->have;
   rc->grant_wanted = false;
   if (rc->control.due == OFI_CONTROL_LATER) ofi_endpoint_set_control(comm->endpoint, &rc->control, OFI_CONTROL_NONE);
-  return ofi_comm_post_frame(comm, &first->grant, OFI_OP_GRANT, 0, frame, first->frame);
+  ofi_comm_prepare_report(comm, &first->grant, OFI_OP_GRANT, 0, frame, first->frame);
 }
 
 /* The next receive that is not granted and has messages to come, with its tagged receives posted: messages for those
@@ -90,7 +93,7 @@ static struct ofi_recv *next_to_grant(struct ofi_recv_comm *rc) {
     if (recv->pending == 0) continue; /* EAGERs have filled all of it */
     if (!recv->trecvs_posted && post_trecvs(rc, recv) != RAIL_OK) return NULL;
     if (rail_likely(!is_waiting(recv))) return recv;
-    grant_with_next_poll(rc);
+    ofi_grant_with_next_poll(rc);
     return NULL;
   }
   return NULL;
@@ -104,24 +107,19 @@ void ofi_grant_all(struct ofi_recv_comm *rc) {
   recv = next_to_grant(rc);
   while ((first = recv)) {
     ofi_frame_begin(&frame, OFI_FRAME_GRANT);
-    frame.seq = recv->grant_seq;
+    frame.grant = recv->grant_seq;
     frame.nkeys = rc->base.endpoint->nnics;
     do {
       add_grant(rc, recv, &frame);
       rc->first_ungranted++;
       recv = next_to_grant(rc);
     } while (recv && (frame.nbuffers + recv->n) * each <= OFI_BUFFERS_MAX);
-    if (send_grants(rc, first, &frame) != RAIL_OK) return;
-  }
-}
-
-void ofi_grant_soon(struct ofi_recv_comm *rc) {
-  const uint64_t polls = rc->base.endpoint->polls;
-  if (rc->last_grant_poll == polls) {
-    grant_with_next_poll(rc);
-  } else {
-    rc->last_grant_poll = polls;
-    ofi_grant_all(rc);
+    prepare_grant(rc, first, &frame);
+    int err = ofi_op_post(&first->grant);
+    if (rail_unlikely(err)) {
+      (void)ofi_comm_post_failed(&first->grant, err);
+      return;
+    }
   }
 }
 
@@ -144,6 +142,7 @@ void ofi_ack_soon(struct ofi_recv_comm *rc) {
     rc->report_wanted = false;
     now = true;
   }
+  if (!now && rc->control.due) return; /* it is in a list already */
   if (memcmp(r, &rc->reported, sizeof *r) == 0) return;
   ofi_endpoint_set_control(rc->base.endpoint, &rc->control, now ? OFI_CONTROL_NOW : OFI_CONTROL_LATER);
 }
@@ -158,11 +157,9 @@ static void control_failed(struct ofi_recv_comm *rc, struct ofi_op *op, const st
 static void send_ack(struct ofi_recv_comm *rc) {
   struct ofi_frame frame;
   ofi_frame_begin(&frame, OFI_FRAME_ACK);
-  frame.seq = rc->ngrants;
+  frame.next_grant = rc->ngrants;
   frame.report = rc->reported = rc->have;
-  ofi_comm_address(&rc->base, &rc->ack, 0, &frame, rc->ack_frame);
-  rc->ack.head_size = ofi_frame_encode(&frame, rc->ack_frame);
-  ofi_comm_prepare(&rc->base, &rc->ack, OFI_OP_ACK, 0);
+  ofi_comm_prepare_report(&rc->base, &rc->ack, OFI_OP_ACK, 0, &frame, rc->ack_frame);
   int err = ofi_op_post(&rc->ack);
   const struct ofi_completion failed = {.err = -err, .text = "it could not be posted"};
   if (rail_unlikely(err)) control_failed(rc, &rc->ack, &failed);
@@ -174,7 +171,7 @@ void ofi_control_send(struct ofi_control_link *link) {
   struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, control);
   if (rail_unlikely(ofi_comm_status(&rc->base) != RAIL_OK)) return;
   if (rc->grants_due) ofi_grant_all(rc);
-  uint32_t gone = atomic_load_explicit(&rc->base.faults, memory_order_relaxed) & OFI_PEER_FAULTS;
+  uint32_t gone = atomic_load_explicit(&rc->base.pending_work, memory_order_relaxed) & OFI_PEER_FAULTS;
   if (gone || rc->sender_unreachable || memcmp(&rc->have, &rc->reported, sizeof rc->have) == 0) return;
   if (rail_unlikely(rc->ack.state != OFI_OP_IDLE)) return; /* its completion asks again */
   send_ack(rc);
@@ -229,8 +226,8 @@ static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer
 static bool match_eager(struct ofi_send_comm *sc, uint32_t tag) {
   for (uint32_t seq = sc->report.seen; seq != sc->next_eager; seq++) {
     unsigned int i = seq % OFI_MAX_GRANTS;
-    if (sc->in_flight[i].matched || sc->in_flight[i].tag != tag) continue;
-    sc->in_flight[i].matched = true;
+    if (sc->in_flight[i].has_grant || sc->in_flight[i].tag != tag) continue;
+    sc->in_flight[i].has_grant = true;
     return true;
   }
   return false;
@@ -276,7 +273,7 @@ static bool keep_grant(struct ofi_send_comm *sc, uint32_t seq, const struct ofi_
 /* All are kept before the first is applied. */
 bool ofi_handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
   struct ofi_grant *grant;
-  uint32_t seq = frame->seq;
+  uint32_t seq = frame->grant;
   if (frame->nkeys != sc->base.remote_nics) return false;
   for (unsigned int i = 0, n; i < frame->nbuffers; i += n) {
     for (n = 1; !frame->buffers[i + n - 1].last; n++) continue; /* ofi_frame_decode has checked that there is one */
@@ -290,7 +287,7 @@ bool ofi_handle_grants(struct ofi_send_comm *sc, const struct ofi_frame *frame) 
 
 /* Of those that came too early the one that knows most is kept. */
 bool ofi_handle_ack(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
-  uint32_t ahead = frame->seq - sc->grants_applied;
+  uint32_t ahead = frame->next_grant - sc->grants_applied;
   if (ahead == 0) {
     /* One that was overtaken says nothing new. */
     bool old = (int32_t)(frame->report.seen - sc->report.seen) < 0 ||
@@ -299,10 +296,11 @@ bool ofi_handle_ack(struct ofi_send_comm *sc, const struct ofi_frame *frame) {
     return old || apply_report(sc, &frame->report);
   }
   if (ahead > OFI_MAX_GRANTS) return (int32_t)ahead < 0; /* overtaken by GRANTs */
-  if (sc->report_held && (int32_t)(frame->seq - sc->held_seq) < 0) return true;
-  if (sc->report_held && frame->seq == sc->held_seq && (int32_t)(frame->report.seen - sc->held.seen) < 0) return true;
+  if (sc->report_held && (int32_t)(frame->next_grant - sc->held_seq) < 0) return true;
+  if (sc->report_held && frame->next_grant == sc->held_seq && (int32_t)(frame->report.seen - sc->held.seen) < 0)
+    return true;
   sc->report_held = true;
-  sc->held_seq = frame->seq;
+  sc->held_seq = frame->next_grant;
   sc->held = frame->report;
   return true;
 }

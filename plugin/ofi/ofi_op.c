@@ -19,7 +19,7 @@
 
 /* ---- posting ---------------------------------------------------------------------------- */
 
-/* A message that the provider copies and never completes: the endpoint's max_inject. Beside OFI_NOT_TRIED. */
+/* What a post returns, beside OFI_NOT_TRIED: the provider has copied the message and will report no completion. */
 #define INJECTED 2
 static bool can_inject(const struct ofi_op *op) {
   return op->head_size + op->size <= op->nic->max_inject;
@@ -229,26 +229,34 @@ RAIL_COLD static void malformed(struct ofi_endpoint *endpoint, const void *bytes
   if (comm) endpoint->ops->malformed(comm, (unsigned int)frame.type, size);
 }
 
-/* Messages that are no frames, and frames for comms that are closed, are dropped: anybody may send them. */
-static void frame_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
-  struct ofi_endpoint_nic *nic = op->nic;
-  struct ofi_frame frame;
-  const void *payload;
+/* Its receive has ended, and is to be posted anew. */
+static void add_used_receive(const struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op) {
   op->state = OFI_OP_IDLE;
-  if (rail_likely(!completion->err)) {
-    nic->failed_receives = 0;
-    if (ofi_frame_decode(op->data, completion->size, &frame, &payload)) {
-      struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
-      if (comm) endpoint->ops->frame(comm, &frame, payload); /* on_frame, ofi_progress.c */
-    } else {
-      malformed(endpoint, op->data, completion->size);
-    }
-  } else if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) { /* anybody may send too much */
-    ofi_shut(endpoint, completion->text);
-  }
   if (ofi_endpoint_is_shut(endpoint)) return;
   STAILQ_INSERT_TAIL(&nic->used_receives, op, link);
   nic->nused++;
+}
+
+/* Messages that are no frames, and frames for comms that are closed, are dropped: anybody may send them. */
+RAIL_HOT_INLINE void frame_done(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op,
+                                size_t size) {
+  struct ofi_frame frame;
+  const void *payload;
+  nic->failed_receives = 0;
+  if (rail_likely(ofi_frame_decode(op->data, size, &frame, &payload))) {
+    struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
+    if (comm) endpoint->ops->frame(comm, &frame, payload); /* on_frame, ofi_progress.c */
+  } else {
+    malformed(endpoint, op->data, size);
+  }
+  add_used_receive(endpoint, nic, op);
+}
+
+/* Anybody may send a message that is too large. */
+RAIL_COLD static void frame_failed(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op,
+                                   const struct ofi_completion *completion) {
+  if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) ofi_shut(endpoint, completion->text);
+  add_used_receive(endpoint, nic, op);
 }
 
 /* Receives of control messages are posted anew while nothing else is to be done, or once a quarter of them is used:
@@ -263,14 +271,9 @@ static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoin
   }
 }
 
-static void handle_completion(struct ofi_endpoint *endpoint, void *context, const struct ofi_completion *completion) {
-  struct ofi_op *op = context;
-  if (op->kind <= OFI_OP_PROBE) { /* no progress of a comm */
-    if (op->kind == OFI_OP_FRAME_IN) {
-      frame_done(endpoint, op, completion);
-      return;
-    }
-  } else {
+/* An operation of a comm. */
+static void op_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
+  if (op->kind != OFI_OP_PROBE) { /* which is no progress of a comm */
     op->comm->stall.busy = 0;
     rail_stats_add(&op->comm->stats[OFI_COMM_COMPLETIONS], 1);
   }
@@ -281,7 +284,7 @@ static void handle_completion(struct ofi_endpoint *endpoint, void *context, cons
 /* An error without an operation: completions were lost, or the queue does not work any more. A message that is injected
  * has no operation either, and the end of its peer is its connection's to notice; no provider is known to give one
  * (fi_inject leaves no pending entry over shm, and tcp drops it with a line of its log). */
-RAIL_COLD static void read_error(struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic) {
+RAIL_COLD static void read_error(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
   char text[256];
   struct fi_cq_err_entry entry = {0};
   ssize_t n = fi_cq_readerr(nic->cq, &entry, 0);
@@ -293,8 +296,20 @@ RAIL_COLD static void read_error(struct ofi_endpoint *endpoint, const struct ofi
   const char *words = fi_cq_strerror(nic->cq, entry.prov_errno, entry.err_data, text, sizeof text);
   const struct ofi_completion failed = {.err = entry.err ? entry.err : FI_EOTHER, .prov_errno = entry.prov_errno,
                                         .text = words ? words : ""};
-  if (entry.op_context) handle_completion(endpoint, entry.op_context, &failed);
+  struct ofi_op *op = entry.op_context;
+  if (op && op->kind == OFI_OP_FRAME_IN) frame_failed(endpoint, nic, op, &failed);
+  else if (op) op_done(endpoint, op, &failed);
   else if (!nic->max_inject || !(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
+}
+
+/* Of operations that have succeeded. Not inlined: a poll that finds nothing needs none of its registers. */
+__attribute__((noinline)) static void handle_entries(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic,
+                                                     const struct fi_cq_msg_entry *entries, ssize_t n) {
+  for (ssize_t i = 0; i < n && !ofi_endpoint_is_shut(endpoint); i++) {
+    struct ofi_op *op = entries[i].op_context;
+    if (op->kind == OFI_OP_FRAME_IN) frame_done(endpoint, nic, op, entries[i].len);
+    else op_done(endpoint, op, &(struct ofi_completion){.size = entries[i].len});
+  }
 }
 
 RAIL_HOT_INLINE bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
@@ -304,15 +319,9 @@ RAIL_HOT_INLINE bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint
     ssize_t n = fi_cq_read(nic->cq, entries, BATCH);
     if (n == -FI_EAGAIN || n == 0) break;
     any = true;
-    if (rail_unlikely(n == -FI_EAVAIL)) {
-      read_error(endpoint, nic);
-    } else if (rail_unlikely(n < 0)) {
-      ofi_shut(endpoint, ofi_fabric_strerror((int)n));
-    }
-    for (ssize_t i = 0; i < n && !ofi_endpoint_is_shut(endpoint); i++) {
-      const struct ofi_completion good = {.size = entries[i].len};
-      handle_completion(endpoint, entries[i].op_context, &good);
-    }
+    if (rail_likely(n > 0)) handle_entries(endpoint, nic, entries, n);
+    else if (n == -FI_EAVAIL) read_error(endpoint, nic);
+    else ofi_shut(endpoint, ofi_fabric_strerror((int)n));
     if (nic->nused > nic->nreceives / 4) post_used_receives(endpoint, nic);
     if (n > 0 && n < BATCH) break;
   }

@@ -17,8 +17,8 @@ struct ofi_endpoint;
 struct ofi_endpoint_nic;
 struct ofi_nic;
 
-/* The order matters. What completes up to PROBE is no progress of its comm (handle_completion). What stands behind
- * TRECV goes out, and completes whether or not the peer sends: comm->noutgoing counts it. */
+/* The order matters: what stands behind TRECV goes out, and completes whether or not the peer sends; comm->noutgoing
+ * counts it. */
 enum ofi_op_kind {
   OFI_OP_FRAME_IN, /* a receive of a control message; the endpoint's own */
   OFI_OP_PROBE,    /* PING of a connection in use, and PONG */

@@ -41,9 +41,10 @@ static const struct rail_param rows[] = {
    .doc = "1: makeVDevice also fuses devices without a PCI path. NCCL's init fails with such a device, so this is for "
           "librailyard's NCCL_NET_FORCE_MERGE and for tests."},
   /* data */
-  {.name = "RAIL_OFI_INLINE", .type = RAIL_PARAM_BYTES, .def = "2K", .lo = 0, .hi = OFI_MAX_INLINE,
+  {.name = "RAIL_OFI_INLINE", .type = RAIL_PARAM_BYTES, .def = "-1", .lo = -1, .hi = OFI_MAX_INLINE,
    .offset = AT(inline_bytes),
-   .doc = "Payloads of at most so many bytes travel inside a control message, and ahead of their receive."},
+   .doc = "Payloads of at most so many bytes travel inside a control message, and ahead of their receive. -1: 8K over "
+          "tcp, with ofi_rxm or without, 2K over other providers."},
   {.name = "RAIL_OFI_MIN_PART", .type = RAIL_PARAM_BYTES, .def = "128K", .lo = 4096, .hi = 1 << 30,
    .offset = AT(min_part),
    .doc = "No message is split over the NICs of a fused device in parts smaller than this."},

@@ -19,7 +19,7 @@ struct ofi_params {
   const char *ifname, *family, *comm_id;
   int64_t fuse_no_pci;
   /* data */
-  int64_t inline_bytes; /* RAIL_OFI_INLINE: payload that travels inside a control message */
+  int64_t inline_bytes; /* RAIL_OFI_INLINE: payload that travels inside a control message; -1: by provider */
   int64_t min_part;     /* RAIL_OFI_MIN_PART: no message is split over NICs into smaller parts */
   int64_t flush;        /* RAIL_OFI_FLUSH: enum ofi_flush_mode */
   int64_t flush_disable; /* NCCL_GDR_FLUSH_DISABLE */

@@ -6,10 +6,69 @@
 
 #include "common/base/clock.h"
 
-#define GONE_MS 1000   /* after a peer's end: for what libfabric has yet to complete, or has of it */
-#define GONE_POLLS 256 /* and so many polls: a caller may stand still for longer */
+/* Time, and polls (a caller may stand still for longer), in which operations of a peer that ended may still complete */
+#define GONE_MS 1000
+#define GONE_POLLS 256
 
-/* ---- struct ofi_endpoint_ops ------------------------------------ */
+/* ---- the steps of test, in their order --------------------------------------------------- */
+
+/* Polls the endpoint, unless another thread does. */
+static rail_result_t progress_request(struct ofi_request *r);
+/* The request is not done, and the watch thread has found something. */
+RAIL_COLD static rail_result_t handle_pending(struct ofi_request *r, uint32_t work, bool found);
+
+/* ---- test ----------------------------------------------------------------------------- */
+
+rail_result_t ofi_test(void *request, int *done, int *sizes) {
+  struct ofi_request *r = request;
+  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return rail_net_refuse_request("RailOFI", r);
+  if (rail_unlikely(r->magic != OFI_REQ_SEND && r->magic != OFI_REQ_RECV && r->magic != OFI_REQ_FLUSH))
+    return rail_net_refuse_request("RailOFI", r);
+  if (!ofi_request_is_complete(r)) {
+    rail_result_t result = progress_request(r);
+    /* A request that is done is done, whatever happened to others. */
+    if (!ofi_request_is_complete(r)) return result;
+  }
+  if (r->magic == OFI_REQ_SEND) ofi_send_finish(rail_container_of(r, struct ofi_send, base), sizes);
+  else if (r->magic == OFI_REQ_RECV) ofi_recv_finish(rail_container_of(r, struct ofi_recv, base), sizes);
+  else ofi_flush_finish(rail_container_of(r, struct ofi_flush, base));
+  *done = 1;
+  return RAIL_OK;
+}
+
+/* RAIL_OK, or the comm's error. */
+static rail_result_t progress_request(struct ofi_request *r) {
+  struct ofi_comm *comm = r->comm;
+  RAIL_TRY(ofi_comm_status(comm));
+  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
+  bool found = ofi_poll(comm->endpoint);
+  if (!ofi_request_is_complete(r)) {
+    const uint32_t work = atomic_load_explicit(&comm->pending_work, memory_order_acquire);
+    if (rail_unlikely(work)) (void)handle_pending(r, work, found);
+  }
+  ofi_endpoint_unlock(comm->endpoint);
+  return rail_first_error(&comm->error);
+}
+
+/* When a poll has found nothing, all that the peer sent before it went has been handled; on an endpoint with other
+ * connections that may never be. A receiver that closed with nothing outstanding has every message that was sent to
+ * buffers of it; libfabric has yet to complete their operations. */
+RAIL_COLD static rail_result_t handle_pending(struct ofi_request *r, uint32_t work, bool found) {
+  struct ofi_comm *comm = r->comm;
+  const uint32_t faults = work & OFI_PEER_FAULTS;
+  if (work & OFI_FLUSH_LATER) ofi_flush_begin_later(ofi_recv_comm_of(comm));
+  if (work & RAIL_OOB_STALLED) ofi_comm_check_stall(comm);
+  if (!faults || r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* a flush needs no peer */
+  if (!comm->gone_deadline) {
+    comm->gone_deadline = rail_deadline_in_ms(GONE_MS);
+    comm->gone_polls = comm->endpoint->polls + GONE_POLLS;
+  }
+  bool over = rail_deadline_passed(comm->gone_deadline) && comm->endpoint->polls >= comm->gone_polls;
+  bool has_all = comm->sender && work & RAIL_OOB_PEER_CLOSED && !(work & RAIL_OOB_PEER_GAVE_UP);
+  return (found || has_all) && !over ? RAIL_OK : ofi_comm_fail_faults(comm, faults);
+}
+
+/* ---- from ofi_poll: struct ofi_endpoint_ops ----------------------------------------------- */
 
 /* What a comm that deregMr or close has ended still posted is over; its requests are not looked at any more. */
 static void on_completion(struct ofi_op *op, const struct ofi_completion *completion) {
@@ -77,53 +136,3 @@ static void shut(struct ofi_comm *comm, const char *why) {
 const struct ofi_endpoint_ops ofi_progress_ops = {
   .completed = on_completion, .frame = on_frame, .malformed = on_malformed, .send_control = ofi_control_send,
   .unbind = unbind, .shut = shut};
-
-/* ---- test ----------------------------------------------------------------------------- */
-
-/* When a poll has found nothing, all that the peer sent before it went has been handled; on an endpoint with other
- * connections that may never be. A receiver that closed with nothing outstanding has every message that was sent to
- * buffers of it; libfabric has yet to complete their operations. */
-RAIL_COLD static rail_result_t check_faults(struct ofi_request *r, uint32_t faults, bool found) {
-  struct ofi_comm *comm = r->comm;
-  if (faults & OFI_FLUSH_LATER) ofi_flush_begin_later(ofi_recv_comm_of(comm));
-  if (faults & RAIL_OOB_STALLED) ofi_comm_check_stall(comm);
-  if (!(faults & OFI_PEER_FAULTS) || r->magic == OFI_REQ_FLUSH) return RAIL_OK; /* a flush needs no peer */
-  if (!comm->gone_deadline) {
-    comm->gone_deadline = rail_deadline_in_ms(GONE_MS);
-    comm->gone_polls = comm->endpoint->polls + GONE_POLLS;
-  }
-  bool over = rail_deadline_passed(comm->gone_deadline) && comm->endpoint->polls >= comm->gone_polls;
-  bool has_all = comm->sender && faults & RAIL_OOB_PEER_CLOSED && !(faults & RAIL_OOB_PEER_GAVE_UP);
-  return (found || has_all) && !over ? RAIL_OK : ofi_comm_fail_faults(comm, faults);
-}
-
-/* RAIL_OK, or the comm's error. */
-static rail_result_t progress_request(struct ofi_request *r) {
-  struct ofi_comm *comm = r->comm;
-  RAIL_TRY(ofi_comm_status(comm));
-  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return RAIL_OK; /* another thread polls for this one */
-  bool found = ofi_poll(comm->endpoint);
-  if (!ofi_request_is_complete(r)) {
-    uint32_t faults = atomic_load_explicit(&comm->faults, memory_order_acquire);
-    if (rail_unlikely(faults)) (void)check_faults(r, faults, found);
-  }
-  ofi_endpoint_unlock(comm->endpoint);
-  return rail_first_error(&comm->error);
-}
-
-rail_result_t ofi_test(void *request, int *done, int *sizes) {
-  struct ofi_request *r = request;
-  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV)) return rail_net_refuse_request("RailOFI", r);
-  if (rail_unlikely(r->magic != OFI_REQ_SEND && r->magic != OFI_REQ_RECV && r->magic != OFI_REQ_FLUSH))
-    return rail_net_refuse_request("RailOFI", r);
-  if (!ofi_request_is_complete(r)) {
-    rail_result_t result = progress_request(r);
-    /* A request that is done is done, whatever happened to others. */
-    if (!ofi_request_is_complete(r)) return result;
-  }
-  if (r->magic == OFI_REQ_SEND) ofi_send_finish(rail_container_of(r, struct ofi_send, base), sizes);
-  else if (r->magic == OFI_REQ_RECV) ofi_recv_finish(rail_container_of(r, struct ofi_recv, base), sizes);
-  else ofi_flush_finish(rail_container_of(r, struct ofi_flush, base));
-  *done = 1;
-  return RAIL_OK;
-}

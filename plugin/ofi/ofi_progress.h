@@ -36,11 +36,10 @@ void ofi_recv_finish(struct ofi_recv *recv, int *sizes);
 
 /* Must the sender know of the receive? Not where its messages come on credit. */
 bool ofi_grant_is_needed(const struct ofi_recv_comm *rc, const struct ofi_recv *recv);
-/* After an irecv. The first of several irecvs in a row, without a poll in between, is granted at once; the others go
- * together, with the next poll. Whoever polls the endpoint does it: the watch thread if no caller does. */
-void ofi_grant_soon(struct ofi_recv_comm *rc);
-/* Grants all receives that are not, in as few frames as hold them. */
+/* Grants all receives that are not, in as few frames as hold them: tagged receives are posted, then the frame. */
 void ofi_grant_all(struct ofi_recv_comm *rc);
+/* With the next poll of the endpoint, whoever makes it: the watch thread if no caller does. */
+void ofi_grant_with_next_poll(struct ofi_recv_comm *rc);
 /* Something has arrived, or the sender has asked: an ACK with the next poll if half of the credit can be given back or
  * the sender waits for it, else when no caller polls any more. */
 void ofi_ack_soon(struct ofi_recv_comm *rc);

@@ -9,8 +9,8 @@
  * is done when all its buffers are.
  *
  * GRANTs are made in the order of the receives: what stands before a receive that needs one is granted, too. So both
- * sides agree which buffer an EAGER is for: the oldest of its tag that is not filled, and that its sender did not know
- * of, for what it knows of goes to the buffers that it names.
+ * sides agree which buffer an EAGER fills: the oldest one of its tag that is not filled, of those whose GRANT the
+ * sender did not have when it sent. A message for a buffer whose GRANT it had names that buffer.
  *
  * The sender learns what has arrived, and which places are free again, from each GRANT, or from an ACK (ofi_grant.c).
  */
@@ -20,100 +20,28 @@
 #include "common/base/ordered_copy.h"
 #include "plugin/ofi/ofi_progress.h"
 
-/* All of a message is in its buffer: with the last buffer what irecv (receive) began is complete. */
-static void complete_buffer(struct ofi_recv_buffer *b, uint64_t size) {
-  struct ofi_recv *recv = b->op.request;
-  struct ofi_recv_comm *rc = ofi_recv_comm_of(recv->base.comm);
-  uint64_t *stats = rc->base.stats;
-  b->done = true;
-  b->arrived = size;
-  rail_stats_add(&stats[OFI_COMM_MESSAGES], 1);
-  rail_stats_add(&stats[OFI_COMM_BYTES], size);
-  if (b->mr) rail_net_memory_release(&b->mr->memory);
-  if (--recv->pending) return;
-  if (recv->seq == rc->first_incomplete) rc->first_incomplete++;
-  ofi_request_end(&recv->base);
-}
+/* ---- the steps of a receive, in their order -------------------------------------------- */
 
-/* ---- a message on credit, into its buffer -------------------------------------- */
+/* Takes a slot; where the sender must know of it, grants its buffers. */
+static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
+                             void **mhandles, void **request);
+/* Fills its buffers with messages that came before it. */
+static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv);
+/* A message on credit has come: takes it in the order of the numbers, or keeps it until those before it are here. */
+static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
+/* Finds its buffer, or keeps it as unexpected. */
+static void take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t first_unknown, const void *payload,
+                       uint32_t size);
+/* Copies it into its buffer. */
+static void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size);
+/* A message for a granted buffer has come, or a part of one. */
+static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
+/* All of that message is in its buffer. */
+static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size);
+/* Any message is in its buffer: with the last buffer the receive is done. */
+static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size);
 
-RAIL_COLD static void too_large(struct ofi_comm *comm, uint64_t size, const struct ofi_recv_buffer *b) {
-  (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "the peer's message of %llu bytes with tag %u is larger than the receive "
-                      "buffer of %llu bytes; send and receive do not fit together", (unsigned long long)size, b->tag,
-                      (unsigned long long)b->capacity);
-}
-
-/* Its sender has been done with it: it learns of it at its next call. One refusal says enough: an earlier one may be
- * under way still. */
-RAIL_COLD static void refuse_eager(struct ofi_recv_comm *rc, uint64_t size, const struct ofi_recv_buffer *b) {
-  struct ofi_frame frame;
-  too_large(&rc->base, size, b);
-  if (rc->refusal.state != OFI_OP_IDLE) return;
-  ofi_frame_begin(&frame, OFI_FRAME_TOO_LARGE);
-  frame.size = size;
-  (void)ofi_comm_post_frame(&rc->base, &rc->refusal, OFI_OP_REFUSAL, 0, &frame, rc->refusal_frame);
-}
-
-RAIL_COLD static void cancel_failed(struct ofi_comm *comm, int err) {
-  (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the provider does not cancel a receive: fi_cancel: %s; check: another "
-                      "protocol (RAIL_OFI_PROTOCOL=rma), another provider (RAIL_OFI_PROVIDER)",
-                      ofi_fabric_strerror(err));
-}
-
-/* The payload of an EAGER. A tagged receive that is posted for the buffer, and that the sender sends nothing to, is
- * cancelled: the memory is libfabric's until that has ended. False: the comm has failed, as where the message is too
- * large. */
-static bool fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size) {
-  if (rail_unlikely(size > b->capacity)) {
-    refuse_eager(rc, size, b);
-    return false;
-  }
-  if (size) rail_ordered_copy(b->data, payload, size);
-  b->arrived = size;
-  if (rail_unlikely(b->op.state != OFI_OP_IDLE)) {
-    b->cancelled = true;
-    int err = ofi_op_cancel(&b->op);
-    if (rail_unlikely(err)) {
-      cancel_failed(&rc->base, err);
-      return false;
-    }
-    if (b->op.state != OFI_OP_IDLE) return true;
-  }
-  complete_buffer(b, size);
-  return true;
-}
-
-/* ---- unexpected messages ------------------------------------------------------- */
-
-static struct ofi_place *place_at(struct ofi_recv_comm *rc, uint32_t seq) {
-  return &rc->places[seq % OFI_MAX_GRANTS];
-}
-static uint8_t *payload_at(struct ofi_recv_comm *rc, uint32_t seq) {
-  return rc->payloads + (size_t)(seq % OFI_MAX_GRANTS) * rc->base.max_inline;
-}
-
-static void free_places(struct ofi_recv_comm *rc) {
-  while (rc->have.freed != rc->have.seen && place_at(rc, rc->have.freed)->state == OFI_PLACE_FREE)
-    rc->have.freed++;
-}
-
-/* Messages that came before their receive, the oldest of each tag first. False: the comm has failed. */
-static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
-  for (unsigned int i = 0; i < recv->n; i++)
-    for (uint32_t seq = rc->have.freed; seq != rc->have.seen; seq++) {
-      struct ofi_place *place = place_at(rc, seq);
-      if (place->state != OFI_PLACE_UNEXPECTED || place->tag != recv->buffers[i].tag) continue;
-      place->state = OFI_PLACE_FREE;
-      rc->unexpected--;
-      if (!fill(rc, &recv->buffers[i], payload_at(rc, seq), place->size)) return false;
-      break;
-    }
-  free_places(rc);
-  ofi_ack_soon(rc);
-  return true;
-}
-
-/* ---- irecv -------------------------------------------------------------------- */
+/* ---- irecv ----------------------------------------------------------------------------- */
 
 /* The first that its registration does not cover, or that is too large; n: none. */
 static int first_bad_buffer(const struct ofi_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
@@ -123,6 +51,27 @@ static int first_bad_buffer(const struct ofi_comm *comm, int n, void **data, con
       return i;
   return n;
 }
+
+rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
+                        void **phandles, void **request) {
+  (void)phandles;
+  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The slot
+   * is in use until they are: nothing would be gained. */
+  *request = NULL;
+  struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "irecv");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (rail_unlikely(!rail_net_recv_args_ok(n, OFI_MAX_GROUP, data, sizes, tags)))
+    return rail_net_refuse_recv_args("RailOFI", n, OFI_MAX_GROUP, data, sizes, tags);
+  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
+  if (rail_unlikely(bad < n))
+    return rail_net_refuse_buffer("RailOFI", "irecv", mhandles ? mhandles[bad] : NULL, comm, data[bad], sizes[bad]);
+  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return ofi_comm_status(comm); /* another thread polls for it */
+  rail_result_t result = receive(ofi_recv_comm_of(comm), n, data, sizes, tags, mhandles, request);
+  ofi_endpoint_unlock(comm->endpoint);
+  return result;
+}
+
+/* ---- take a slot, tell the sender ------------------------------------------------------- */
 
 /* How the buffer's message is to come. Without EAGERs the device supports GPU memory, and the sender's payload may be
  * there: such a payload cannot follow a frame, which is in host memory (rxm and efa take the kind of memory from the
@@ -135,14 +84,14 @@ static void choose_kind(const struct ofi_comm *comm, struct ofi_recv_buffer *b) 
   b->takes_data = host && b->kind != OFI_BUFFER_TAGGED;
 }
 
-RAIL_COLD static rail_result_t fail_unreachable(struct ofi_comm *comm) {
-  return ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "the provider could not send the peer an earlier control message; has "
-                       "it closed the connection? check: the peer's log, the fabric between the two");
-}
-
 /* seq, or the oldest receive that is in the table still, if seq is older. */
 static uint32_t clamp_to_table(const struct ofi_recv_comm *rc, uint32_t seq) {
   return rc->next_seq - seq > OFI_MAX_RECVS ? rc->next_seq - OFI_MAX_RECVS : seq;
+}
+
+RAIL_COLD static rail_result_t fail_unreachable(struct ofi_comm *comm) {
+  return ofi_comm_fail(comm, RAIL_REMOTE_ERROR, "the provider could not send the peer an earlier control message; has "
+                       "it closed the connection? check: the peer's log, the fabric between the two");
 }
 
 /* Under the lock. */
@@ -176,31 +125,72 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   *request = recv;
   /* The request exists now: test returns a failure. */
   if (rc->unexpected && rail_unlikely(!take_unexpected(rc, recv))) return RAIL_OK;
-  if (rail_unlikely(recv->pending && rc->sender_unreachable)) (void)fail_unreachable(&rc->base);
-  else if (recv->pending && ofi_grant_is_needed(rc, recv)) ofi_grant_soon(rc);
+  if (rail_unlikely(recv->pending && rc->sender_unreachable)) {
+    (void)fail_unreachable(&rc->base);
+  } else if (recv->pending && ofi_grant_is_needed(rc, recv)) {
+    /* The first of several irecvs in a row, without a poll in between, is granted at once; the others go together. */
+    if (rc->last_grant_poll == rc->base.endpoint->polls) {
+      ofi_grant_with_next_poll(rc);
+    } else {
+      rc->last_grant_poll = rc->base.endpoint->polls;
+      ofi_grant_all(rc);
+    }
+  }
   return RAIL_OK;
 }
 
-rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
-                        void **phandles, void **request) {
-  (void)phandles;
-  /* *request may be RAIL_NET_OPTIONAL_RECV, which allows a receive to be done before its bytes are in place. The slot
-   * is in use until they are: nothing would be gained. */
-  *request = NULL;
-  struct ofi_comm *comm = ofi_comm_of(recv_comm, OFI_RECV_COMM_MAGIC, "irecv");
-  if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!rail_net_recv_args_ok(n, OFI_MAX_GROUP, data, sizes, tags)))
-    return rail_net_refuse_recv_args("RailOFI", n, OFI_MAX_GROUP, data, sizes, tags);
-  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
-  if (rail_unlikely(bad < n))
-    return rail_net_refuse_buffer("RailOFI", "irecv", mhandles ? mhandles[bad] : NULL, comm, data[bad], sizes[bad]);
-  if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return ofi_comm_status(comm); /* another thread polls for it */
-  rail_result_t result = receive(ofi_recv_comm_of(comm), n, data, sizes, tags, mhandles, request);
-  ofi_endpoint_unlock(comm->endpoint);
-  return result;
+/* ---- unexpected messages: kept in places until their receive ----------------------------- */
+
+static struct ofi_place *place_at(struct ofi_recv_comm *rc, uint32_t seq) {
+  return &rc->places[seq % OFI_MAX_GRANTS];
+}
+static uint8_t *payload_of(struct ofi_recv_comm *rc, const struct ofi_place *place) {
+  return rc->payloads + (size_t)place->payload * rc->base.max_inline;
 }
 
-/* ---- from test: messages on credit --------------------------------------------- */
+/* Keeps a message in its place, which is free. There is a payload: places that are not free are as many as the credit
+ * at most. */
+static void keep_message(struct ofi_recv_comm *rc, struct ofi_place *place, const struct ofi_place *message,
+                         const void *payload) {
+  *place = *message;
+  place->payload = rc->free_payloads[--rc->nfree_payloads];
+  if (place->size) memcpy(payload_of(rc, place), payload, place->size);
+}
+
+/* The payload's bytes stay as they are until the next message is kept. */
+static void release_place(struct ofi_recv_comm *rc, struct ofi_place *place) {
+  place->state = OFI_PLACE_FREE;
+  rc->free_payloads[rc->nfree_payloads++] = (uint8_t)place->payload;
+}
+
+/* Where none is, all places are free. */
+static bool any_is_kept(const struct ofi_recv_comm *rc) { return rc->nfree_payloads != OFI_MAX_EAGER; }
+
+/* Their credit is the sender's again. */
+static void free_places(struct ofi_recv_comm *rc) {
+  if (rail_likely(!any_is_kept(rc))) rc->have.freed = rc->have.seen;
+  while (rc->have.freed != rc->have.seen && place_at(rc, rc->have.freed)->state == OFI_PLACE_FREE)
+    rc->have.freed++;
+}
+
+/* Messages that came before their receive, the oldest of each tag first. False: the comm has failed. */
+static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
+  for (unsigned int i = 0; i < recv->n; i++)
+    for (uint32_t seq = rc->have.freed; seq != rc->have.seen; seq++) {
+      struct ofi_place *place = place_at(rc, seq);
+      if (place->state != OFI_PLACE_UNEXPECTED || place->tag != recv->buffers[i].tag) continue;
+      release_place(rc, place);
+      rc->unexpected--;
+      fill(rc, &recv->buffers[i], payload_of(rc, place), place->size);
+      if (rail_unlikely(rail_first_error(&rc->base.error) != RAIL_OK)) return false;
+      break;
+    }
+  free_places(rc);
+  ofi_ack_soon(rc);
+  return true;
+}
+
+/* ---- from test: what came ---------------------------------------------------------------- */
 
 RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_frame *frame, const char *why) {
   (void)ofi_comm_fail(comm, RAIL_REMOTE_ERROR,
@@ -209,110 +199,16 @@ RAIL_COLD static void protocol_error(struct ofi_comm *comm, const struct ofi_fra
                       why, frame->type, frame->seq, frame->index, (unsigned long long)frame->size);
 }
 
-/* The oldest unfilled buffer of the tag that the EAGER's sender did not know of. Receives with GRANTs before `count`
- * are skipped: the sender had those, and would have named the buffer. NULL: there is none. */
-static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count) {
-  for (uint32_t seq = rc->first_incomplete; seq != rc->next_seq; seq++) {
-    struct ofi_recv *recv = ofi_recv_at(rc, seq);
-    if (recv->pending == 0) {
-      if (seq == rc->first_incomplete) rc->first_incomplete++;
-      continue;
-    }
-    if (recv->granted && (int32_t)(recv->grant_seq - count) < 0) continue;
-    for (unsigned int i = 0; i < recv->n; i++)
-      if (recv->buffers[i].tag == tag && ofi_recv_is_unfilled(&recv->buffers[i])) return &recv->buffers[i];
-  }
-  return NULL;
+RAIL_COLD static void fail_too_large(struct ofi_comm *comm, uint64_t size, const struct ofi_recv_buffer *b) {
+  (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "the peer's message of %llu bytes with tag %u is larger than the receive "
+                      "buffer of %llu bytes; send and receive do not fit together", (unsigned long long)size, b->tag,
+                      (unsigned long long)b->capacity);
 }
-
-/* The next one in the order of the numbers, from its frame or from its place. False: the comm has failed. */
-static bool take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t count, const void *payload, uint32_t size) {
-  uint32_t seq = rc->have.seen++;
-  struct ofi_place *place = place_at(rc, seq);
-  struct ofi_recv_buffer *b = find_buffer(rc, tag, count);
-  if (rail_likely(b != NULL)) {
-    place->state = OFI_PLACE_FREE;
-    return fill(rc, b, payload, size);
-  }
-  if (place->state == OFI_PLACE_FREE && size) memcpy(payload_at(rc, seq), payload, size);
-  *place = (struct ofi_place){.state = OFI_PLACE_UNEXPECTED, .tag = tag, .size = size};
-  rc->unexpected++;
-  return true;
-}
-
-static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  uint32_t ahead = frame->seq - rc->have.seen, used = rc->have.seen - rc->have.freed;
-  struct ofi_place *place = NULL;
-  if (rc->base.eager_count && ahead < rc->base.eager_count - used) place = place_at(rc, frame->seq);
-  if (rail_unlikely(!place || place->state != OFI_PLACE_FREE || frame->size > rc->base.max_inline)) {
-    protocol_error(&rc->base, frame, "a message beyond the credit");
-    return;
-  }
-  if (rail_unlikely((int32_t)(rc->ngrants - frame->count) < 0)) {
-    protocol_error(&rc->base, frame, "a message whose sender knows receives that were not granted");
-    return;
-  }
-  if (rail_unlikely(ahead)) {
-    *place = (struct ofi_place){.state = OFI_PLACE_EARLY, .tag = frame->tag, .count = frame->count,
-                                .size = (uint32_t)frame->size};
-    if (frame->size) memcpy(payload_at(rc, frame->seq), payload, frame->size);
-    return;
-  }
-  bool good = take_eager(rc, frame->tag, frame->count, payload, (uint32_t)frame->size);
-  while (good && (place = place_at(rc, rc->have.seen))->state == OFI_PLACE_EARLY)
-    good = take_eager(rc, place->tag, place->count, payload_at(rc, rc->have.seen), place->size);
-  if (rail_unlikely(!good)) return;
-  free_places(rc);
-  ofi_ack_soon(rc);
-}
-
-/* ---- from test: messages for buffers that were granted ------------------------- */
-
-/* A message has come by other means than an EAGER. */
-static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
-  rc->have.filled++;
-  complete_buffer(b, size);
-  ofi_ack_soon(rc);
-}
-
-/* A part of a message is in its buffer. */
-static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const struct ofi_frame *frame) {
-  if (!b->parts) {
-    b->parts = b->left = (uint8_t)frame->parts;
-    b->arrived = frame->size;
-  }
-  if (b->kind != OFI_BUFFER_RMA || b->parts != frame->parts || b->arrived != frame->size)
-    protocol_error(&rc->base, frame, "a part that does not fit the others");
-  else if (--b->left == 0) complete_granted(rc, b, frame->size);
-}
-
-/* DATA, FIN, TOO_LARGE: for a buffer that was granted, and that no EAGER has filled. */
-static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  struct ofi_recv *recv = rc->by_grant[frame->seq % OFI_MAX_RECVS];
-  struct ofi_recv_buffer *b = recv ? &recv->buffers[frame->index] : NULL;
-  bool granted = recv && recv->granted && recv->grant_seq == frame->seq && frame->index < recv->n &&
-                 ofi_recv_is_unfilled(b);
-  if (rail_unlikely(!granted)) {
-    protocol_error(&rc->base, frame, "data for a buffer that is not granted");
-  } else if (frame->size > b->capacity) {
-    if (frame->type == OFI_FRAME_TOO_LARGE) too_large(&rc->base, frame->size, b);
-    else protocol_error(&rc->base, frame, "more data than the buffer holds");
-  } else if (frame->type == OFI_FRAME_FIN) {
-    handle_fin(rc, b, frame);
-  } else if (frame->type == OFI_FRAME_DATA && b->takes_data && !b->parts) {
-    if (frame->size) rail_ordered_copy(b->data, payload, frame->size);
-    complete_granted(rc, b, frame->size);
-  } else {
-    protocol_error(&rc->base, frame, "data that the buffer does not take so");
-  }
-}
-
-/* ---- from test: what came ------------------------------------------------------ */
 
 /* The sender is about to close, or has found no buffer for a message: there may be a small one that is not granted. */
 static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) {
   rc->report_wanted = rc->grant_wanted = true;
-  rc->report_wanted_at = (struct ofi_report){.seen = frame->seq, .filled = frame->count};
+  rc->report_wanted_at = (struct ofi_report){.seen = frame->next_eager, .filled = frame->granted_sends};
   ofi_grant_all(rc);
   ofi_ack_soon(rc);
 }
@@ -335,13 +231,157 @@ void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, 
   }
 }
 
+/* ---- from test: messages on credit ------------------------------------------------------- */
+
+/* Messages before it are missing. */
+static void keep_early(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  const struct ofi_place message = {.state = OFI_PLACE_EARLY, .tag = frame->tag,
+                                    .first_unknown = frame->first_unknown, .size = (uint32_t)frame->size};
+  keep_message(rc, place_at(rc, frame->eager), &message, payload);
+}
+
+/* Kept messages whose turn it is, now that the one before them has come. */
+static void take_early(struct ofi_recv_comm *rc) {
+  struct ofi_place *place;
+  while ((place = place_at(rc, rc->have.seen))->state == OFI_PLACE_EARLY && !rail_first_error(&rc->base.error))
+    take_eager(rc, place->tag, place->first_unknown, payload_of(rc, place), place->size);
+}
+
+static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  uint32_t ahead = frame->eager - rc->have.seen, used = rc->have.seen - rc->have.freed;
+  bool fits = ahead < rc->base.eager_count - used && frame->size <= rc->base.max_inline;
+  if (rail_unlikely(!fits || (ahead && place_at(rc, frame->eager)->state != OFI_PLACE_FREE))) {
+    protocol_error(&rc->base, frame, "a message beyond the credit");
+  } else if (rail_unlikely((int32_t)(rc->ngrants - frame->first_unknown) < 0)) {
+    protocol_error(&rc->base, frame, "a message whose sender knows receives that were not granted");
+  } else if (rail_unlikely(ahead)) {
+    keep_early(rc, frame, payload);
+  } else {
+    take_eager(rc, frame->tag, frame->first_unknown, payload, (uint32_t)frame->size);
+    if (rail_unlikely(any_is_kept(rc))) take_early(rc);
+    free_places(rc);
+    ofi_ack_soon(rc);
+  }
+}
+
+/* The oldest unfilled buffer of the tag that the EAGER's sender did not know of. Receives with GRANTs before
+ * `first_unknown` are skipped: the sender had those, and would have named the buffer. NULL: there is none. */
+static struct ofi_recv_buffer *find_buffer(struct ofi_recv_comm *rc, uint32_t tag, uint32_t first_unknown) {
+  for (uint32_t seq = rc->first_incomplete; seq != rc->next_seq; seq++) {
+    struct ofi_recv *recv = ofi_recv_at(rc, seq);
+    if (recv->pending == 0) {
+      if (seq == rc->first_incomplete) rc->first_incomplete++;
+      continue;
+    }
+    if (recv->granted && (int32_t)(recv->grant_seq - first_unknown) < 0) continue;
+    struct ofi_recv_buffer *b = recv->buffers;
+    for (unsigned int i = 0; i < recv->n; i++, b++)
+      if (b->tag == tag && ofi_recv_is_unfilled(b)) return b;
+  }
+  return NULL;
+}
+
+/* No receive has a buffer for it yet. It may be in its place already. */
+static void keep_unexpected(struct ofi_recv_comm *rc, struct ofi_place *place, uint32_t tag, const void *payload,
+                            uint32_t size) {
+  const struct ofi_place message = {.tag = tag, .size = size};
+  if (place->state == OFI_PLACE_FREE) keep_message(rc, place, &message, payload);
+  place->state = OFI_PLACE_UNEXPECTED;
+  rc->unexpected++;
+}
+
+/* The next one in the order of the numbers, from its frame or from its place. */
+static void take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t first_unknown, const void *payload,
+                       uint32_t size) {
+  struct ofi_place *place = place_at(rc, rc->have.seen++);
+  struct ofi_recv_buffer *b = find_buffer(rc, tag, first_unknown);
+  if (rail_likely(b != NULL)) {
+    if (rail_unlikely(any_is_kept(rc)) && place->state != OFI_PLACE_FREE) release_place(rc, place);
+    fill(rc, b, payload, size);
+  } else {
+    keep_unexpected(rc, place, tag, payload, size);
+  }
+}
+
+/* The send was reported as done, so the sender's next call returns the error. While a refusal is under way no second
+ * one is sent: one says enough. */
+RAIL_COLD static void refuse_eager(struct ofi_recv_comm *rc, uint64_t size, const struct ofi_recv_buffer *b) {
+  struct ofi_frame frame;
+  fail_too_large(&rc->base, size, b);
+  if (rc->refusal.state != OFI_OP_IDLE) return;
+  ofi_frame_begin(&frame, OFI_FRAME_TOO_LARGE);
+  frame.size = size;
+  (void)ofi_comm_post_frame(&rc->base, &rc->refusal, OFI_OP_REFUSAL, 0, &frame, rc->refusal_frame);
+}
+
+RAIL_COLD static void cancel_failed(struct ofi_comm *comm, int err) {
+  (void)ofi_comm_fail(comm, RAIL_SYSTEM_ERROR, "the provider does not cancel a receive: fi_cancel: %s; check: another "
+                      "protocol (RAIL_OFI_PROTOCOL=rma), another provider (RAIL_OFI_PROVIDER)",
+                      ofi_fabric_strerror(err));
+}
+
+/* An EAGER has filled a buffer for which a tagged receive is posted. The sender sends nothing to that, but the memory
+ * is libfabric's until it has ended. */
+static void cancel_receive(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint32_t size) {
+  b->cancelled = true;
+  b->arrived = size;
+  int err = ofi_op_cancel(&b->op);
+  if (rail_unlikely(err)) cancel_failed(&rc->base, err);
+  else if (b->op.state == OFI_OP_IDLE) complete_buffer(rc, b, size);
+}
+
+/* The payload of an EAGER. The comm fails where it is too large. */
+static void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size) {
+  if (rail_unlikely(size > b->capacity)) {
+    refuse_eager(rc, size, b);
+    return;
+  }
+  if (size) rail_ordered_copy(b->data, payload, size);
+  if (rail_likely(b->op.state == OFI_OP_IDLE)) complete_buffer(rc, b, size);
+  else cancel_receive(rc, b, size);
+}
+
+/* ---- from test: messages for buffers that were granted ----------------------------------- */
+
+/* A part of a message is in its buffer. */
+static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const struct ofi_frame *frame) {
+  if (!b->parts) {
+    b->parts = b->left = (uint8_t)frame->parts;
+    b->arrived = frame->size;
+  }
+  if (b->kind != OFI_BUFFER_RMA || b->parts != frame->parts || b->arrived != frame->size)
+    protocol_error(&rc->base, frame, "a part that does not fit the others");
+  else if (--b->left == 0) complete_granted(rc, b, frame->size);
+}
+
+/* DATA, FIN, TOO_LARGE: for a buffer that was granted, and that no EAGER has filled. */
+static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  struct ofi_recv *recv = rc->by_grant[frame->grant % OFI_MAX_RECVS];
+  struct ofi_recv_buffer *b = recv ? &recv->buffers[frame->index] : NULL;
+  bool granted = recv && recv->granted && recv->grant_seq == frame->grant && frame->index < recv->n &&
+                 ofi_recv_is_unfilled(b);
+  if (rail_unlikely(!granted)) {
+    protocol_error(&rc->base, frame, "data for a buffer that is not granted");
+  } else if (frame->size > b->capacity) {
+    if (frame->type == OFI_FRAME_TOO_LARGE) fail_too_large(&rc->base, frame->size, b);
+    else protocol_error(&rc->base, frame, "more data than the buffer holds");
+  } else if (frame->type == OFI_FRAME_FIN) {
+    handle_fin(rc, b, frame);
+  } else if (frame->type == OFI_FRAME_DATA && b->takes_data && !b->parts) {
+    if (frame->size) rail_ordered_copy(b->data, payload, frame->size);
+    complete_granted(rc, b, frame->size);
+  } else {
+    protocol_error(&rc->base, frame, "data that the buffer does not take so");
+  }
+}
+
 /* A tagged receive has ended. */
 void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_recv_comm *rc = ofi_recv_comm_of(op->comm);
   struct ofi_recv_buffer *b = rail_container_of(op, struct ofi_recv_buffer, op);
   if (rail_first_error(&rc->base.error) != RAIL_OK) return;
   if (rail_unlikely(b->cancelled)) {
-    if (completion->err == FI_ECANCELED) complete_buffer(b, b->arrived);
+    if (completion->err == FI_ECANCELED) complete_buffer(rc, b, b->arrived);
     else if (completion->err) (void)ofi_comm_fail_op(op, completion);
     else
       (void)ofi_comm_fail(&rc->base, RAIL_REMOTE_ERROR, "protocol error: two messages for one buffer with tag %u; is "
@@ -357,10 +397,30 @@ void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
   }
 }
 
+/* A message has come by other means than an EAGER. */
+static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
+  rc->have.filled++;
+  complete_buffer(rc, b, size);
+  ofi_ack_soon(rc);
+}
+
+/* ---- from test: the end of a receive ------------------------------------------------------ */
+
+static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
+  struct ofi_recv *recv = b->op.request;
+  uint64_t *stats = rc->base.stats;
+  b->done = true;
+  b->arrived = size;
+  rail_stats_add(&stats[OFI_COMM_MESSAGES], 1);
+  rail_stats_add(&stats[OFI_COMM_BYTES], size);
+  if (b->mr) rail_net_memory_release(&b->mr->memory);
+  if (--recv->pending) return;
+  if (recv->seq == rc->first_incomplete) rc->first_incomplete++;
+  ofi_request_end(&recv->base);
+}
+
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes) {
-  for (uint32_t i = 0; sizes && i < recv->n; i++) {
-    uint64_t arrived = recv->buffers[i].arrived;
-    sizes[i] = arrived > INT_MAX ? INT_MAX : (int)arrived;
-  }
+  const struct ofi_recv_buffer *b = recv->buffers;
+  for (unsigned int i = 0; sizes && i < recv->n; i++, b++) sizes[i] = (int)RAIL_MIN(b->arrived, INT_MAX);
   recv->base.magic = OFI_REQ_FREE;
 }

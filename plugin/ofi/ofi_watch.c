@@ -21,7 +21,7 @@ static struct rail_oob_work oob_work(const void *arg) {
 
 static void oob_event(void *arg, uint32_t events) {
   struct ofi_comm *comm = arg;
-  atomic_fetch_or(&comm->faults, events);
+  atomic_fetch_or(&comm->pending_work, events);
 }
 
 static void oob_silent(void *arg, bool silent) {

@@ -145,8 +145,8 @@ static bool fits_type(const struct ofi_frame *frame, size_t payload) {
     case OFI_FRAME_FIN:
       return !payload && frame->parts && frame->size <= RAIL_NET_MAX_BYTES;
     case OFI_FRAME_TOO_LARGE: return !payload && frame->size <= RAIL_NET_MAX_BYTES;
-    case OFI_FRAME_PING: return !payload && !frame->size && frame->index < OFI_MAX_PATHS;
-    case OFI_FRAME_PONG: return !payload && frame->index < OFI_MAX_PATHS;
+    case OFI_FRAME_PING: return !payload && !frame->size && frame->path < OFI_MAX_PATHS;
+    case OFI_FRAME_PONG: return !payload && frame->path < OFI_MAX_PATHS;
     case OFI_FRAME_EAGER: return false; /* is_eager has refused it */
     default: return !payload && !frame->size && !frame->index && !frame->tag;
   }
@@ -171,59 +171,58 @@ __attribute__((noinline)) static bool decode_report(const uint8_t *at, size_t si
 }
 
 bool ofi_frame_decode_head(const void *bytes, size_t size, struct ofi_frame *frame) {
-  struct ofi_frame_wire wire;
-  if (size < sizeof wire) return false;
-  memcpy(&wire, bytes, sizeof wire);
-  if (wire.magic != OFI_FRAME_MAGIC || wire.version != OFI_WIRE_VERSION) return false;
-  ofi_frame_begin(frame, (enum ofi_frame_type)wire.type);
-  frame->comm = le32toh(wire.comm);
-  frame->token = le64toh(wire.token);
+  const struct ofi_frame_wire *wire = bytes;
+  if (size < sizeof *wire) return false;
+  if (wire->magic != OFI_FRAME_MAGIC || wire->version != OFI_WIRE_VERSION) return false;
+  ofi_frame_begin(frame, (enum ofi_frame_type)wire->type);
+  frame->comm = le32toh(wire->comm);
+  frame->token = le64toh(wire->token);
   return true;
 }
 
-/* All that must be right in an EAGER. Its size is the payload's. Compilers compare four of the fields at once. */
+/* All that must be right in an EAGER: magic, version, type and index; parts, nbuffers, nkeys and zero. Its size is the
+ * payload's. */
 static inline bool is_eager(const struct ofi_frame_wire *wire, size_t payload) {
-  return wire->magic == OFI_FRAME_MAGIC && wire->version == OFI_WIRE_VERSION && wire->type == OFI_FRAME_EAGER &&
-         wire->index == 0 && wire->parts == 0 && wire->nbuffers == 0 && wire->nkeys == 0 && wire->zero == 0 &&
+  static const uint8_t first[] = {OFI_FRAME_MAGIC, OFI_WIRE_VERSION, OFI_FRAME_EAGER, 0}, zeros[4];
+  return memcmp(wire, first, sizeof first) == 0 && memcmp(&wire->parts, zeros, sizeof zeros) == 0 &&
          payload <= OFI_MAX_INLINE;
 }
 
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload) {
-  struct ofi_frame_wire wire;
+  const struct ofi_frame_wire *wire = bytes;
   *payload = NULL;
-  if (size < sizeof wire) return false;
-  memcpy(&wire, bytes, sizeof wire);
-  size -= sizeof wire;
-  if (rail_likely(is_eager(&wire, size))) {
-    *payload = (const uint8_t *)bytes + sizeof wire;
+  if (size < sizeof *wire) return false;
+  size -= sizeof *wire;
+  if (rail_likely(is_eager(wire, size))) {
+    *payload = (const uint8_t *)bytes + sizeof *wire;
     ofi_frame_begin(frame, OFI_FRAME_EAGER);
-    frame->comm = le32toh(wire.comm);
-    frame->token = le64toh(wire.token);
-    frame->seq = le32toh(wire.seq);
-    frame->tag = (uint32_t)le64toh(wire.size);
-    frame->count = (uint32_t)(le64toh(wire.size) >> 32);
+    frame->comm = le32toh(wire->comm);
+    frame->token = le64toh(wire->token);
+    frame->eager = le32toh(wire->seq);
+    frame->tag = le32toh(wire->tag);
+    frame->first_unknown = le32toh(wire->count);
     frame->size = size;
     return true;
   }
-  if (wire.magic != OFI_FRAME_MAGIC || wire.version != OFI_WIRE_VERSION || wire.type < OFI_FRAME_PING ||
-      wire.type >= OFI_FRAME_TYPES || wire.nbuffers > OFI_FRAME_BUFFERS || wire.index >= OFI_MAX_GROUP ||
-      wire.nkeys > OFI_MAX_PATHS || (wire.nkeys && !wire.nbuffers) || wire.zero)
+  if (wire->magic != OFI_FRAME_MAGIC || wire->version != OFI_WIRE_VERSION || wire->type < OFI_FRAME_PING ||
+      wire->type >= OFI_FRAME_TYPES || wire->nbuffers > OFI_FRAME_BUFFERS || wire->index >= OFI_MAX_GROUP ||
+      wire->nkeys > OFI_MAX_PATHS || (wire->nkeys && !wire->nbuffers) || wire->zero)
     return false;
-  ofi_frame_begin(frame, (enum ofi_frame_type)wire.type);
-  frame->comm = le32toh(wire.comm);
-  frame->token = le64toh(wire.token);
-  frame->seq = le32toh(wire.seq);
-  frame->index = wire.index;
-  frame->parts = wire.parts;
-  frame->nbuffers = wire.nbuffers;
-  frame->nkeys = wire.nkeys;
-  frame->size = le64toh(wire.size);
-  *payload = (const uint8_t *)bytes + sizeof wire;
-  if (has_report(wire.type)) return decode_report(*payload, size, frame);
-  if (ofi_frame_has_count(wire.type)) {
-    frame->tag = (uint32_t)frame->size;
-    frame->count = (uint32_t)(frame->size >> 32);
-    frame->size = 0;
+  ofi_frame_begin(frame, (enum ofi_frame_type)wire->type);
+  frame->comm = le32toh(wire->comm);
+  frame->token = le64toh(wire->token);
+  frame->seq = le32toh(wire->seq);
+  frame->index = wire->index;
+  frame->parts = wire->parts;
+  frame->nbuffers = wire->nbuffers;
+  frame->nkeys = wire->nkeys;
+  *payload = (const uint8_t *)bytes + sizeof *wire;
+  if (ofi_frame_has_count(wire->type)) {
+    frame->tag = le32toh(wire->tag);
+    frame->count = le32toh(wire->count);
+  } else {
+    frame->size = le64toh(wire->size);
   }
+  if (has_report(wire->type)) return decode_report(*payload, size, frame);
   return fits_type(frame, size);
 }

@@ -4,7 +4,7 @@
  * READY. Over the fabric: control messages, one frame each, with fi_send. Data goes by fi_tsend or fi_write, without
  * any bytes of ours, or behind the frame of an EAGER or a DATA.
  *
- *   PING    both ways            the path `index` carries messages; in the handshake, and where nothing moves
+ *   PING    both ways            the `path` carries messages; in the handshake, and where nothing moves
  *   PONG    both ways            answers a PING behind the handshake, over the same path, with counts
  *   EAGER   sender → receiver    a whole message on credit, with its tag; it may come before its receive
  *   GRANT   receiver → sender    the buffers of one or several irecvs, and a report
@@ -160,21 +160,40 @@ struct ofi_buffer {
 /* Of one frame, of all its receives: as many as fit into OFI_FRAME_MAX where each has one key. */
 #define OFI_FRAME_BUFFERS 14
 
+/* What many of the fields mean, and so their names, depends on the type; 0 where the type has none. */
 struct ofi_frame {
   enum ofi_frame_type type;
   uint32_t comm;
   uint64_t token;
-  uint32_t seq;       /* GRANT, EAGER: its number, the first if there are several; ACK: of the next GRANT;
-                         DATA, FIN, TOO_LARGE: of the buffer's GRANT; ASK: of the next EAGER;
-                         PING: 0 in the handshake, else 1; PONG: ofi_counts.eagers */
-  unsigned int index; /* DATA, FIN, TOO_LARGE: of the buffer; PING, PONG: of the path */
-  unsigned int parts; /* FIN: of the message; PONG: 1 where its side has nothing under way; else 0 */
+  union {
+    uint32_t seq;        /* the number, whatever it is of */
+    uint32_t grant;      /* GRANT: its number, of several the first; DATA, FIN, TOO_LARGE: of the buffer's GRANT */
+    uint32_t next_grant; /* ACK: number of the next GRANT */
+    uint32_t eager;      /* EAGER: its number */
+    uint32_t next_eager; /* ASK: number of the next EAGER; PONG: ofi_counts.eagers */
+    uint32_t wants_pong; /* PING: 0 in the handshake, else 1 */
+  };
+  union {
+    unsigned int index; /* DATA, FIN, TOO_LARGE: of the buffer in its receive */
+    unsigned int path;  /* PING, PONG */
+  };
+  union {
+    unsigned int parts;   /* FIN: of the message */
+    unsigned int is_idle; /* PONG: 1 where its side has nothing under way, else 0 */
+  };
   unsigned int nbuffers; /* GRANT 1..OFI_FRAME_BUFFERS, else 0 */
   unsigned int nkeys; /* of each buffer: NICs of the receiver */
   uint64_t size;      /* EAGER, DATA, FIN, TOO_LARGE: of the message */
-  uint32_t tag;       /* EAGER; PONG: ofi_counts.filled */
-  uint32_t count;     /* EAGER: number of the first GRANT that its sender did not know; ASK: of messages for buffers;
-                         PONG: ofi_counts.grants */
+  union {
+    uint32_t tag;    /* EAGER: NCCL's */
+    uint32_t filled; /* PONG: ofi_counts.filled */
+  };
+  union {
+    uint32_t count;         /* whatever it is of */
+    uint32_t first_unknown; /* EAGER: number of the first GRANT that its sender did not know */
+    uint32_t granted_sends; /* ASK: messages that were sent to granted buffers, ever */
+    uint32_t grants;        /* PONG: ofi_counts.grants */
+  };
   struct ofi_report report; /* GRANT, ACK */
   struct ofi_buffer buffers[OFI_FRAME_BUFFERS];
 };
@@ -190,15 +209,20 @@ static inline void ofi_frame_begin(struct ofi_frame *frame, enum ofi_frame_type 
 
 #define OFI_FRAME_MAGIC 0xf1u
 
-struct ofi_frame_wire { /* then the report, then the buffers, or the payload */
+/* Then the report, then the buffers, or the payload. It is written and read in place, at any address: a copy would be
+ * read in other pieces than those it was written in, which stalls a processor's loads. */
+struct ofi_frame_wire {
   uint8_t magic, version;
   uint8_t type, index;
   uint32_t comm;
   uint64_t token;
   uint32_t seq;
   uint8_t parts, nbuffers, nkeys, zero;
-  uint64_t size; /* EAGER, ASK, PONG: tag and count */
-};
+  union {
+    uint64_t size;
+    struct { uint32_t tag, count; }; /* of those that ofi_frame_has_count names */
+  };
+} __attribute__((packed, may_alias));
 _Static_assert(sizeof(struct ofi_frame_wire) == 32, "frame layout");
 
 struct ofi_report_wire {
@@ -226,19 +250,24 @@ static inline bool ofi_frame_has_count(unsigned int type) {
 /* The first OFI_FRAME_SIZE bytes, which are all but for a GRANT and an ACK. Inlined: where the type is known, most
  * fields are constants. */
 RAIL_HOT_INLINE void ofi_head_encode(const struct ofi_frame *frame, void *bytes) {
-  uint64_t size = ofi_frame_has_count(frame->type) ? (uint64_t)frame->count << 32 | frame->tag : frame->size;
-  const struct ofi_frame_wire wire = {.magic = OFI_FRAME_MAGIC,
-                                      .version = OFI_WIRE_VERSION,
-                                      .type = (uint8_t)frame->type,
-                                      .index = (uint8_t)frame->index,
-                                      .comm = htole32(frame->comm),
-                                      .token = htole64(frame->token),
-                                      .seq = htole32(frame->seq),
-                                      .parts = (uint8_t)frame->parts,
-                                      .nbuffers = (uint8_t)frame->nbuffers,
-                                      .nkeys = (uint8_t)(frame->nbuffers ? frame->nkeys : 0),
-                                      .size = htole64(size)};
-  memcpy(bytes, &wire, sizeof wire);
+  struct ofi_frame_wire *wire = bytes;
+  wire->magic = OFI_FRAME_MAGIC;
+  wire->version = OFI_WIRE_VERSION;
+  wire->type = (uint8_t)frame->type;
+  wire->index = (uint8_t)frame->index;
+  wire->comm = htole32(frame->comm);
+  wire->token = htole64(frame->token);
+  wire->seq = htole32(frame->seq);
+  wire->parts = (uint8_t)frame->parts;
+  wire->nbuffers = (uint8_t)frame->nbuffers;
+  wire->nkeys = (uint8_t)(frame->nbuffers ? frame->nkeys : 0);
+  wire->zero = 0;
+  if (ofi_frame_has_count(frame->type)) {
+    wire->tag = htole32(frame->tag);
+    wire->count = htole32(frame->count);
+  } else {
+    wire->size = htole64(frame->size);
+  }
 }
 
 /* `bytes`: OFI_FRAME_MAX, or OFI_FRAME_SIZE for frames other than GRANT and ACK. Returns the size. */

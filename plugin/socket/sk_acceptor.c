@@ -2,7 +2,6 @@
  * HELLOs to half-open comms, half-open comms to accept, lost streams to their connections. */
 #include "plugin/socket/sk_connect.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,8 +12,6 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_tls.h"
-
-#define MAX_WAITING_STREAMS 16384 /* of half-open comms, of all acceptors; and half of the files of the process */
 
 /* A connection behind an acceptor whose streams may come back. Under its lock. */
 struct sk_accepted_comm {
@@ -48,15 +45,6 @@ static rail_result_t welcome(const struct sk_acceptor *a, int fd, struct rail_se
 
 /* ---- half-open comms ------------------------------------------------------ */
 
-static _Atomic uint64_t waiting_streams; /* those that came and those that are to come */
-
-/* A peer that knows the handle's secret must not use up the files of the process: it waits (RAIL_REASON_BUSY) until
- * others are accepted. Each acceptor has room for one comm, so that a flood of one cannot block another. */
-static bool has_room(const struct sk_acceptor *a, unsigned int streams) {
-  if (TAILQ_EMPTY(&a->half_open)) return true;
-  return atomic_load(&waiting_streams) + streams <= RAIL_MIN(MAX_WAITING_STREAMS, rail_pending_file_limit() / 2);
-}
-
 void sk_half_open_free(struct sk_half_open_comm *p) {
   for (unsigned int i = 0; i < p->nstreams; i++) rail_sock_close(&p->streams[i].fd);
   free(p);
@@ -64,7 +52,7 @@ void sk_half_open_free(struct sk_half_open_comm *p) {
 
 static void unlink_half_open(struct sk_acceptor *a, struct sk_half_open_comm *p) {
   TAILQ_REMOVE(&a->half_open, p, next);
-  atomic_fetch_sub(&waiting_streams, p->nstreams);
+  rail_listener_release(&a->listener, p->nstreams);
 }
 
 static void drop_half_open(struct sk_acceptor *a, struct sk_half_open_comm *p) {
@@ -80,13 +68,18 @@ static struct sk_half_open_comm *find_half_open(const struct sk_acceptor *a, con
   return p;
 }
 
-/* The half-open comm of this comm id, made if need be; NULL when there is no room for it. */
+/* The half-open comm of this comm id, made if need be; NULL when there is no room for all of its streams, those that
+ * came and those that are to come. */
 static struct sk_half_open_comm *find_or_add_half_open(struct sk_acceptor *a, const struct rail_hello *hello,
                                                        const struct sk_limits *limits, const union rail_addr *peer) {
   struct sk_half_open_comm *p = find_half_open(a, hello->comm_id);
   if (p) return p;
-  p = has_room(a, hello->streams) ? calloc(1, sizeof *p) : NULL;
-  if (!p) return NULL;
+  if (!rail_listener_reserve(&a->listener, hello->streams)) return NULL;
+  p = calloc(1, sizeof *p);
+  if (!p) {
+    rail_listener_release(&a->listener, hello->streams);
+    return NULL;
+  }
   memcpy(p->comm_id, hello->comm_id, sizeof p->comm_id);
   p->peer = *peer;
   p->deadline = rail_deadline_in_ms((uint64_t)sk_params.handshake_ms);
@@ -94,7 +87,6 @@ static struct sk_half_open_comm *find_or_add_half_open(struct sk_acceptor *a, co
   p->nstreams = hello->streams;
   for (unsigned int i = 0; i < p->nstreams; i++) p->streams[i].fd = -1;
   TAILQ_INSERT_TAIL(&a->half_open, p, next);
-  atomic_fetch_add(&waiting_streams, p->nstreams);
   return p;
 }
 
@@ -131,7 +123,7 @@ static void expire_half_open(struct sk_acceptor *a, uint64_t now) {
     next = TAILQ_NEXT(p, next);
     if (p->have == p->nstreams || now < p->deadline) continue;
     sk_stats_count(a->device->name, SK_DEVICE_REFUSED);
-    rail_listener_log_drop(&a->listener, &p->peer, "not all of its streams arrived within the time limit");
+    rail_listener_log_refusal(&a->listener, &p->peer, "not all of its streams arrived within the time limit");
     for (unsigned int i = 0; i < p->nstreams; i++)
       if (p->streams[i].fd >= 0) rail_refuse(&sk_protocol, &p->streams[i].fd, RAIL_REASON_TIMEOUT);
     drop_half_open(a, p);

@@ -67,7 +67,9 @@ struct sk_request {
   struct sk_comm *comm;
   SLIST_ENTRY(sk_request) next_free;
 };
-SLIST_HEAD(sk_request_pool, sk_request); /* inside its comm; the caller's progress thread's */
+/* Of a comm, with memory inside it: a request is freed by the test that reports it done, in the caller's progress
+ * thread, and one that no test has reported done with the comm, by the thread that closes it. */
+SLIST_HEAD(sk_request_pool, sk_request);
 
 /* Requests that found the comm owned; one producer, the caller's progress thread. Never full: the pools are smaller. */
 #define SK_SUBMIT_SLOTS 256
@@ -116,7 +118,7 @@ struct sk_comm {
 
   _Atomic uint32_t owner; /* 1 while a thread moves it */
   _Atomic uint32_t stop;  /* and to the end after close or dereg_mr */
-  struct rail_first_error error; /* after it nothing happens but its reporting */
+  struct rail_first_error error; /* once set, the comm does nothing but return it and send ERROR */
   struct sk_submitted submitted;
   struct sk_poll_ctx *engine; /* that moves it, by sk_progress_engine; NULL: only the caller's calls do */
   _Atomic uint32_t deferred; /* something was kept until the caller tests; read with an engine only */
@@ -131,7 +133,7 @@ struct sk_comm {
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;
-  uint32_t features;  /* agreed: SK_FEATURE_FAILOVER, SK_FEATURE_TLS */
+  uint32_t features;  /* agreed: SK_FEATURE_* */
   struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO and answer; the stream's key is made of it */
   struct sk_reconnect *reconnect;    /* sender: until all streams are established, with FAILOVER to the end */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
@@ -150,7 +152,7 @@ struct sk_comm_args {
   const struct sk_device *nics[SK_MAX_STREAMS]; /* the one interface each stream runs over, here */
   union rail_addr peers[SK_MAX_STREAMS];         /* and its other end */
   uint32_t eager_size, eager_count, eager_bytes; /* the sender's limits, from its HELLO */
-  uint32_t features;                             /* agreed: SK_FEATURE_FAILOVER, SK_FEATURE_TLS */
+  uint32_t features;                             /* agreed: SK_FEATURE_* */
   /* How a stream is connected again; the comm's from here on. */
   struct sk_reconnect *reconnect;    /* sender */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */

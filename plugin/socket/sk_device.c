@@ -113,26 +113,30 @@ static void fuse_group(const char *text, size_t len, struct sk_device *by[RAIL_M
   bool wanted[RAIL_MAX_INTERFACES] = {false};
   const struct sk_device *rails[SK_MAX_RAILS];
   unsigned int n = 0;
-  const char *why = NULL;
-  for (size_t at = 0; at < len && !why;) {
+  char why[80] = "";
+  for (size_t at = 0; at < len && !why[0];) {
     size_t end = at;
     while (end < len && text[end] != '+') end++;
     struct sk_device *d = interface_named(text + at, end - at);
-    if (!d) why = "one of them is not among the interfaces in use";
-    else if (by[d - interfaces] || wanted[d - interfaces]) why = "one of them is named twice";
-    else wanted[d - interfaces] = true;
+    const int name_len = (int)RAIL_MIN(end - at, (size_t)IFNAMSIZ);
+    if (!d)
+      snprintf(why, sizeof why, "'%.*s' is not among the interfaces in use", name_len, text + at);
+    else if (by[d - interfaces] || wanted[d - interfaces])
+      snprintf(why, sizeof why, "'%.*s' is named twice", name_len, text + at);
+    else
+      wanted[d - interfaces] = true;
     at = end + 1;
   }
-  for (int i = 0; i < ninterfaces && !why; i++) { /* the machine's order, as in sk_device_fuse */
+  for (int i = 0; i < ninterfaces && !why[0]; i++) { /* the machine's order, as in sk_device_fuse */
     if (!wanted[i]) continue;
     if (n < SK_MAX_RAILS) rails[n++] = &interfaces[i];
-    else why = "two to four are allowed";
+    else snprintf(why, sizeof why, "two to four are allowed");
   }
-  if (!why && n < 2) why = "two to four are allowed";
-  struct sk_device *f = why ? NULL : new_fused(rails, n);
+  if (!why[0] && n < 2) snprintf(why, sizeof why, "two to four are allowed");
+  struct sk_device *f = why[0] ? NULL : new_fused(rails, n);
   if (!f) {
     RAIL_WARN("RAIL_SOCKET_FUSE: '%.*s' is not fused: %s; form: all, or eth0+eth1,eth2+eth3", (int)len, text,
-              why ? why : "too many devices");
+              why[0] ? why : "too many devices");
     return;
   }
   for (unsigned int i = 0; i < n; i++) by[rails[i] - interfaces] = f;

@@ -63,14 +63,14 @@ rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const
   struct sk_error body;
   if (sk_stream_have(s) < SK_HEAD + sizeof body) return RAIL_IN_PROGRESS;
   memcpy(&body, s->buf + s->head + SK_HEAD, sizeof body);
-  if (frame->size == RAIL_BAD_USAGE)
+  if (frame->code == RAIL_BAD_USAGE)
     return sk_comm_fail(comm, RAIL_BAD_USAGE,
                         "the peer says: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
                         "send and receive do not fit together",
                         (unsigned long long)le64toh(body.message_size), frame->tag,
                         (unsigned long long)le64toh(body.capacity));
   return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "the peer gave up: %s",
-                      rail_result_name(frame->size < RAIL_IN_PROGRESS ? (int)frame->size : RAIL_REMOTE_ERROR));
+                      rail_result_name(frame->code < RAIL_IN_PROGRESS ? (int)frame->code : RAIL_REMOTE_ERROR));
 }
 
 void sk_comm_refuse(const void *comm, uint32_t magic, const char *call) {

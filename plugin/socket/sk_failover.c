@@ -99,6 +99,7 @@ static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_st
   s->welcomed = true; /* nothing waits for its WELCOME or TLS handshake any more: it comes back with both done */
   sk_failover_established(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
+  else sk_shares_renew(&sender_of(comm)->shares);
   atomic_store_explicit(&comm->paths[s->index].queued, 0, memory_order_relaxed);
   rail_stats_set(&s->counts.stream[SK_STREAM_ALIVE], 0);
   rail_stats_add(&s->counts.stream[SK_STREAM_LOST], 1);
@@ -151,10 +152,10 @@ rail_result_t sk_failover_check(struct sk_comm *comm, bool *ended) {
 
 /* ---- frames --------------------------------------------------------------------- */
 
-/* Sender: the receiver's count of a stream that either side has lost. What is left of its chunks goes again. */
+/* Sender: the receiver's count of a stream that either side has lost. Frames that had not arrived are sent again. */
 static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_path *path = &comm->paths[s->index];
-  if (path->state == SK_PATH_DOWN || frame->size != path->generation) return RAIL_OK; /* known, or out of date */
+  if (path->state == SK_PATH_DOWN || frame->generation != path->generation) return RAIL_OK; /* known, or out of date */
   if (path->state == SK_PATH_UP) {
     if (is_last(comm, s)) return sk_comm_fail_lost(comm, s);
     RAIL_INFO(RAIL_SUB_NET, "RailSocket: the peer has lost stream %u over %s", s->index, path->nic->name);
@@ -162,33 +163,34 @@ static rail_result_t on_final_count(struct sk_comm *comm, struct sk_stream *s, c
     take_down(comm, s, SK_PATH_DOWN);
   }
   path->state = SK_PATH_DOWN;
-  return sk_path_arrived(sender_of(comm), path, frame->seq);
+  return sk_path_arrived(sender_of(comm), path, frame->frames);
 }
 
 rail_result_t sk_failover_on_lost(struct sk_comm *comm, struct sk_stream *on, const struct sk_frame *frame) {
   on->head += SK_HEAD;
-  if (frame->len || !sk_has_failover(comm) || frame->tag >= comm->nstreams)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: loss of stream %u", frame->tag);
-  struct sk_stream *s = &comm->streams[frame->tag];
-  struct sk_path *path = &comm->paths[frame->tag];
+  if (frame->len || !sk_has_failover(comm) || frame->stream >= comm->nstreams)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: loss of stream %u", frame->stream);
+  struct sk_stream *s = &comm->streams[frame->stream];
+  struct sk_path *path = &comm->paths[frame->stream];
   if (comm->side == SK_SENDER) return on_final_count(comm, s, frame);
-  if (frame->size > path->generation) { /* it came back, and was lost before its JOIN arrived */
-    path->generation = frame->size;
+  if (frame->generation > path->generation) { /* it came back, and was lost before its JOIN arrived */
+    path->generation = frame->generation;
     path->frames = path->reported = 0;
   }
-  if (path->state == SK_PATH_UP && frame->size == path->generation)
+  if (path->state == SK_PATH_UP && frame->generation == path->generation)
     return lose_stream(comm, s, "the peer gave it up");
-  report_count(comm, frame->tag, frame->size);
+  report_count(comm, frame->stream, frame->generation);
   return RAIL_OK;
 }
 
 rail_result_t sk_failover_on_join(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_path *path = sk_has_failover(comm) ? &comm->paths[s->index] : NULL;
   s->head += SK_HEAD;
-  if (frame->len || !path || !path->joining || frame->size <= path->generation || frame->tag != s->index)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: stream %u joins as stream %u", s->index, frame->tag);
+  if (frame->len || !path || !path->joining || frame->generation <= path->generation || frame->stream != s->index)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: stream %u joins as stream %u", s->index,
+                        frame->stream);
   path->joining = false;
-  path->generation = frame->size;
+  path->generation = frame->generation;
   path->frames = path->reported = 0;
   return RAIL_OK;
 }
@@ -213,10 +215,10 @@ static void join_sending(struct sk_comm *comm, struct sk_stream *s) {
   struct sk_tls *tls;
   int fd;
   if (comm->not_established || sc->undelivered_count > JOIN_ROOM) return;
-  if (path->count) return; /* chunks of its last generation go first */
+  if (path->count) return; /* frames of its last generation are resent first */
   if (sk_reconnect_lost(comm->reconnect, s->index, &fd, &tls) != RAIL_OK) return;
   bring_up(comm, s, fd, tls);
-  sk_shares_renew(&sc->shares, s->index);
+  sk_shares_renew(&sc->shares);
   path->generation++;
   path->frames = path->first = path->count = 0;
   sk_stream_send_frame(s, SK_FRAME_JOIN, 0, path->generation, s->index);

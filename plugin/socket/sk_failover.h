@@ -17,9 +17,10 @@
  * sender would pair grants with the wrong sends. A receiver that has lost its main stream begins on the next one with
  * LOST, if that has room, and a CONTROL with SK_FRAME_RESET, which voids its earlier grants.
  *
- * All calls are the owner's. Without FAILOVER comm->paths is NULL, and only sk_paths_init, sk_paths_release,
- * sk_path_has_room, sk_path_on_frames, sk_path_entries and sk_path_unreported may be called, and from sk_failover.c
- * what repairs one case: a stream that was cut before the acceptor had answered its HELLO is connected again.
+ * All calls are the owner's. Without FAILOVER comm->paths is NULL; of sk_path.c then only sk_paths_init,
+ * sk_paths_release, sk_path_has_room, sk_path_on_frames, sk_path_entries and sk_path_unreported may be called.
+ * sk_failover.c's may: they find out, and repair one case, in which a stream that was cut before the acceptor had
+ * answered its HELLO is connected again.
  */
 #ifndef SK_FAILOVER_H
 #define SK_FAILOVER_H
@@ -28,14 +29,14 @@
 
 /* ---- the frames of each stream: sk_path.c ----------------------------------- */
 
-#define SK_PATH_CHUNKS 1024 /* frames of one stream that are not counted yet */
+#define SK_PATH_FRAMES 1024 /* frames of one stream that are not counted yet, at most */
 
 struct sk_send;
 struct sk_send_comm;
 struct sk_recv_comm;
 
-/* A frame that may have to be sent again. */
-struct sk_chunk {
+/* A frame of a sender that the receiver has not counted yet: it may have to be sent again. */
+struct sk_sent_frame {
   struct sk_send *send; /* NULL: only an announcement, of which others exist */
   uint64_t offset;
   uint32_t len;
@@ -55,8 +56,8 @@ struct sk_path {
   uint64_t generation; /* times it has come back */
   uint32_t frames;     /* of this generation that have arrived whole; the sender's: as far as was reported */
   uint32_t reported;   /* receiver: what the sender knows of it */
-  struct sk_chunk *chunks; /* sender: a ring */
-  uint32_t first, count;
+  struct sk_sent_frame *sent; /* sender: a ring of frames that are not counted */
+  uint32_t first, count;      /* of that ring */
   sk_completion queued;       /* those of them that are not in the kernel: they cannot have arrived */
 };
 
@@ -66,7 +67,7 @@ void sk_paths_release(struct sk_comm *comm);
 /* Sender. */
 
 static inline bool sk_path_has_room(const struct sk_comm *comm, const struct sk_stream *s) {
-  return !sk_has_failover(comm) || comm->paths[s->index].count < SK_PATH_CHUNKS;
+  return !sk_has_failover(comm) || comm->paths[s->index].count < SK_PATH_FRAMES;
 }
 void sk_path_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
                       uint32_t len);
@@ -81,7 +82,7 @@ rail_result_t sk_path_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t 
 /* The receiver has `frames` frames of this generation: their sends come nearer to being done. */
 rail_result_t sk_path_arrived(struct sk_send_comm *sc, struct sk_path *path, uint32_t frames);
 /* The oldest frame that must be sent again; false: none. */
-bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_chunk *chunk);
+bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_sent_frame *frame);
 
 /* Receiver. */
 

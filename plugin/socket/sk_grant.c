@@ -27,7 +27,7 @@
 
 void sk_grant_add(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   buffer->is_ungranted = true;
-  buffer->needs_grant = buffer->capacity > rc->unexpected.max_size;
+  buffer->needs_grant = buffer->capacity > rc->unexpected.eager_size;
   TAILQ_INSERT_TAIL(&rc->ungranted, buffer, ungranted);
   rc->ungranted_count++;
   rc->ungranted_needed += buffer->needs_grant;
@@ -126,8 +126,8 @@ static bool needed_grants_are_due(const struct sk_recv_comm *rc, uint64_t bytes)
 }
 
 static void ack_small_messages(struct sk_recv_comm *rc) {
-  if (rc->recent && rc->recent < SK_BULK_BYTES) rail_sock_ack_now(sk_main_stream(&rc->base)->fd);
-  rc->recent = 0;
+  if (rc->bytes_to_ack && rc->bytes_to_ack < SK_BULK_BYTES) rail_sock_ack_now(sk_main_stream(&rc->base)->fd);
+  rc->bytes_to_ack = 0;
 }
 
 void sk_grant_report_after_irecv(struct sk_recv_comm *rc) {
@@ -137,7 +137,7 @@ void sk_grant_report_after_irecv(struct sk_recv_comm *rc) {
 
 void sk_grant_report_after_read(struct sk_recv_comm *rc, uint64_t bytes) {
   if (bytes) {
-    rc->recent = bytes;
+    rc->bytes_to_ack = bytes;
     rc->idle_calls = 0;
   } else if (++rc->idle_calls == ACK_CALLS) { /* by now the caller has sent its answer, if it has one */
     ack_small_messages(rc);

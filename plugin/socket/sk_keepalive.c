@@ -134,7 +134,7 @@ static uint64_t credit_left(const struct sk_comm *comm) {
     return sc->eager_bytes - (sc->credit.bytes_used - sc->credit.bytes_freed);
   }
   const struct sk_unexpected *u = &receiver(comm)->unexpected;
-  return u->bytes - (u->bytes_used - u->bytes_reported);
+  return u->eager_bytes - (u->bytes_used - u->bytes_reported);
 }
 
 enum sk_keepalive_need sk_keepalive_check(struct sk_comm *comm, uint64_t now, struct pollfd *fds, uint32_t *nfds) {
@@ -212,7 +212,10 @@ static void collect_recvs(const struct sk_recv_comm *rc, struct outstanding *o) 
     LIST_FOREACH(target, &rc->by_seq[b], by_seq) o->missing += target->size - target->received;
   for (uint32_t i = 0; i < rc->base.nstreams; i++) {
     const struct sk_stream *s = &rc->base.streams[i];
-    if (s->left && !((const struct sk_target *)s->target)->in_chunks) o->missing += s->left;
+    if (!s->left) continue;
+    target = s->target;
+    if (target->in_chunks) o->missing -= s->len - s->left; /* `received` counts whole frames */
+    else o->missing += s->left;
   }
 }
 

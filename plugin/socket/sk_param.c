@@ -94,8 +94,9 @@ static const struct rail_param rows[] = {
           "does not pay: when news comes more rarely, or when others need its core."},
   {.name = "RAIL_SOCKET_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
-   .doc = "A client that has not sent a whole HELLO within this time is dropped. With RAIL_SOCKET_TLS so is, by either "
-          "side, a stream whose TLS handshake is not over within this time of the answer to its HELLO."},
+   .doc = "A client that has not sent a whole HELLO within this time is dropped, and a connection refused whose other "
+          "streams have not come within it of the first. With RAIL_SOCKET_TLS either side drops a stream whose TLS "
+          "handshake is not over within this time of the answer to its HELLO."},
   {.name = "RAIL_SOCKET_RAIL_TIMEOUT", .type = RAIL_PARAM_MS, .def = "500ms", .lo = 100, .hi = 60 * 1000,
    .offset = AT(rail_timeout_ms),
    .doc = "With several devices: a stream whose bytes stay unacknowledged for this long, after they were sent "

@@ -25,7 +25,7 @@ struct sk_params {
   int64_t sndbuf, rcvbuf; /* bytes; -1: the system's */
   int64_t window;         /* bytes; 0: the system's */
   int64_t streams;
-  int64_t chunk;       /* bytes */
+  int64_t chunk;       /* bytes: the largest chunk */
   int64_t eager;       /* bytes */
   int64_t ahead;       /* bytes */
   int64_t eager_count; /* messages */

@@ -13,14 +13,14 @@ rail_result_t sk_paths_init(struct sk_comm *comm, const struct sk_comm_args *arg
   for (uint32_t i = 0; i < args->nstreams; i++) {
     comm->paths[i].nic = args->nics[i];
     if (args->side == SK_RECEIVER) continue;
-    comm->paths[i].chunks = calloc(SK_PATH_CHUNKS, sizeof *comm->paths[i].chunks);
-    if (!comm->paths[i].chunks) return RAIL_SYSTEM_ERROR;
+    comm->paths[i].sent = calloc(SK_PATH_FRAMES, sizeof *comm->paths[i].sent);
+    if (!comm->paths[i].sent) return RAIL_SYSTEM_ERROR;
   }
   return RAIL_OK;
 }
 
 void sk_paths_release(struct sk_comm *comm) {
-  for (uint32_t i = 0; comm->paths && i < comm->nstreams; i++) free(comm->paths[i].chunks);
+  for (uint32_t i = 0; comm->paths && i < comm->nstreams; i++) free(comm->paths[i].sent);
   free(comm->paths);
   comm->paths = NULL;
 }
@@ -30,8 +30,8 @@ void sk_paths_release(struct sk_comm *comm) {
 void sk_path_remember(struct sk_comm *comm, const struct sk_stream *s, struct sk_send *send, uint64_t offset,
                       uint32_t len) {
   struct sk_path *path = &comm->paths[s->index];
-  path->chunks[(path->first + path->count++) % SK_PATH_CHUNKS] =
-    (struct sk_chunk){.send = send, .offset = offset, .len = len};
+  path->sent[(path->first + path->count++) % SK_PATH_FRAMES] =
+    (struct sk_sent_frame){.send = send, .offset = offset, .len = len};
   sk_completion_add(&path->queued); /* the stream drops it */
 }
 
@@ -60,7 +60,7 @@ void sk_path_announce_all(struct sk_send_comm *sc, struct sk_stream *s) {
 
 /* ---- sender: what has arrived ------------------------------------------------ */
 
-static void chunk_arrived(struct sk_send_comm *sc, struct sk_send *send) {
+static void frame_arrived(struct sk_send_comm *sc, struct sk_send *send) {
   if (atomic_load_explicit(&send->base.completion, memory_order_relaxed) == 1) {
     TAILQ_REMOVE(&sc->undelivered, send, undelivered);
     sc->undelivered_count--;
@@ -72,7 +72,7 @@ void sk_path_on_seen(struct sk_send_comm *sc) {
   struct sk_send *send;
   while ((send = STAILQ_FIRST(&sc->zero_length)) && (int32_t)(send->seq - sc->seen) < 0) {
     STAILQ_REMOVE_HEAD(&sc->zero_length, next);
-    chunk_arrived(sc, send);
+    frame_arrived(sc, send);
   }
 }
 
@@ -85,10 +85,10 @@ rail_result_t sk_path_arrived(struct sk_send_comm *sc, struct sk_path *path, uin
                         arrived - written);
   path->frames = frames;
   for (; arrived > 0; arrived--) {
-    struct sk_send *send = path->chunks[path->first].send;
-    path->first = (path->first + 1) % SK_PATH_CHUNKS;
+    struct sk_send *send = path->sent[path->first].send;
+    path->first = (path->first + 1) % SK_PATH_FRAMES;
     path->count--;
-    if (send) chunk_arrived(sc, send);
+    if (send) frame_arrived(sc, send);
   }
   return RAIL_OK;
 }
@@ -102,14 +102,14 @@ rail_result_t sk_path_on_frames(struct sk_send_comm *sc, uint32_t key, uint64_t 
   return sk_path_arrived(sc, path, (uint32_t)frames);
 }
 
-bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_chunk *chunk) {
+bool sk_path_next_resend(struct sk_send_comm *sc, struct sk_sent_frame *frame) {
   for (uint32_t i = 0; i < sc->base.nstreams; i++) {
     struct sk_path *path = &sc->base.paths[i];
     while (path->state == SK_PATH_DOWN && path->count) {
-      *chunk = path->chunks[path->first];
-      path->first = (path->first + 1) % SK_PATH_CHUNKS;
+      *frame = path->sent[path->first];
+      path->first = (path->first + 1) % SK_PATH_FRAMES;
       path->count--;
-      if (chunk->send) return true;
+      if (frame->send) return true;
     }
   }
   return false;

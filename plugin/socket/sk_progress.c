@@ -15,30 +15,217 @@
 #define HELP_TESTS 1024 /* without progress: the engine's thread seems not to run. 10 to 20 us of nothing but tests */
 #define PONGS_AT_ONCE 4 /* per call and comm: a peer asks a few times a minute */
 
-/* ---- PING and PONG ------------------------------------------------------- */
+enum parse_result {
+  PARSE_NEEDS_BYTES, /* of the frame that comes next */
+  PARSE_BLOCKED,     /* until the message has its buffer, or another stream has announced it; until TLS goes on, or the
+                      * connection is tried again */
+  PARSE_FAILED,      /* the comm has failed: sk_comm_error */
+};
 
-/* Where there is no room, or streams are not established, the peer asks again, or is asked again. Counted before its
- * bytes are: the watch thread, which compares the two without owning the comm, must not take a PING for progress. */
-static void send_keepalive(struct sk_comm *comm, struct sk_stream *s, enum sk_frame_type type) {
-  if (comm->not_established || !sk_stream_can_queue(s)) return;
-  rail_stats_add(&comm->traffic.keepalives_out, 1);
-  sk_stream_send_frame(s, type, 0, 0, 0);
-}
+/* ---- the steps of test, in their order ----------------------------------------- */
 
-static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
-  if (frame->len)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: frame type %u with a payload", frame->type);
-  s->head += SK_HEAD;
-  rail_stats_add(&comm->traffic.keepalives_in, 1);
-  if (frame->type == SK_FRAME_PING && comm->pongs++ < PONGS_AT_ONCE) send_keepalive(comm, s, SK_FRAME_PONG);
+/* Moves a comm that an engine moves, too, now and then. */
+static rail_result_t help_engine(struct sk_comm *comm);
+/* Moves it, unless another thread does. */
+static rail_result_t progress_if_free(struct sk_comm *comm);
+/* A sender's: writes, then reads CONTROL frames if it is time to. */
+static rail_result_t progress_send(struct sk_send_comm *sc);
+/* A receiver's: reads, then reports. */
+static rail_result_t progress_recv(struct sk_recv_comm *rc);
+/* Reads and parses until the stream is empty, waits, has ended, or SK_CALL_BYTES are done. *bytes grows. Only errors of
+ * the comm come back. */
+static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t *bytes);
+/* All that is in the buffer: frames, each a header and its payload. */
+static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s);
+/* What comes before the first frame. */
+RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum parse_result *parsed);
+/* PING and PONG. */
+static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
+/* Behind all that: the owner may not come back soon, and reports all that the peer can use. */
+static void report_idle(struct sk_comm *comm, bool stuck);
+
+/* ---- test ------------------------------------------------------------- */
+
+rail_result_t sk_test(void *request, int *done, int *sizes) {
+  struct sk_request *r = request;
+  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV || (r->magic != SK_REQ_SEND && r->magic != SK_REQ_RECV)))
+    return rail_net_refuse_request("RailSocket", request);
+  struct sk_comm *comm = r->comm;
+  bool is_send = r->magic == SK_REQ_SEND;
+  if (is_send) sk_send_tested(rail_container_of(comm, struct sk_send_comm, base));
+  if (!sk_request_is_done(r)) {
+    rail_result_t result = comm->engine ? help_engine(comm) : progress_if_free(comm);
+    /* A request that finished is finished, whatever became of the others. */
+    if (!sk_request_is_done(r)) {
+      if (rail_unlikely(result != RAIL_OK && comm->profile)) sk_profile_stop(r);
+      return result;
+    }
+  }
+  comm->idle_polls = 0;
+  if (rail_unlikely(comm->profile != NULL)) sk_profile_stop(r);
+  if (is_send)
+    sk_send_finish(rail_container_of(comm, struct sk_send_comm, base), rail_container_of(r, struct sk_send, base),
+                   sizes);
+  else
+    sk_recv_finish(rail_container_of(comm, struct sk_recv_comm, base), rail_container_of(r, struct sk_recv, base),
+                   sizes);
+  *done = 1;
   return RAIL_OK;
 }
 
-void sk_progress_ping(struct sk_comm *comm) {
-  send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
+static rail_result_t comm_status(const struct sk_comm *comm) {
+  return rail_unlikely(sk_comm_is_stopped(comm)) ? RAIL_BAD_USAGE : sk_comm_error(comm);
 }
 
-/* ---- frames ---------------------------------------------------------------- */
+/* Where the engine moves the comm, the caller does so only with what was kept for this moment, and when the engine's
+ * thread does not come to run. */
+static rail_result_t help_engine(struct sk_comm *comm) {
+  if (!atomic_load_explicit(&comm->deferred, memory_order_relaxed) && ++comm->idle_polls < HELP_TESTS)
+    return comm_status(comm);
+  rail_result_t result = progress_if_free(comm);
+  comm->idle_polls = 0;
+  return result;
+}
+
+/* The result is that of the comm. */
+static rail_result_t progress_if_free(struct sk_comm *comm) {
+  if (!sk_comm_try_own(comm)) return comm_status(comm);
+  rail_result_t result = sk_progress(comm);
+  if (comm->engine && result == RAIL_OK) report_idle(comm, comm->idle_polls >= HELP_TESTS);
+  sk_comm_disown(comm);
+  return result;
+}
+
+rail_result_t sk_progress(struct sk_comm *comm) {
+  comm->more = false;
+  comm->pongs = 0;
+  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) {
+    sk_comm_send_error(comm);
+    return sk_comm_error(comm);
+  }
+  if (comm->side == SK_RECEIVER) return progress_recv(rail_container_of(comm, struct sk_recv_comm, base));
+  return progress_send(rail_container_of(comm, struct sk_send_comm, base));
+}
+
+/* ---- sender ----------------------------------------------------------- */
+
+/* A stream cannot be written any more. The peer may have sent an ERROR, and its last grants may finish requests: read
+ * what is there, then fail. */
+RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < comm->nstreams; i++) RAIL_TRY(read_stream(comm, &comm->streams[i], &bytes));
+  if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (comm->streams[i].out_errno) return sk_comm_fail_lost(comm, &comm->streams[i]);
+  return RAIL_OK;
+}
+
+/* Has the peer gone with something outstanding? */
+static rail_result_t check_peer(struct sk_send_comm *sc) {
+  struct sk_comm *comm = &sc->base;
+  if (rail_unlikely(sk_has_failover(comm))) {
+    bool ended;
+    RAIL_TRY(sk_failover_check(comm, &ended));
+    return ended && !sk_send_is_idle(sc) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
+  }
+  for (uint32_t i = 0; i < comm->nstreams; i++)
+    if (rail_unlikely(comm->streams[i].eof) && !sk_send_is_idle(sc)) return sk_comm_fail_lost(comm, &comm->streams[i]);
+  return RAIL_OK;
+}
+
+static rail_result_t progress_send(struct sk_send_comm *sc) {
+  struct sk_comm *comm = &sc->base;
+  uint64_t bytes = 0;
+  bool was_established = !comm->not_established;
+  sk_send_start_submitted(sc);
+  if (sk_send_post(sc) != RAIL_OK) return write_failed(comm);
+  if (!sk_send_should_read(sc)) return sk_comm_error(comm);
+  sc->posts_since_read = 0;
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (i == 0 || !s->established || sk_has_failover(comm)) RAIL_TRY(read_stream(comm, s, &bytes));
+  }
+  if (rail_unlikely(comm->not_established && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
+  bool more = bytes >= SK_CALL_BYTES || (bytes && sk_has_failover(comm)); /* there may be something to send again */
+  bool post = !STAILQ_EMPTY(&sc->to_announce) || rail_unlikely(!was_established && !comm->not_established);
+  if (post && sk_send_post(sc) != RAIL_OK) return write_failed(comm);
+  comm->more |= more;
+  return check_peer(sc);
+}
+
+/* ---- receiver --------------------------------------------------------- */
+
+/* A stream has ended. Can what is outstanding still arrive? */
+RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
+  struct sk_comm *comm = &rc->base;
+  const struct sk_stream *first = &comm->streams[0];
+  bool all_ended = true;
+  if (sk_has_failover(comm)) {
+    RAIL_TRY(sk_failover_check(comm, &all_ended));
+    return all_ended && (rc->incomplete || rc->posted.count) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
+  }
+  for (uint32_t i = 0; i < comm->nstreams; i++) {
+    const struct sk_stream *s = &comm->streams[i];
+    bool broke = s->eof && s->in_errno;
+    if (s->eof && s->len) return sk_comm_fail_lost(comm, s); /* in the middle of a payload */
+    /* A TLS stream that ended without close_notify may have lost a message for a posted buffer. */
+    if (broke && s->tls && (rc->incomplete || rc->posted.count)) return sk_comm_fail_lost(comm, s);
+    /* It may have lost a chunk. Not the first stream: that is written too, and a peer which has delivered everything
+     * and closed answers what is written with a reset. */
+    if (broke && i > 0 && rc->incomplete) return sk_comm_fail_lost(comm, s);
+    if (!s->eof && first->eof && sk_stream_have(s) >= SK_HEAD)
+      return sk_comm_fail_lost(comm, first); /* waits for an announcement that will not come */
+    all_ended &= s->eof;
+  }
+  /* Announced messages may still come in over the other streams; unannounced ones never. */
+  if (rc->incomplete ? all_ended : first->eof && rc->posted.count) return sk_comm_fail_lost(comm, first);
+  return RAIL_OK;
+}
+
+/* Streams other than the first, where it is not in vain. */
+static rail_result_t read_others(struct sk_recv_comm *rc, uint64_t *bytes, bool *ended) {
+  struct sk_comm *comm = &rc->base;
+  bool others = sk_recv_should_read_others(rc);
+  for (uint32_t i = 1; i < comm->nstreams; i++) {
+    struct sk_stream *s = &comm->streams[i];
+    if (others || !s->established) RAIL_TRY(read_stream(comm, s, bytes));
+    *ended |= s->eof;
+  }
+  return RAIL_OK;
+}
+
+static rail_result_t progress_recv(struct sk_recv_comm *rc) {
+  struct sk_comm *comm = &rc->base;
+  uint64_t bytes = 0;
+  bool ended;
+  sk_recv_start_submitted(rc);
+  const enum sk_unread before = rc->unread;
+  rc->unread = SK_UNREAD_NONE;
+  RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
+  ended = comm->streams[0].eof;
+  if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
+  if (before && bytes && !rc->unread) rc->unread = SK_UNREAD_REST;
+  comm->more = bytes >= SK_CALL_BYTES ||
+               (bytes && sk_has_failover(comm)) || /* one that waited for another may go on */
+               rc->unread == SK_UNREAD_REST;
+  comm->ended = ended;
+  if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
+  sk_grant_report_after_read(rc, bytes);
+  return sk_comm_error(comm);
+}
+
+/* ---- reading ------------------------------------------------------------------ */
+
+static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t *bytes) {
+  bool more = true;
+  for (;;) {
+    enum parse_result parsed = parse(comm, s);
+    if (rail_unlikely(parsed == PARSE_FAILED)) return sk_comm_error(comm);
+    if (rail_unlikely(parsed == PARSE_BLOCKED)) return RAIL_OK;
+    if (s->eof || s->fd < 0 || !more || *bytes >= SK_CALL_BYTES) return RAIL_OK;
+    if (sk_stream_fill(s, bytes, &more) != RAIL_OK && !s->eof) return RAIL_OK;
+  }
+}
 
 /* What each frame means to each side. A function consumes the frame's bytes in the stream's buffer. RAIL_IN_PROGRESS:
  * not all of it is here, or it must wait for its buffer (MSG) or another stream (DATA); else the comm's failure. */
@@ -62,13 +249,6 @@ static const frame_fn frame_ops[][SK_FRAME_TYPES] = {
   },
 };
 
-enum parse_result {
-  PARSE_NEEDS_BYTES, /* of the frame that comes next */
-  PARSE_BLOCKED,     /* until the message has its buffer, or another stream has announced it; until TLS goes on, or the
-                      * connection is tried again */
-  PARSE_FAILED,      /* the comm has failed: sk_comm_error */
-};
-
 RAIL_COLD static enum parse_result bad_header(struct sk_comm *comm, const struct sk_stream *s) {
   sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: no frame header where one must be, on stream %u", s->index);
   return PARSE_FAILED;
@@ -76,10 +256,34 @@ RAIL_COLD static enum parse_result bad_header(struct sk_comm *comm, const struct
 
 RAIL_COLD static enum parse_result bad_type(struct sk_comm *comm, const struct sk_frame *frame) {
   sk_comm_fail(comm, RAIL_REMOTE_ERROR,
-               "protocol error: a frame that a %s does not send (frame type %u, message %u, %llu, %u bytes, tag %u)",
-               comm->side == SK_SENDER ? "receiver" : "sender", frame->type, frame->seq,
+               "protocol error: a frame that a %s does not send (frame type %u, message %u, size or offset %llu, "
+               "%u bytes, tag %u)", comm->side == SK_SENDER ? "receiver" : "sender", frame->type, frame->seq,
                (unsigned long long)frame->size, frame->len, frame->tag);
   return PARSE_FAILED;
+}
+
+/* All that is in the buffer: frames, each a header and its payload. on_frame reads a header and says where its payload
+ * goes (sk_stream_expect); that is taken in the loop's next turn, or its rest by the next call. */
+static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
+  struct sk_frame frame;
+  rail_result_t result;
+  enum parse_result parsed;
+  if (rail_unlikely(!s->established) && !set_up(comm, s, &parsed)) return parsed;
+  for (;;) {
+    if (s->len) {
+      if (!sk_stream_take_payload(s)) return PARSE_NEEDS_BYTES;
+      result = sk_recv_on_payload(rail_container_of(comm, struct sk_recv_comm, base), s);
+      if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
+    }
+    if (sk_stream_have(s) < SK_HEAD) return PARSE_NEEDS_BYTES;
+    if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return bad_header(comm, s);
+    frame_fn on_frame = frame_ops[comm->side][frame.type];
+    if (rail_unlikely(!on_frame)) return bad_type(comm, &frame);
+    result = on_frame(comm, s, &frame);
+    /* MSG and DATA wait for a buffer or another stream, the others for the rest of their bytes. */
+    if (result == RAIL_IN_PROGRESS) return frame.type <= SK_FRAME_DATA ? PARSE_BLOCKED : PARSE_NEEDS_BYTES;
+    if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
+  }
 }
 
 /* ---- before the first frame: the acceptor's answer, TLS ------------------------- */
@@ -140,163 +344,35 @@ RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum par
   return true;
 }
 
-/* ---- reading ------------------------------------------------------------------ */
+/* ---- PING and PONG ------------------------------------------------------- */
 
-/* All that is in the buffer: frames, each a header and its payload. on_frame reads a header and says where its payload
- * goes (sk_stream_expect); that is taken in the loop's next turn, or its rest by the next call. */
-static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
-  struct sk_frame frame;
-  rail_result_t result;
-  enum parse_result parsed;
-  if (rail_unlikely(!s->established) && !set_up(comm, s, &parsed)) return parsed;
-  for (;;) {
-    if (s->len) {
-      if (!sk_stream_take_payload(s)) return PARSE_NEEDS_BYTES;
-      result = sk_recv_on_payload(rail_container_of(comm, struct sk_recv_comm, base), s);
-      if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
-    }
-    if (sk_stream_have(s) < SK_HEAD) return PARSE_NEEDS_BYTES;
-    if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return bad_header(comm, s);
-    frame_fn on_frame = frame_ops[comm->side][frame.type];
-    if (rail_unlikely(!on_frame)) return bad_type(comm, &frame);
-    result = on_frame(comm, s, &frame);
-    /* MSG and DATA wait for a buffer or another stream, the others for the rest of their bytes. */
-    if (result == RAIL_IN_PROGRESS) return frame.type <= SK_FRAME_DATA ? PARSE_BLOCKED : PARSE_NEEDS_BYTES;
-    if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
-  }
+/* Where there is no room, or streams are not established, the peer asks again, or is asked again. Counted before its
+ * bytes are: the watch thread, which compares the two without owning the comm, must not take a PING for progress. */
+static void send_keepalive(struct sk_comm *comm, struct sk_stream *s, enum sk_frame_type type) {
+  if (comm->not_established || !sk_stream_can_queue(s)) return;
+  rail_stats_add(&comm->traffic.keepalives_out, 1);
+  sk_stream_send_frame(s, type, 0, 0, 0);
 }
 
-/* Reads and parses until the stream is empty, waits, has ended, or SK_CALL_BYTES are done. *bytes grows. Only errors of
- * the comm come back. */
-static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t *bytes) {
-  bool more = true;
-  for (;;) {
-    enum parse_result parsed = parse(comm, s);
-    if (rail_unlikely(parsed == PARSE_FAILED)) return sk_comm_error(comm);
-    if (rail_unlikely(parsed == PARSE_BLOCKED)) return RAIL_OK;
-    if (s->eof || s->fd < 0 || !more || *bytes >= SK_CALL_BYTES) return RAIL_OK;
-    if (sk_stream_fill(s, bytes, &more) != RAIL_OK && !s->eof) return RAIL_OK;
-  }
-}
-
-/* ---- sender ----------------------------------------------------------- */
-
-/* A stream cannot be written any more. The peer may have sent an ERROR, and its last grants may finish requests: read
- * what is there, then fail. */
-RAIL_COLD static rail_result_t write_failed(struct sk_comm *comm) {
-  uint64_t bytes = 0;
-  for (uint32_t i = 0; i < comm->nstreams; i++) RAIL_TRY(read_stream(comm, &comm->streams[i], &bytes));
-  if (sk_comm_error(comm) != RAIL_OK) return sk_comm_error(comm);
-  for (uint32_t i = 0; i < comm->nstreams; i++)
-    if (comm->streams[i].out_errno) return sk_comm_fail_lost(comm, &comm->streams[i]);
+static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
+  if (frame->len)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: frame type %u with a payload", frame->type);
+  s->head += SK_HEAD;
+  rail_stats_add(&comm->traffic.keepalives_in, 1);
+  if (frame->type == SK_FRAME_PING && comm->pongs++ < PONGS_AT_ONCE) send_keepalive(comm, s, SK_FRAME_PONG);
   return RAIL_OK;
 }
 
-/* Has the peer gone with something outstanding? */
-static rail_result_t check_peer(struct sk_send_comm *sc) {
-  struct sk_comm *comm = &sc->base;
-  if (rail_unlikely(sk_has_failover(comm))) {
-    bool ended;
-    RAIL_TRY(sk_failover_check(comm, &ended));
-    return ended && !sk_send_is_idle(sc) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
-  }
-  for (uint32_t i = 0; i < comm->nstreams; i++)
-    if (rail_unlikely(comm->streams[i].eof) && !sk_send_is_idle(sc)) return sk_comm_fail_lost(comm, &comm->streams[i]);
-  return RAIL_OK;
+void sk_progress_ping(struct sk_comm *comm) {
+  send_keepalive(comm, sk_main_stream(comm), SK_FRAME_PING);
 }
 
-static rail_result_t progress_send(struct sk_send_comm *sc) {
-  struct sk_comm *comm = &sc->base;
-  uint64_t bytes = 0;
-  bool was_established = !comm->not_established;
-  sk_send_start_submitted(sc);
-  if (sk_send_post(sc) != RAIL_OK) return write_failed(comm);
-  if (!sk_send_should_read(sc)) return sk_comm_error(comm);
-  sc->unread_posts = 0;
-  for (uint32_t i = 0; i < comm->nstreams; i++) {
-    struct sk_stream *s = &comm->streams[i];
-    if (i == 0 || !s->established || sk_has_failover(comm)) RAIL_TRY(read_stream(comm, s, &bytes));
-  }
-  if (rail_unlikely(comm->not_established && comm->reconnect)) RAIL_TRY(sk_failover_retry_hellos(comm));
-  bool more = bytes >= SK_CALL_BYTES || (bytes && sk_has_failover(comm)); /* there may be something to send again */
-  bool post = !STAILQ_EMPTY(&sc->to_announce) || rail_unlikely(!was_established && !comm->not_established);
-  if (post && sk_send_post(sc) != RAIL_OK) return write_failed(comm);
-  comm->more |= more;
-  return check_peer(sc);
-}
+/* ---- other threads that move a comm: the watch thread, the engine's ---------------- */
 
-/* ---- receiver --------------------------------------------------------- */
-
-/* A stream has ended. Can what is outstanding still arrive? */
-RAIL_COLD static rail_result_t check_ends(struct sk_recv_comm *rc) {
-  struct sk_comm *comm = &rc->base;
-  const struct sk_stream *first = &comm->streams[0];
-  bool all_ended = true;
-  if (sk_has_failover(comm)) {
-    RAIL_TRY(sk_failover_check(comm, &all_ended));
-    return all_ended && (rc->incomplete || rc->posted.count) ? sk_comm_fail_lost(comm, sk_main_stream(comm)) : RAIL_OK;
-  }
-  for (uint32_t i = 0; i < comm->nstreams; i++) {
-    const struct sk_stream *s = &comm->streams[i];
-    bool broke = s->eof && s->in_errno;
-    if (s->eof && s->len) return sk_comm_fail_lost(comm, s); /* in the middle of a payload */
-    /* A TLS stream that ended without close_notify may have lost a message for a posted buffer. */
-    if (broke && s->tls && (rc->incomplete || rc->posted.count)) return sk_comm_fail_lost(comm, s);
-    /* It may have lost a chunk. Not the first stream: that is written too, and a peer which has delivered everything
-     * and closed answers what is written with a reset. */
-    if (broke && i > 0 && rc->incomplete) return sk_comm_fail_lost(comm, s);
-    if (!s->eof && first->eof && sk_stream_have(s) >= SK_HEAD)
-      return sk_comm_fail_lost(comm, first); /* waits for an announcement that will not come */
-    all_ended &= s->eof;
-  }
-  /* Announced messages may still come in over the other streams; unannounced ones never. */
-  if (rc->incomplete ? all_ended : first->eof && rc->posted.count) return sk_comm_fail_lost(comm, first);
-  return RAIL_OK;
-}
-
-/* Streams other than the first, where it is not in vain. */
-static rail_result_t read_others(struct sk_recv_comm *rc, uint64_t *bytes, bool *ended) {
-  struct sk_comm *comm = &rc->base;
-  bool all = sk_recv_should_read_all(rc);
-  for (uint32_t i = 1; i < comm->nstreams; i++) {
-    struct sk_stream *s = &comm->streams[i];
-    if (all || !s->established) RAIL_TRY(read_stream(comm, s, bytes));
-    *ended |= s->eof;
-  }
-  return RAIL_OK;
-}
-
-static rail_result_t progress_recv(struct sk_recv_comm *rc) {
-  struct sk_comm *comm = &rc->base;
-  uint64_t bytes = 0;
-  bool ended;
-  sk_recv_start_submitted(rc);
-  const enum sk_unread before = rc->unread;
-  rc->unread = SK_UNREAD_NONE;
-  RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
-  ended = comm->streams[0].eof;
-  if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
-  if (before && bytes && !rc->unread) rc->unread = SK_UNREAD_REST;
-  comm->more = bytes >= SK_CALL_BYTES ||
-               (bytes && sk_has_failover(comm)) || /* one that waited for another may go on */
-               rc->unread == SK_UNREAD_REST;
-  comm->ended = ended;
-  if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
-  sk_grant_report_after_read(rc, bytes);
-  return sk_comm_error(comm);
-}
-
-/* ---- both ---------------------------------------------------------------- */
-
-rail_result_t sk_progress(struct sk_comm *comm) {
-  comm->more = false;
-  comm->pongs = 0;
-  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) {
-    sk_comm_send_error(comm);
-    return sk_comm_error(comm);
-  }
-  if (comm->side == SK_RECEIVER) return progress_recv(rail_container_of(comm, struct sk_recv_comm, base));
-  return progress_send(rail_container_of(comm, struct sk_send_comm, base));
+static void report_idle(struct sk_comm *comm, bool stuck) {
+  atomic_store_explicit(&comm->deferred, 0, memory_order_relaxed);
+  if (comm->side == SK_RECEIVER && !comm->more)
+    sk_grant_report_when_idle(rail_container_of(comm, struct sk_recv_comm, base), stuck);
 }
 
 /* The next call reads whatever has come. */
@@ -324,13 +400,6 @@ rail_result_t sk_progress_watch(struct sk_comm *comm) {
   return RAIL_OK;
 }
 
-/* The owner may not come back soon: reports all that the peer can use. */
-static void report_idle(struct sk_comm *comm, bool stuck) {
-  atomic_store_explicit(&comm->deferred, 0, memory_order_relaxed);
-  if (comm->side == SK_RECEIVER && !comm->more)
-    sk_grant_report_when_idle(rail_container_of(comm, struct sk_recv_comm, base), stuck);
-}
-
 enum sk_poll_result sk_progress_engine(void *arg, bool readable) {
   struct sk_comm *comm = arg;
   if (sk_comm_is_stopped(comm)) return SK_POLL_IDLE;
@@ -341,56 +410,4 @@ enum sk_poll_result sk_progress_engine(void *arg, bool readable) {
   bool more = comm->more;
   atomic_store_explicit(&comm->owner, 0, memory_order_release); /* disown without a notification: `more` is returned */
   return more ? SK_POLL_MORE : SK_POLL_IDLE;
-}
-
-/* ---- test ------------------------------------------------------------- */
-
-static rail_result_t comm_status(const struct sk_comm *comm) {
-  return rail_unlikely(sk_comm_is_stopped(comm)) ? RAIL_BAD_USAGE : sk_comm_error(comm);
-}
-
-/* Moves the comm if no other thread does. The result is that of the comm. */
-static rail_result_t progress_if_free(struct sk_comm *comm) {
-  if (!sk_comm_try_own(comm)) return comm_status(comm);
-  rail_result_t result = sk_progress(comm);
-  if (comm->engine && result == RAIL_OK) report_idle(comm, comm->idle_polls >= HELP_TESTS);
-  sk_comm_disown(comm);
-  return result;
-}
-
-/* Where the engine moves the comm, the caller does so only with what was kept for this moment, and when the engine's
- * thread does not come to run. */
-static rail_result_t help_engine(struct sk_comm *comm) {
-  if (!atomic_load_explicit(&comm->deferred, memory_order_relaxed) && ++comm->idle_polls < HELP_TESTS)
-    return comm_status(comm);
-  rail_result_t result = progress_if_free(comm);
-  comm->idle_polls = 0;
-  return result;
-}
-
-rail_result_t sk_test(void *request, int *done, int *sizes) {
-  struct sk_request *r = request;
-  if (rail_unlikely(!r || r == RAIL_NET_OPTIONAL_RECV || (r->magic != SK_REQ_SEND && r->magic != SK_REQ_RECV)))
-    return rail_net_refuse_request("RailSocket", request);
-  struct sk_comm *comm = r->comm;
-  bool is_send = r->magic == SK_REQ_SEND;
-  if (is_send) sk_send_tested(rail_container_of(comm, struct sk_send_comm, base));
-  if (!sk_request_is_done(r)) {
-    rail_result_t result = comm->engine ? help_engine(comm) : progress_if_free(comm);
-    /* A request that finished is finished, whatever became of the others. */
-    if (!sk_request_is_done(r)) {
-      if (rail_unlikely(result != RAIL_OK && comm->profile)) sk_profile_stop(r);
-      return result;
-    }
-  }
-  comm->idle_polls = 0;
-  if (rail_unlikely(comm->profile != NULL)) sk_profile_stop(r);
-  if (is_send)
-    sk_send_finish(rail_container_of(comm, struct sk_send_comm, base), rail_container_of(r, struct sk_send, base),
-                   sizes);
-  else
-    sk_recv_finish(rail_container_of(comm, struct sk_recv_comm, base), rail_container_of(r, struct sk_recv, base),
-                   sizes);
-  *done = 1;
-  return RAIL_OK;
 }

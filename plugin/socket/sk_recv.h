@@ -8,7 +8,7 @@
 
 #define SK_SEQ_BUCKETS SK_MAX_BUFFERS
 #define SK_KEPT_BYTES (256 * 1024u) /* of unexpected messages: more are not read while nobody needs it */
-#define SK_READ_ALL_CALLS 64 /* then all streams are read, also those over which nothing is expected */
+#define SK_READ_OTHERS_CALLS 64 /* then the other streams are read, too, though nothing is expected over them */
 
 /* Where the bytes of one announced message go: a posted buffer, or a place in the ring of unexpected ones. */
 struct sk_target {
@@ -20,7 +20,7 @@ struct sk_target {
   uint64_t coverage_sum; /* of the chunks that are here: shows whether they overlap (add_chunk) */
   uint32_t seq;
   bool unexpected;   /* part of a struct sk_bounce, else of a struct sk_recv_buffer */
-  bool in_chunks;    /* its bytes come in more than one frame: it is in by_seq */
+  bool in_chunks;    /* its bytes come in DATA frames: it is in by_seq */
 };
 LIST_HEAD(sk_target_list, sk_target);
 
@@ -60,13 +60,14 @@ struct sk_unexpected {
   struct sk_match table; /* messages without buffer, by tag */
   uint8_t *ring;
   uint64_t head, tail;   /* live part, in bytes since the ring was empty */
-  uint32_t max_size;     /* the eager size: above it the sender needs a grant */
-  uint32_t bytes, count; /* the credit in all */
+  uint32_t eager_size;   /* bytes of the largest message that comes without a grant */
+  uint32_t eager_bytes, eager_count; /* the credit in all */
   uint64_t bytes_used, bytes_freed, bytes_reported; /* spent by the sender; free again; and it knows */
   uint32_t count_used, count_freed, count_reported;
 };
 
-rail_result_t sk_unexpected_init(struct sk_unexpected *u, uint32_t size, uint32_t count, uint32_t bytes);
+rail_result_t sk_unexpected_init(struct sk_unexpected *u, uint32_t eager_size, uint32_t eager_count,
+                                 uint32_t eager_bytes);
 void sk_unexpected_release(struct sk_unexpected *u);
 
 /* An eager message is here. False: more than the sender may. */
@@ -82,12 +83,13 @@ void sk_unexpected_free(struct sk_unexpected *u, struct sk_bounce *bounce);
 
 /* The sender can hardly send eagerly any more. */
 static inline bool sk_unexpected_is_low(const struct sk_unexpected *u) {
-  return u->bytes - (u->bytes_used - u->bytes_reported) < 2 * sk_credit_of(u->max_size) ||
-         u->count - (u->count_used - u->count_reported) < 2;
+  return u->eager_bytes - (u->bytes_used - u->bytes_reported) < 2 * sk_credit_of(u->eager_size) ||
+         u->eager_count - (u->count_used - u->count_reported) < 2;
 }
 /* A good part is free again and the sender does not know. */
 static inline bool sk_unexpected_should_report(const struct sk_unexpected *u) {
-  return u->bytes_freed - u->bytes_reported > u->bytes / 4 || u->count_freed - u->count_reported > u->count / 4 ||
+  return u->bytes_freed - u->bytes_reported > u->eager_bytes / 4 ||
+         u->count_freed - u->count_reported > u->eager_count / 4 ||
          (u->count_freed != u->count_reported && sk_unexpected_is_low(u));
 }
 
@@ -111,14 +113,14 @@ struct sk_recv_comm {
   uint32_t next_seq;               /* of the next MSG */
   uint32_t incomplete;             /* announced messages with bytes to come, for a buffer or for the ring */
   uint32_t chunked_count;          /* messages in by_seq */
-  struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in more than one frame */
+  struct sk_target_list by_seq[SK_SEQ_BUCKETS]; /* those whose bytes come in DATA frames */
   uint64_t hash_key; /* random; of the hash that checks how their chunks fit (add_chunk) */
 
   /* sk_grant.c: buffers that the sender does not know of, in posting order. They are granted when one among them needs
    * it (needs_grant), or when credit runs low. */
   TAILQ_HEAD(, sk_recv_buffer) ungranted;
   uint32_t ungranted_count, ungranted_needed;
-  uint32_t unread_calls; /* progress calls since all streams were last read */
+  uint32_t calls_since_others; /* progress calls since streams other than the first were last read */
   bool sender_waited;  /* the sender's last message had waited for its grant */
   enum sk_unread unread; /* after the last progress call */
   /*                   is true                                            until
@@ -130,7 +132,7 @@ struct sk_recv_comm {
    * report_all        what was reported went over a stream that is lost  a report, of everything */
   bool can_leave_unread, read_all, completed, report_all;
   uint32_t idle_calls; /* progress calls in a row that found nothing */
-  uint64_t recent;     /* bytes that the one before the latest found */
+  uint64_t bytes_to_ack; /* read by the latest call that found some; 0 once ack_small_messages has looked at them */
   sk_completion control_unsent; /* frames of wire_entries not yet in the kernel: 0 or 1 */
   struct sk_entry wire_entries[SK_MAX_BUFFERS + SK_MAX_STREAMS];
   struct sk_entry last_entries[SK_MAX_STREAMS]; /* with FAILOVER, at the end */
@@ -155,12 +157,13 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s);
 /* Does something come, or may something have come, over the streams that do not announce? Counts a call. Without
  * FAILOVER nothing comes over them but chunks of messages, which stream 0 announces; their end is looked for now and
  * then. */
-static inline bool sk_recv_should_read_all(struct sk_recv_comm *rc) {
-  if (!rc->chunked_count && !sk_has_failover(&rc->base) && ++rc->unread_calls < SK_READ_ALL_CALLS) return false;
-  rc->unread_calls = 0;
+static inline bool sk_recv_should_read_others(struct sk_recv_comm *rc) {
+  const bool expects = rc->chunked_count || sk_has_failover(&rc->base);
+  if (!expects && ++rc->calls_since_others < SK_READ_OTHERS_CALLS) return false;
+  rc->calls_since_others = 0;
   return true;
 }
-static inline void sk_recv_read_soon(struct sk_recv_comm *rc) { rc->unread_calls = SK_READ_ALL_CALLS; }
+static inline void sk_recv_read_soon(struct sk_recv_comm *rc) { rc->calls_since_others = SK_READ_OTHERS_CALLS; }
 
 /* Gives a request that is done back to the pool; for the caller's thread. */
 void sk_recv_finish(struct sk_recv_comm *rc, struct sk_recv *recv, int *sizes);

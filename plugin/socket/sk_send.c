@@ -4,7 +4,8 @@
  *
  * isend looks for the grant of its buffer. With a grant, or on credit (eager) up to the eager size, the send is
  * matched: sk_send_post announces it on the main stream and cuts it into chunks for whichever stream is free. It is
- * done when its last byte is in the kernel; test finds that out (sk_progress.c) and calls sk_send_finish.
+ * done when its last byte is in the kernel (with FAILOVER: has arrived; zero copy: is no longer read by the kernel);
+ * test finds that out (sk_progress.c) and calls sk_send_finish.
  *
  * Sends of up to BATCH_BYTES behind others that are outstanding are not written one by one: they stay in the stream's
  * queue until the caller tests, or until they are many.
@@ -14,6 +15,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
+#include "common/base/clock.h"
 #include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
 
@@ -21,56 +23,107 @@
 #define BATCH_FROM 4             /* when so many requests are outstanding, which the caller will test */
 #define BATCH_MAX (32 * 1024)    /* but not when this much has come together */
 #define SPREAD_BYTES (32 * 1024) /* messages from here on are spread: they go to the stream that is free first */
-#define UNREAD_POSTS 64          /* then control frames are read, even if none is expected: the peer may have gone */
+#define READ_AFTER_POSTS 64      /* then control frames are read, even if none is expected: the peer may have gone */
 
-/* ---- matching: a send and the receiver's grant (on_grant keeps it), or credit -------- */
+/* ---- the steps of a send, in their order ---------------------------------------- */
 
-static void queue_announcement(struct sk_send_comm *sc, struct sk_send *send) {
-  send->seq = sc->next_seq++;
-  STAILQ_INSERT_TAIL(&sc->to_announce, send, next);
-}
+/* Takes a request from the pool. NULL: all are in use. */
+static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size, int tag, struct sk_mr *mr);
+/* May it stay in the stream's queue until the caller tests? */
+static bool can_batch(const struct sk_send_comm *sc, size_t size);
+/* Finds its grant, or credit; else it waits for one of them. */
+static rail_result_t match_send(struct sk_send_comm *sc, struct sk_send *send);
+/* It has a grant. */
+static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send, uint64_t capacity);
+/* It goes on credit. */
+static void send_eager(struct sk_send_comm *sc, struct sk_send *send);
+/* Queues the announcements of what is matched, mostly with all of the payload in the same call. */
+static void announce_all(struct sk_send_comm *sc);
+static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send);
+/* Queues the next chunk of a message on a stream that is free. */
+static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s);
+/* Queues one frame of a message. */
+static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
+                        uint64_t offset, uint32_t len);
+/* All its frames are queued. */
+static void all_framed(struct sk_send_comm *sc, struct sk_send *send);
+/* What a lost stream had not delivered is queued before anything new. */
+static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s);
+/* A CONTROL frame has come: what it says of credit, then of grants; then sends that waited for credit may go. */
+static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_frame *control);
+static void reset_grants(struct sk_send_comm *sc);
+static rail_result_t on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t size);
+static void release_waiting(struct sk_send_comm *sc);
 
-/* Each of them is still on credit, or, with FAILOVER, granted to a send that the peer may not have seen. */
-static uint32_t max_in_flight(const struct sk_send_comm *sc) {
-  return sc->credit.count_used - sc->credit.count_freed + (sk_has_failover(&sc->base) ? SK_MAX_SENDS : 0);
-}
+/* ---- isend ------------------------------------------------------------------------ */
 
-/* The table has room for max_in_flight: credit adds one to both, and a grant is accepted only below it. */
-static void remember_in_flight(struct sk_send_comm *sc, const struct sk_send *send, bool matched) {
-  struct sk_in_flight *f = &sc->in_flight_store[(sc->in_flight_first + sc->in_flight_count++) % sc->in_flight_cap];
-  f->seq = send->seq;
-  f->matched = matched;
-  f->node.tag = send->node.tag;
-  if (!matched) sk_match_put(&sc->in_flight, &f->node);
-}
+rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
+                       void **request) {
+  struct sk_comm *comm = sk_comm_of(send_comm, SK_SEND_MAGIC, "isend");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (rail_unlikely(!sk_buffer_is_good(comm, mhandle, data, size)))
+    return sk_refuse_buffer("isend", comm, mhandle, data, size);
+  struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
+  if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
+  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);
 
-/* The pair is made: the send may go, unless it is too large for its buffer. */
-static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send, uint64_t capacity) {
-  if (rail_unlikely(send->size > capacity))
-    return sk_comm_fail_size(&sc->base, sk_main_stream(&sc->base), sc->next_seq, send->node.tag, send->size, capacity);
-  if (rail_unlikely(sk_has_failover(&sc->base)) && sc->in_flight_count >= max_in_flight(sc))
-    return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
-                        "protocol error: the peer has granted more than %d buffers without a report of what it has "
-                        "seen", SK_MAX_SENDS);
-  send->granted = true;
-  rail_stats_add(&sc->base.counts.comm[SK_COMM_GRANTED_MESSAGES], 1);
-  queue_announcement(sc, send);
-  if (rail_unlikely(sk_has_failover(&sc->base))) remember_in_flight(sc, send, true);
+  /* Take the request, also for a send that has to wait for its match. */
+  struct sk_send *send = new_send(sc, data, size, tag, mhandle);
+  if (!send) return RAIL_OK;
+  *request = send;
+  if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&send->base, &phandle);
+  sc->burst++;
+
+  /* Left in `submitted`: a large message to the engine, any to the thread that owns the comm now. */
+  if ((comm->engine && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
+    sk_comm_submit(comm, &send->base);
+    return RAIL_OK;
+  }
+  sk_send_start_submitted(sc);
+
+  /* Match, and post. A failure from here on is for test to report: the request exists. */
+  if (match_send(sc, send) == RAIL_OK) {
+    if (can_batch(sc, size)) {
+      announce_all(sc);
+      atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
+    } else if (sc->waiting.count || rail_unlikely(comm->not_established)) {
+      (void)comm->progress(comm); /* sk_progress: a grant, credit or the peer's answer may be in the socket already */
+    } else {
+      (void)sk_send_post(sc);
+    }
+  }
+  sk_comm_disown(comm);
   return RAIL_OK;
 }
+
+static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size, int tag, struct sk_mr *mr) {
+  struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
+  if (!r) return NULL;
+  struct sk_send *send = rail_container_of(r, struct sk_send, base);
+  atomic_store_explicit(&r->completion, 1, memory_order_relaxed); /* until all_framed; + 1 for each queued frame */
+  send->node.tag = (uint32_t)tag;
+  send->data = data;
+  send->size = size;
+  send->framed = 0;
+  send->granted = false;
+  send->mr = mr;
+  sk_mr_hold(mr);
+  return send;
+}
+
+/* May this send stay in the stream's queue until the caller tests one of its requests? Only where that pays: others are
+ * outstanding, or the caller tends to send several before it tests. */
+static bool can_batch(const struct sk_send_comm *sc, size_t size) {
+  return size <= BATCH_BYTES && (sk_comm_in_use(&sc->base) > BATCH_FROM || sc->latest_burst >= BATCH_FROM) &&
+         sk_main_stream(&sc->base)->out_bytes < BATCH_MAX;
+}
+
+/* ---- match: a send and the receiver's grant (on_grant keeps it), or credit ---------- */
 
 static bool has_credit(const struct sk_send_comm *sc, uint64_t size) {
   const struct sk_credit *c = &sc->credit;
   return size <= sc->eager_size && c->count_used - c->count_freed < sc->eager_count &&
          c->bytes_used - c->bytes_freed + sk_credit_of(size) <= sc->eager_bytes;
-}
-
-static void send_eager(struct sk_send_comm *sc, struct sk_send *send) {
-  sc->credit.bytes_used += sk_credit_of(send->size);
-  sc->credit.count_used++;
-  rail_stats_add(&sc->base.counts.comm[SK_COMM_EAGER_MESSAGES], 1);
-  queue_announcement(sc, send);
-  remember_in_flight(sc, send, false);
 }
 
 static void free_grant(struct sk_send_comm *sc, struct sk_match_node *grant) {
@@ -98,39 +151,93 @@ void sk_send_start_submitted(struct sk_send_comm *sc) {
     if (match_send(sc, rail_container_of(r, struct sk_send, base)) != RAIL_OK) return;
 }
 
-/* ---- posting: a matched send is announced, cut into chunks, written ------------- */
-
-/* The last of its frames is made: new_send's hold is dropped, and the request is done when that of each frame is, which
- * sk_stream_wrote drops (with FAILOVER: sk_path.c, when it has arrived). */
-static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
-  rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
-  rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
-  sk_completion_drop(&send->base.completion);
+static void queue_announcement(struct sk_send_comm *sc, struct sk_send *send) {
+  send->seq = sc->next_seq++;
+  STAILQ_INSERT_TAIL(&sc->to_announce, send, next);
 }
 
-/* One frame with `len` bytes of the message from `offset`. A frame counts when it is in the kernel, or, if it may have
- * to go another way, when it has arrived. */
-static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
-                        uint64_t offset, uint32_t len) {
-  const uint8_t *data = send->data + offset;
-  uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
-  bool failover = sk_has_failover(&sc->base);
-  sk_completion *completion = rail_unlikely(failover) ? &sc->base.paths[s->index].queued : &send->base.completion;
-  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, completion);
-  if (type == SK_FRAME_MSG)
-    sk_frame_encode(head, type, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, len, send->node.tag);
-  else sk_frame_encode(head, type, 0, send->seq, offset, len, send->node.tag);
-  if (copied) memcpy(head + SK_HEAD, data, copied);
-  rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], len);
-  rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], 1);
-  if (rail_unlikely(failover)) sk_path_remember(&sc->base, s, send->size ? send : NULL, offset, len);
+/* Messages in the table of those in flight, at most: each is on credit, or, with FAILOVER, was granted and is not
+ * reported as seen. */
+static uint32_t max_in_flight(const struct sk_send_comm *sc) {
+  return sc->credit.count_used - sc->credit.count_freed + (sk_has_failover(&sc->base) ? SK_MAX_SENDS : 0);
 }
 
-/* How much of the message the stream takes now. One stream: all that is left, up to a frame. Several: all up to 16 KiB,
- * else a share of the rest (sk_shares_chunk, sk_share.c). */
-static uint32_t chunk_of(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
+/* The table has room for max_in_flight messages: one on credit adds 1 to the table and to max_in_flight, and
+ * accept_grant adds one only below that. */
+static void remember_in_flight(struct sk_send_comm *sc, const struct sk_send *send, bool has_grant) {
+  struct sk_in_flight *f = &sc->in_flight_store[(sc->in_flight_first + sc->in_flight_count++) % sc->in_flight_cap];
+  f->seq = send->seq;
+  f->has_grant = has_grant;
+  f->node.tag = send->node.tag;
+  if (!has_grant) sk_match_put(&sc->in_flight, &f->node);
+}
+
+/* The pair is made: the send may go, unless it is too large for its buffer. */
+static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send, uint64_t capacity) {
+  if (rail_unlikely(send->size > capacity))
+    return sk_comm_fail_size(&sc->base, sk_main_stream(&sc->base), sc->next_seq, send->node.tag, send->size, capacity);
+  if (rail_unlikely(sk_has_failover(&sc->base)) && sc->in_flight_count >= max_in_flight(sc))
+    return sk_comm_fail(&sc->base, RAIL_REMOTE_ERROR,
+                        "protocol error: the peer has granted more than %d buffers without a report of what it has "
+                        "seen", SK_MAX_SENDS);
+  send->granted = true;
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_GRANTED_MESSAGES], 1);
+  queue_announcement(sc, send);
+  if (rail_unlikely(sk_has_failover(&sc->base))) remember_in_flight(sc, send, true);
+  return RAIL_OK;
+}
+
+static void send_eager(struct sk_send_comm *sc, struct sk_send *send) {
+  sc->credit.bytes_used += sk_credit_of(send->size);
+  sc->credit.count_used++;
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_EAGER_MESSAGES], 1);
+  queue_announcement(sc, send);
+  remember_in_flight(sc, send, false);
+}
+
+/* ---- post: a matched send is announced, cut into chunks, written --------------------- */
+
+/* A stream is free when nothing is queued on it: the kernel has all that it was given. Then it takes the next chunk of
+ * the oldest message that is not all in frames. */
+rail_result_t sk_send_post(struct sk_send_comm *sc) {
+  struct sk_comm *comm = &sc->base;
+  uint64_t written = 0;
+  bool moved = true;
+  comm->more = false;
+  sc->posts_since_read++;
+  if (rail_unlikely(sc->shares.under_way)) sk_shares_sample(&sc->shares, comm->streams, rail_now_ns());
+  while (moved && written < SK_CALL_BYTES) {
+    moved = false;
+    announce_all(sc);
+    for (uint32_t k = 0; k < comm->nstreams; k++) {
+      struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
+      if (rail_unlikely(sk_has_failover(comm))) {
+        if (s->fd < 0 || s->out_errno) continue; /* lost, or about to be: first what has come over it is read */
+        queue_resends(sc, s);
+      }
+      if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
+      if (!s->out_count && !STAILQ_EMPTY(&sc->partly_framed) && sk_path_has_room(comm, s) &&
+          sk_shares_may_take(&sc->shares, s))
+        take_chunk(sc, s);
+      /* Nothing is written, and so no send done, before all streams are established. Until then the peer may refuse the
+       * connection, and a caller that has no request left would never learn that. */
+      if (!s->out_count || rail_unlikely(comm->not_established)) continue;
+      rail_result_t result = sk_stream_flush(s, &written);
+      if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(comm))) return result;
+      /* RAIL_OK: the socket took all that it was offered, so it may take more. */
+      if (result == RAIL_OK && (s->out_count || sk_send_has_unframed(sc))) moved = true;
+    }
+    if (comm->nstreams > 1) sc->next_stream = (sc->next_stream + 1) % comm->nstreams;
+  }
+  comm->more = moved;
+  return RAIL_OK;
+}
+
+/* Bytes of the message's next chunk on this stream. One stream: all that is left, up to a frame. Several: all up to
+ * 16 KiB, else what sk_shares_chunk_size (sk_share.c) says. */
+static uint32_t chunk_size(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
-  return left <= sc->rest_max ? (uint32_t)left : sk_shares_chunk(&sc->shares, s->index, send->size, left);
+  return left <= sc->last_chunk_max ? (uint32_t)left : sk_shares_chunk_size(&sc->shares, s->index, send->size, left);
 }
 
 /* A frame with the next `len` bytes of the message. */
@@ -151,163 +258,110 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   return true;
 }
 
-/* Announces on the main stream. Along with the announcement goes
- *   - the first chunk of the payload, mostly all of it: one call does for both;
- *   - nothing, if the message is to be spread and the main one of several streams is busy: whichever is free takes it;
- *   - nothing, if it is to be spread and FAILOVER announces it on every stream: on the main stream, messages of one
- *     chunk would leave all other devices idle. */
-static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send) {
-  const bool spread = send->size >= sc->spread_from;
-  if (rail_likely(!sk_has_failover(&sc->base))) {
-    const uint32_t first = spread && main_stream->out_count ? 0 : chunk_of(sc, main_stream, send);
-    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, first);
-  } else if (spread) {
-    sk_path_announce(sc, NULL, send);
-  } else {
-    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, chunk_of(sc, main_stream, send));
-    sk_path_announce(sc, main_stream, send);
-  }
-}
-
 static void announce_all(struct sk_send_comm *sc) {
   struct sk_stream *main_stream = sk_main_stream(&sc->base);
   struct sk_send *send;
   while ((send = STAILQ_FIRST(&sc->to_announce)) && can_announce(sc, main_stream)) {
     STAILQ_REMOVE_HEAD(&sc->to_announce, next);
-    if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_sample(&sc->shares, sc->base.streams, send->size);
+    if (rail_unlikely(send->size >= sc->spread_from)) sk_shares_begin(&sc->shares);
     announce(sc, main_stream, send);
     if (send->framed == send->size) all_framed(sc, send);
     else STAILQ_INSERT_TAIL(&sc->partly_framed, send, next);
   }
 }
 
+/* Announces on the main stream. A small message goes along with its announcement. Of a bulk one the first chunk, mostly
+ * all of it, follows in a frame of its own, in the same call:
+ *   - not at all, if it is to be spread and the main one of several streams may not take it: others do;
+ *   - not here, if it is to be spread and FAILOVER announces it on every stream: on the main stream, messages of one
+ *     chunk would leave all other devices idle.
+ * The frame of its own is for the kernel's copy. The kernel begins a page with the first header where the pages before
+ * are free again, and callers' buffers begin with a page. Behind one header of 24 bytes the copy's destination would
+ * lie 24 bytes further into its page than the source, and AMD's `rep movsb` takes up to 20 times as long where that is
+ * 1 to 24 bytes (more was not timed below 32); behind two it is 48. */
+static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send) {
+  const bool spread = send->size >= sc->spread_from;
+  if (rail_unlikely(sk_has_failover(&sc->base))) {
+    if (!spread) queue_chunk(sc, main_stream, send, SK_FRAME_MSG, chunk_size(sc, main_stream, send));
+    sk_path_announce(sc, spread ? NULL : main_stream, send);
+  } else if (send->size < SK_BULK_BYTES) {
+    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, chunk_size(sc, main_stream, send));
+  } else {
+    const bool others = spread && (main_stream->out_count || !sk_shares_may_take(&sc->shares, main_stream));
+    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, 0);
+    if (!others) queue_chunk(sc, main_stream, send, SK_FRAME_DATA, chunk_size(sc, main_stream, send));
+  }
+}
+
 /* The free stream takes the next chunk: a slow one just takes fewer. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = STAILQ_FIRST(&sc->partly_framed);
-  queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_of(sc, s, send));
+  sk_shares_begin(&sc->shares);
+  queue_chunk(sc, s, send, SK_FRAME_DATA, chunk_size(sc, s, send));
   if (send->framed < send->size) return;
   STAILQ_REMOVE_HEAD(&sc->partly_framed, next);
   all_framed(sc, send);
 }
 
-/* What a lost stream had not delivered is queued before anything new. */
+/* One frame with `len` bytes of the message from `offset`. A frame counts when it is in the kernel, or, if it may have
+ * to go another way, when it has arrived. */
+static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
+                        uint64_t offset, uint32_t len) {
+  const uint8_t *data = send->data + offset;
+  uint32_t copied = len <= SK_COPY_BYTES ? len : 0;
+  bool failover = sk_has_failover(&sc->base);
+  sk_completion *completion = rail_unlikely(failover) ? &sc->base.paths[s->index].queued : &send->base.completion;
+  uint8_t *head = sk_stream_queue(s, SK_HEAD + copied, data, len - copied, completion);
+  if (type == SK_FRAME_MSG)
+    sk_frame_encode(head, type, send->granted ? SK_FRAME_GRANTED : 0, send->seq, send->size, len, send->node.tag);
+  else sk_frame_encode(head, type, 0, send->seq, offset, len, send->node.tag);
+  if (copied) memcpy(head + SK_HEAD, data, copied);
+  rail_stats_add(&s->counts.stream[SK_STREAM_BYTES], len);
+  rail_stats_add(&s->counts.stream[SK_STREAM_CHUNKS], len || !send->size); /* an announcement alone is none */
+  if (rail_unlikely(failover)) sk_path_remember(&sc->base, s, send->size ? send : NULL, offset, len);
+}
+
+/* All frames are made. new_send's count of 1 is taken off; the request is done when sk_stream_wrote has taken off one
+ * for each frame (with FAILOVER: sk_path.c, when it has arrived). */
+static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_MESSAGES], 1);
+  rail_stats_add(&sc->base.counts.comm[SK_COMM_SENT_BYTES], send->size);
+  sk_completion_drop(&send->base.completion);
+}
+
 static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s) {
-  struct sk_chunk chunk;
+  struct sk_sent_frame frame;
   while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->shares.max_chunk &&
-         sk_path_next_resend(sc, &chunk)) {
-    queue_frame(sc, s, chunk.send, SK_FRAME_DATA, chunk.offset, chunk.len);
+         sk_path_next_resend(sc, &frame)) {
+    queue_frame(sc, s, frame.send, SK_FRAME_DATA, frame.offset, frame.len);
     rail_stats_add(&sc->base.counts.comm[SK_COMM_RETRIES], 1);
   }
 }
 
-rail_result_t sk_send_post(struct sk_send_comm *sc) {
-  struct sk_comm *comm = &sc->base;
-  uint64_t written = 0;
-  bool moved = true;
-  comm->more = false;
-  sc->unread_posts++;
-  while (moved && written < SK_CALL_BYTES) {
-    moved = false;
-    announce_all(sc);
-    for (uint32_t k = 0; k < comm->nstreams; k++) {
-      struct sk_stream *s = &comm->streams[(sc->next_stream + k) % comm->nstreams];
-      if (rail_unlikely(sk_has_failover(comm))) {
-        if (s->fd < 0 || s->out_errno) continue; /* lost, or about to be: first what has come over it is read */
-        queue_resends(sc, s);
-      }
-      if (rail_unlikely(s->zerocopy != NULL)) sk_zerocopy_reap(s);
-      if (!s->out_count && !STAILQ_EMPTY(&sc->partly_framed) && sk_path_has_room(comm, s)) take_chunk(sc, s);
-      /* Nothing is written, and so no send done, before all streams are established. Until then the peer may refuse the
-       * connection, and a caller that has no request left would never learn that. */
-      if (!s->out_count || rail_unlikely(comm->not_established)) continue;
-      rail_result_t result = sk_stream_flush(s, &written);
-      if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(comm))) return result;
-      /* A frame that is only half out means that the socket is full, or nearly. */
-      if (result == RAIL_OK && (s->out_count || sk_send_has_unframed(sc))) moved = true;
-    }
-    if (comm->nstreams > 1) sc->next_stream = (sc->next_stream + 1) % comm->nstreams;
-  }
-  comm->more = moved;
-  return RAIL_OK;
-}
+/* ---- from sk_progress: CONTROL frames, credit and grants ------------------------------ */
 
-/* ---- isend and its completion ------------------------------------------------ */
-
-static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size, int tag, struct sk_mr *mr) {
-  struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
-  if (!r) return NULL;
-  struct sk_send *send = rail_container_of(r, struct sk_send, base);
-  atomic_store_explicit(&r->completion, 1, memory_order_relaxed); /* until all_framed; + 1 for each queued frame */
-  send->node.tag = (uint32_t)tag;
-  send->data = data;
-  send->size = size;
-  send->framed = 0;
-  send->granted = false;
-  send->mr = mr;
-  sk_mr_hold(mr);
-  return send;
-}
-
-/* May this send stay in the stream's queue until the caller tests one of its requests? Only where that pays: others are
- * outstanding, or the caller tends to send several before it tests. */
-static bool can_batch(const struct sk_send_comm *sc, size_t size) {
-  return size <= BATCH_BYTES && (sk_comm_in_use(&sc->base) > BATCH_FROM || sc->latest_burst >= BATCH_FROM) &&
-         sk_main_stream(&sc->base)->out_bytes < BATCH_MAX;
-}
-
-rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
-                       void **request) {
-  struct sk_comm *comm = sk_comm_of(send_comm, SK_SEND_MAGIC, "isend");
-  if (!comm) return RAIL_BAD_ARGUMENT;
-  if (rail_unlikely(!sk_buffer_is_good(comm, mhandle, data, size)))
-    return sk_refuse_buffer("isend", comm, mhandle, data, size);
+rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
-  if (rail_unlikely(sk_comm_is_stopped(comm))) return RAIL_BAD_USAGE;
-  if (rail_unlikely(sk_comm_error(comm) != RAIL_OK)) return sk_comm_error(comm);
-  struct sk_send *send = new_send(sc, data, size, tag, mhandle);
-  if (!send) return RAIL_OK;
-  *request = send;
-  if (rail_unlikely(comm->profile != NULL)) sk_profile_start(&send->base, &phandle);
-  sc->burst++;
-  /* Left in `submitted`: a large message to the engine, any to the thread that owns the comm now. */
-  if ((comm->engine && size > SK_ENGINE_INLINE_BYTES) || !sk_comm_try_own(comm)) {
-    sk_comm_submit(comm, &send->base);
-    return RAIL_OK;
+  struct sk_entry entry;
+  if (rail_unlikely(s->index != 0 && !sk_has_failover(comm)))
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control frame on stream %u", s->index);
+  if (frame->len % sizeof entry || frame->len > SK_MAX_ENTRIES * sizeof entry)
+    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control frame of %u bytes", frame->len);
+  if (sk_stream_have(s) < SK_HEAD + frame->len) return RAIL_IN_PROGRESS;
+  const uint8_t *at = s->buf + s->head + SK_HEAD;
+  s->head += SK_HEAD + frame->len;
+  RAIL_TRY(update_credit(sc, frame));
+  if (frame->flags & SK_FRAME_RESET) reset_grants(sc);
+  for (uint32_t n = frame->len / (uint32_t)sizeof entry; n > 0; n--, at += sizeof entry) {
+    memcpy(&entry, at, sizeof entry);
+    uint32_t kind = le32toh(entry.kind), key = le32toh(entry.key);
+    if (rail_likely(kind == SK_ENTRY_GRANT)) RAIL_TRY(on_grant(sc, key, le64toh(entry.value)));
+    else if (kind == SK_ENTRY_FRAMES) RAIL_TRY(sk_path_on_frames(sc, key, le64toh(entry.value)));
+    else return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control entry of kind %u", kind);
   }
-  sk_send_start_submitted(sc);
-  /* A failure from here on is for test to report: the request exists. */
-  if (match_send(sc, send) == RAIL_OK) {
-    if (can_batch(sc, size)) {
-      announce_all(sc);
-      atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
-    } else if (sc->waiting.count || rail_unlikely(comm->not_established)) {
-      (void)comm->progress(comm); /* sk_progress: a grant, credit or the peer's answer may be in the socket already */
-    } else {
-      (void)sk_send_post(sc);
-    }
-  }
-  sk_comm_disown(comm);
+  if (sc->waiting.count) release_waiting(sc);
   return RAIL_OK;
 }
-
-void sk_send_finish(struct sk_send_comm *sc, struct sk_send *send, int *sizes) {
-  if (sizes) sizes[0] = send->size > INT_MAX ? INT_MAX : (int)send->size;
-  sk_mr_release(send->mr);
-  sk_request_put(&sc->pool, &send->base);
-}
-
-bool sk_send_is_idle(const struct sk_send_comm *sc) {
-  if (sc->waiting.count || sk_send_has_unframed(sc) || sc->undelivered_count) return false;
-  for (uint32_t i = 0; i < sc->base.nstreams; i++)
-    if (sc->base.streams[i].out_count) return false;
-  return true;
-}
-
-bool sk_send_should_read(const struct sk_send_comm *sc) {
-  return sc->unread_posts >= UNREAD_POSTS || !sk_send_is_idle(sc);
-}
-
-/* ---- CONTROL frames: credit and grants ------------------------------------------ */
 
 /* The peer had seen these messages when it wrote its latest report, so it grants no buffer to them any more: it has
  * matched them, or keeps them as unexpected ones. Messages are removed in the order in which they were sent, so the one
@@ -316,13 +370,13 @@ static void forget_seen(struct sk_send_comm *sc, uint32_t seen) {
   while (sc->in_flight_count) {
     struct sk_in_flight *f = &sc->in_flight_store[sc->in_flight_first];
     if ((int32_t)(f->seq - seen) >= 0) break;
-    if (!f->matched) sk_match_take(&sc->in_flight, f->node.tag);
+    if (!f->has_grant) sk_match_take(&sc->in_flight, f->node.tag);
     sc->in_flight_first = (sc->in_flight_first + 1) % sc->in_flight_cap;
     sc->in_flight_count--;
   }
 }
 
-static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_control *control) {
+static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_frame *control) {
   struct sk_credit *c = &sc->credit;
   /* With FAILOVER the last report comes over all streams, and may overtake others. */
   if (rail_unlikely(sk_has_failover(&sc->base)) && (int32_t)(control->seen - sc->seen) < 0) return RAIL_OK;
@@ -353,7 +407,7 @@ static void reset_grants(struct sk_send_comm *sc) {
   sk_match_init(&sc->in_flight);
   for (uint32_t i = 0; i < sc->in_flight_count; i++) {
     struct sk_in_flight *f = &sc->in_flight_store[(sc->in_flight_first + i) % sc->in_flight_cap];
-    f->matched = false;
+    f->has_grant = false;
     sk_match_put(&sc->in_flight, &f->node);
   }
 }
@@ -362,7 +416,7 @@ static rail_result_t on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t si
   /* Made before an eager message of that tag arrived there: the two belong together. */
   struct sk_match_node *node = sk_match_take(&sc->in_flight, tag);
   if (node) {
-    rail_container_of(node, struct sk_in_flight, node)->matched = true;
+    rail_container_of(node, struct sk_in_flight, node)->has_grant = true;
     return RAIL_OK;
   }
   node = sk_match_take(&sc->waiting, tag);
@@ -392,28 +446,23 @@ static void release_waiting(struct sk_send_comm *sc) {
   }
 }
 
-rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
-  struct sk_send_comm *sc = rail_container_of(comm, struct sk_send_comm, base);
-  struct sk_entry entry;
-  if (rail_unlikely(s->index != 0 && !sk_has_failover(comm)))
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control frame on stream %u", s->index);
-  if (frame->len % sizeof entry || frame->len > SK_MAX_ENTRIES * sizeof entry)
-    return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control frame of %u bytes", frame->len);
-  if (sk_stream_have(s) < SK_HEAD + frame->len) return RAIL_IN_PROGRESS;
-  const uint8_t *at = s->buf + s->head + SK_HEAD;
-  s->head += SK_HEAD + frame->len;
-  const struct sk_control control = sk_control_of(frame);
-  RAIL_TRY(update_credit(sc, &control));
-  if (frame->flags & SK_FRAME_RESET) reset_grants(sc);
-  for (uint32_t n = frame->len / (uint32_t)sizeof entry; n > 0; n--, at += sizeof entry) {
-    memcpy(&entry, at, sizeof entry);
-    uint32_t kind = le32toh(entry.kind), key = le32toh(entry.key);
-    if (rail_likely(kind == SK_ENTRY_GRANT)) RAIL_TRY(on_grant(sc, key, le64toh(entry.value)));
-    else if (kind == SK_ENTRY_FRAMES) RAIL_TRY(sk_path_on_frames(sc, key, le64toh(entry.value)));
-    else return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control entry of kind %u", kind);
-  }
-  if (sc->waiting.count) release_waiting(sc);
-  return RAIL_OK;
+bool sk_send_is_idle(const struct sk_send_comm *sc) {
+  if (sc->waiting.count || sk_send_has_unframed(sc) || sc->undelivered_count) return false;
+  for (uint32_t i = 0; i < sc->base.nstreams; i++)
+    if (sc->base.streams[i].out_count) return false;
+  return true;
+}
+
+bool sk_send_should_read(const struct sk_send_comm *sc) {
+  return sc->posts_since_read >= READ_AFTER_POSTS || !sk_send_is_idle(sc);
+}
+
+/* ---- the end: test has found the request done ------------------------------------- */
+
+void sk_send_finish(struct sk_send_comm *sc, struct sk_send *send, int *sizes) {
+  if (sizes) sizes[0] = send->size > INT_MAX ? INT_MAX : (int)send->size;
+  sk_mr_release(send->mr);
+  sk_request_put(&sc->pool, &send->base);
 }
 
 /* ---- the sender's part of a comm: made and freed --------------------------------- */
@@ -437,7 +486,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
   sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
-  sc->rest_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LEAST_SHARE) : SK_MAX_FRAME;
+  sc->last_chunk_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LEAST_LIMIT) : SK_MAX_FRAME;
   sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;

@@ -6,27 +6,42 @@
 #include "plugin/socket/sk_comm.h"
 #include "plugin/socket/sk_match.h"
 
-/* ---- sk_share.c: how much of a message each of several streams is given at a time ---- */
+/* ---- sk_share.c: how much of a message each of several streams takes ---- */
 
-#define SK_LEAST_SHARE (16 * 1024) /* bytes: no stream is given less at a time */
+#define SK_LEAST_LIMIT (16 * 1024) /* bytes: that of the slowest stream at least */
+#define SK_SHARES_SAMPLE_NS 250000u   /* from sample to sample, at least: each is a system call for every stream */
+#define SK_SHARES_PAUSE_NS 10000000u  /* and at most: the caller did something else */
+#define SK_SHARES_PERIOD_NS 50000000u /* sampled time, before streams are compared */
+
+struct sk_load {
+  double held;  /* byte ns: what a stream held, by time */
+  double busy;  /* ns in which it held something */
+  double acked; /* bytes that the peer's kernel has acknowledged */
+};
 
 struct sk_shares {
   uint32_t nstreams;
-  uint32_t max_chunk; /* most bytes that any stream is given at a time */
-  uint64_t bytes;     /* of messages since the latest sample */
-  uint32_t samples;   /* in this period */
-  uint32_t period;    /* number */
-  uint32_t chunk[SK_MAX_STREAMS]; /* most bytes that this stream is given at a time */
-  uint32_t busy[SK_MAX_STREAMS];  /* samples of this period that found it busy */
+  uint32_t max_chunk;  /* bytes: the largest chunk of any stream */
+  bool under_way;      /* a stream may hold part of a message: it is time for samples */
+  uint64_t sampled_at; /* ns */
+  uint64_t period_ns;  /* sampled */
+  uint32_t limit[SK_MAX_STREAMS]; /* bytes: the most that a slow stream holds; 0: it has no limit */
+  uint64_t acked[SK_MAX_STREAMS]; /* bytes: as of the latest sample */
+  struct sk_load load[SK_MAX_STREAMS]; /* in this period */
 };
 
 void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t max_chunk);
-/* A stream that was lost has another socket: nothing is known of it. */
-void sk_shares_renew(struct sk_shares *shares, uint32_t index);
-/* A message of `size` is announced: samples which streams are busy, if it is time to. */
-void sk_shares_sample(struct sk_shares *shares, struct sk_stream *streams, uint64_t size);
-/* What stream `index` takes of a message of `size`, of which `left` are in no frame yet. */
-uint32_t sk_shares_chunk(const struct sk_shares *shares, uint32_t index, uint64_t size, uint64_t left);
+/* A stream was lost or has come back: nothing is known of any. */
+void sk_shares_renew(struct sk_shares *shares);
+/* A message is announced, or a chunk of one taken, that several streams share. */
+static inline void sk_shares_begin(struct sk_shares *shares) { shares->under_way = true; }
+/* For whenever the connection is moved while `under_way`: notes what streams hold, if it is time to. */
+void sk_shares_sample(struct sk_shares *shares, const struct sk_stream *streams, uint64_t now);
+/* May this stream take a chunk now? At least one live stream always may: of one that may not, no event tells when it
+ * may. */
+bool sk_shares_may_take(const struct sk_shares *shares, const struct sk_stream *s);
+/* Bytes of the next chunk that stream `index` takes of a message of `size`, of which `left` are in no frame yet. */
+uint32_t sk_shares_chunk_size(const struct sk_shares *shares, uint32_t index, uint64_t size, uint64_t left);
 
 /* ---- sk_send.c ------------------------------------------------------------------------ */
 
@@ -51,12 +66,12 @@ struct sk_grant {
   uint64_t size;
 };
 
-/* An eager message, as long as the peer may not have seen it: a grant that was made before it arrived is for its
- * buffer. */
+/* A message that the peer may not have seen yet: an eager one; with FAILOVER one that was granted, too. A grant that
+ * was made before an eager one arrived is for that one's buffer. */
 struct sk_in_flight {
-  struct sk_match_node node; /* in `in_flight` until its grant has come */
+  struct sk_match_node node; /* in `in_flight` while it has no grant */
   uint32_t seq;
-  bool matched;
+  bool has_grant;
 };
 
 /* What eager messages may cost. Cumulative counts: a lost or late report harms nothing. */
@@ -77,20 +92,20 @@ struct sk_send_comm {
   struct sk_in_flight *in_flight_store; /* a ring */
   uint32_t in_flight_first, in_flight_count, in_flight_cap;
   struct sk_credit credit;
-  uint32_t eager_size, eager_count, eager_bytes;
+  uint32_t eager_size, eager_count, eager_bytes; /* the largest message without grant; the credit in all */
 
   struct sk_send_list to_announce; /* matched, in this order */
   struct sk_send_list partly_framed; /* announced, with bytes that are in no frame yet */
   uint32_t next_seq;
   uint32_t seen;  /* messages that the peer had seen when it wrote its latest report */
-  uint32_t rest_max;       /* bytes: what is left of a message, if it is no more, goes in one frame */
-  struct sk_shares shares; /* how what is left is cut into chunks if it is more */
+  uint32_t last_chunk_max; /* bytes: what is left of a message, if it is no more, is its last chunk */
+  struct sk_shares shares; /* how it is cut into chunks if it is more */
   uint64_t spread_from;    /* bytes: messages from here on need not begin on the main stream */
   uint32_t next_stream;
   TAILQ_HEAD(, sk_send) undelivered; /* with FAILOVER: announced and not counted as arrived, in order */
   uint32_t undelivered_count;
   struct sk_send_list zero_length; /* those of them that have no bytes */
-  uint32_t unread_posts;     /* calls of sk_send_post since control frames were last read */
+  uint32_t posts_since_read; /* calls of sk_send_post since control frames were last read */
   struct sk_send sends[SK_MAX_SENDS];
   struct sk_grant grant_store[SK_MAX_BUFFERS];
 };
@@ -115,7 +130,7 @@ static inline bool sk_send_has_unframed(const struct sk_send_comm *sc) {
 bool sk_send_is_idle(const struct sk_send_comm *sc);
 /* Is it time to read what the peer has sent? */
 bool sk_send_should_read(const struct sk_send_comm *sc);
-static inline void sk_send_read_soon(struct sk_send_comm *sc) { sc->unread_posts = SK_MANY_CALLS; }
+static inline void sk_send_read_soon(struct sk_send_comm *sc) { sc->posts_since_read = SK_MANY_CALLS; }
 
 /* The caller tests a request: its sends before that were a burst. */
 static inline void sk_send_tested(struct sk_send_comm *sc) {

@@ -46,7 +46,7 @@ static const struct rail_stats_counter device_counters[] = {
   [SK_DEVICE_COMMS] = {"comms", RAIL_STATS_GAUGE, "Connections that are open, each direction being one."},
   [SK_DEVICE_CONNECTS] = {"connects", RAIL_STATS_COUNTER, "Connections made from here."},
   [SK_DEVICE_ACCEPTS] = {"accepts", RAIL_STATS_COUNTER, "Connections made to here."},
-  [SK_DEVICE_REFUSED] = {"refused", RAIL_STATS_COUNTER, "Peers that were refused: version, secret or settings."},
+  [SK_DEVICE_REFUSED] = {"refused", RAIL_STATS_COUNTER, "Peers that were refused: version, secret, settings or busy."},
   [SK_DEVICE_DROPPED] = {"dropped", RAIL_STATS_COUNTER, "Clients that were dropped because they are no peers."},
   [SK_DEVICE_ERRORS] = {"errors", RAIL_STATS_COUNTER, "Connections that failed."},
 };

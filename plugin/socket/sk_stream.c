@@ -22,6 +22,9 @@
 
 #define MS 1000000ull
 #define SAME_ANSWER (100 * MS) /* the kernel's times are of its own clock's ticks */
+/* What one of several streams may take ahead of what TCP has sent: what lies in the buffer of a slow one cannot go over
+ * the others. */
+#define UNSENT_BYTES (256 * 1024)
 #define CLOSED_MS (15 * 60 * 1000) /* for what a closed stream still has to deliver: as the kernel does unasked */
 #define ZEROCOPY_GRACE_MS 5    /* before a stream is reset under what it has not delivered */
 #define ZEROCOPY_END_MS 1000   /* after that, for what the device still holds */
@@ -56,6 +59,11 @@ static void set_user_timeout(struct sk_stream *s, int64_t ms) {
   rail_sockopt_user_timeout(s->fd, sk_params.user_timeout_ms ? sk_params.user_timeout_ms : ms);
 }
 
+static void limit_unsent(const struct sk_stream *s) {
+  const int unsent = UNSENT_BYTES;
+  (void)setsockopt(s->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent); /* works without */
+}
+
 /* Without RAIL_SOCKET_DEADLINE the kernel must not give up either, which it does with a quiet stream after two probes
  * that were not answered, unless this option says how long it takes. */
 void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams) {
@@ -63,7 +71,7 @@ void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams) {
   set_user_timeout(s, deadline ? 0 : INT32_MAX);
   rail_sockopt_keepalive(s->fd, sk_params.keepalive_ms, deadline);
   if (deadline) rail_sockopt_max_rto(s->fd, deadline / 6);
-  if (nstreams > 1) sk_stream_limit_unsent(s, SK_UNSENT_BYTES);
+  if (nstreams > 1) limit_unsent(s);
   s->host = (struct sk_host){0};
 }
 
@@ -71,14 +79,17 @@ void sk_stream_set_closed(struct sk_stream *s) {
   if (s->fd >= 0 && !sk_params.deadline_ms) set_user_timeout(s, CLOSED_MS);
 }
 
-void sk_stream_limit_unsent(struct sk_stream *s, uint32_t bytes) {
-  int unsent = (int)bytes;
-  if (s->fd >= 0) (void)setsockopt(s->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent); /* works without */
+uint64_t sk_stream_held(const struct sk_stream *s) {
+  int unacked = 0;
+  if (s->fd < 0 || ioctl(s->fd, SIOCOUTQ, &unacked) != 0 || unacked < 0) unacked = 0;
+  return s->out_bytes + (uint64_t)unacked;
 }
 
-bool sk_stream_is_busy(const struct sk_stream *s) {
-  int unsent = 0;
-  return s->out_count || (ioctl(s->fd, SIOCOUTQNSD, &unsent) == 0 && unsent > 0);
+uint64_t sk_stream_min_rtt_ns(const struct sk_stream *s) {
+  struct tcp_info info = {0};
+  socklen_t len = sizeof info;
+  (void)getsockopt(s->fd, IPPROTO_TCP, TCP_INFO, &info, &len);
+  return info.tcpi_min_rtt * 1000ull;
 }
 
 /* ---- out -------------------------------------------------------------- */
@@ -214,12 +225,15 @@ void sk_streams_flush(struct sk_stream *streams, uint32_t n) {
     while (streams[i].out_count && sk_stream_flush(&streams[i], &written) == RAIL_OK) continue;
 }
 
-void sk_stream_queue_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag) {
-  if (sk_stream_can_queue(s)) sk_frame_encode(sk_stream_queue(s, SK_HEAD, NULL, 0, NULL), type, 0, seq, size, 0, tag);
+void sk_stream_queue_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t frames, uint64_t generation,
+                           uint32_t stream) {
+  if (!sk_stream_can_queue(s)) return;
+  sk_frame_encode(sk_stream_queue(s, SK_HEAD, NULL, 0, NULL), type, 0, frames, generation, 0, stream);
 }
 
-void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag) {
-  sk_stream_queue_frame(s, type, seq, size, tag);
+void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t frames, uint64_t generation,
+                          uint32_t stream) {
+  sk_stream_queue_frame(s, type, frames, generation, stream);
   (void)sk_stream_flush(s, &(uint64_t){0});
 }
 

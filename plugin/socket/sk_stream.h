@@ -124,7 +124,7 @@ struct sk_stream {
 
   uint8_t *buf;
   uint32_t cap, head, tail; /* buf[head..tail) is unread */
-  uint32_t ahead;           /* how far to read past a payload: all of buf, or one header between bulk ones */
+  uint32_t ahead;           /* how far to read past a payload: all of buf, or two headers between bulk ones */
   uint8_t *to;              /* where the current payload's next byte goes */
   uint32_t left;            /* bytes of it still to come */
   uint32_t len;             /* bytes of it in all */
@@ -146,21 +146,19 @@ RAIL_COLD const char *sk_stream_error_text(const struct sk_stream *s, int err);
 void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams);
 /* The same for one whose comm is closed: nobody waits any more, so the kernel need not do so for ever. */
 void sk_stream_set_closed(struct sk_stream *s);
-/* What one of several streams may take ahead of what TCP has sent: what lies in the buffer of a slow one cannot go over
- * the others. */
-#define SK_UNSENT_BYTES (256u * 1024)
-void sk_stream_limit_unsent(struct sk_stream *s, uint32_t bytes);
-/* Is something queued here, or in the socket and not sent? A system call. */
-bool sk_stream_is_busy(const struct sk_stream *s);
+/* Bytes queued here, or in the socket and not acknowledged by the peer's. A system call. */
+uint64_t sk_stream_held(const struct sk_stream *s);
+/* The least round trip of the last minutes; very long while the kernel knows none. A system call. */
+uint64_t sk_stream_min_rtt_ns(const struct sk_stream *s);
 
 /* ---- out -------------------------------------------------------------- */
 
-/* Is there room for a header, and for one with a payload? */
+/* Is there room for a header, and for what announces a message: two headers, or one with a payload? */
 static inline bool sk_stream_can_queue(const struct sk_stream *s) {
   return s->out_count < SK_OUT_FRAMES && SK_STAGE - s->stage_tail >= SK_HEAD;
 }
 static inline bool sk_stream_has_room(const struct sk_stream *s) {
-  return s->out_count < SK_OUT_FRAMES - SK_OUT_RESERVE &&
+  return s->out_count + 2 <= SK_OUT_FRAMES - SK_OUT_RESERVE &&
          SK_STAGE - s->stage_tail >= SK_HEAD * (1 + SK_OUT_RESERVE) + SK_COPY_BYTES;
 }
 
@@ -175,9 +173,12 @@ static inline uint8_t *sk_stream_queue(struct sk_stream *s, uint32_t staged, con
   return at;
 }
 
-/* A frame without payload, queued, or sent now if the socket takes it. Best effort: none where there is no room. */
-void sk_stream_queue_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag);
-void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t seq, uint64_t size, uint32_t tag);
+/* A frame without payload, queued, or sent now if the socket takes it. Best effort: none where there is no room. LOST
+ * and JOIN are about a `stream`; PING and PONG have zeros. */
+void sk_stream_queue_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t frames, uint64_t generation,
+                           uint32_t stream);
+void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t frames, uint64_t generation,
+                          uint32_t stream);
 
 /* The next bytes to go, at most about SK_IO_BYTES and `max` pieces; *asked is their sum. Stops at the next payload of
  * `below` bytes and more. */
@@ -220,7 +221,7 @@ static inline void sk_stream_expect(struct sk_stream *s, uint8_t *to, uint32_t l
   s->to = to;
   s->left = s->len = len;
   s->target = target;
-  s->ahead = len >= SK_BULK_BYTES ? SK_HEAD : s->cap;
+  s->ahead = len >= SK_BULK_BYTES ? 2 * SK_HEAD : s->cap;
 }
 
 /* Moves buffered bytes of the current payload to their place; true when it is complete. */

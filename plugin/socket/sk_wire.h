@@ -104,16 +104,16 @@ unsigned int sk_answer_decode(struct rail_session *session, const void *bytes, u
 #define SK_MAX_ENTRIES 512               /* of one CONTROL frame */
 
 enum sk_frame_type {
-  /* Those with a payload come first: only they may wait for anything but bytes (sk_progress.c). */
-  SK_FRAME_MSG = 1,     /* announces message seq of `size` bytes with `tag`, carries its first `len` */
-  SK_FRAME_DATA = 2,    /* `len` bytes of message seq at offset `size` */
-  SK_FRAME_CONTROL = 3, /* receiver to sender: seen, credit, and entries */
+  /* Those that carry a message's bytes come first: only they may wait for anything but bytes (sk_progress.c). */
+  SK_FRAME_MSG = 1,     /* announces message `seq` of `size` bytes with `tag`, carries its first `len` */
+  SK_FRAME_DATA = 2,    /* `len` bytes of message `seq` from `offset` on */
+  SK_FRAME_CONTROL = 3, /* receiver to sender: `seen`, credit, and entries */
   SK_FRAME_ERROR = 4,   /* both ways: the last frame before the comm fails */
   SK_FRAME_PING = 5,    /* both ways: keepalive, asks for PONG */
   SK_FRAME_PONG = 6,    /* both ways: the answer */
-  SK_FRAME_LOST = 7,    /* both ways: stream `tag`, generation `size`, is given up. From the sender a request for the
-                         * number of its frames that had arrived; from the receiver the report: `seq` of them */
-  SK_FRAME_JOIN = 8,    /* first frame of a stream that has come back: `tag` its number, `size` its generation */
+  SK_FRAME_LOST = 7,    /* both ways: `stream`, in this `generation`, is given up. From the sender a request for the
+                         * number of its frames that had arrived; from the receiver the report: `frames` */
+  SK_FRAME_JOIN = 8,    /* first frame of a `stream` that has come back, with its new `generation` */
   SK_FRAME_TYPES
 };
 
@@ -124,28 +124,33 @@ enum sk_frame_type {
 #define SK_FRAME_GUARD 0x5346u  /* "FS": a stream that is out of step is noticed at the next header */
 #define SK_MAX_FRAME (1u << 30) /* payload bytes of one frame */
 
+/* What three of the fields mean, and so their names, depends on the type; 0 where the type has none. */
 struct sk_frame {
   uint8_t type;
   uint8_t flags;
   uint16_t guard;
-  uint32_t seq;
-  uint64_t size; /* message size, or offset, or credit */
-  uint32_t len;  /* payload bytes that follow */
-  uint32_t tag;
+  union {
+    uint32_t seq;    /* MSG, DATA, ERROR: number of the message */
+    uint32_t seen;   /* CONTROL: messages that the receiver has seen */
+    uint32_t frames; /* LOST of the receiver: that have arrived over the stream, in this generation */
+  };
+  union {
+    uint64_t size;        /* MSG: of the message */
+    uint64_t offset;      /* DATA: of the payload in its message */
+    uint64_t bytes_freed; /* CONTROL: credit that the receiver has given back since the beginning, in bytes */
+    uint64_t code;        /* ERROR: enum rail_result */
+    uint64_t generation;  /* LOST, JOIN: of the stream */
+  };
+  uint32_t len; /* payload bytes that follow */
+  union {
+    uint32_t tag;         /* MSG, DATA, ERROR: of the message */
+    uint32_t count_freed; /* CONTROL: the same credit in messages */
+    uint32_t stream;      /* LOST, JOIN: its index */
+  };
 };
 _Static_assert(sizeof(struct sk_frame) == 24, "frame size");
 _Static_assert(offsetof(struct sk_frame, size) == 8, "frame layout");
 _Static_assert(offsetof(struct sk_frame, tag) == 20, "frame layout");
-
-/* What a CONTROL frame says beside its entries. */
-struct sk_control {
-  uint32_t seen;        /* messages that the receiver has seen */
-  uint64_t bytes_freed; /* credit that it has given back since the beginning, in bytes and in messages */
-  uint32_t count_freed;
-};
-static inline struct sk_control sk_control_of(const struct sk_frame *frame) {
-  return (struct sk_control){.seen = frame->seq, .bytes_freed = frame->size, .count_freed = frame->tag};
-}
 
 /* Entries of a CONTROL frame. */
 enum sk_entry_kind {
@@ -160,7 +165,7 @@ struct sk_entry {
 };
 _Static_assert(sizeof(struct sk_entry) == 16, "entry size");
 
-/* Payload of ERROR; the frame's seq and tag name the message, `size` the code (enum rail_result). */
+/* Payload of ERROR. */
 struct sk_error {
   uint64_t message_size;
   uint64_t capacity;
@@ -171,6 +176,7 @@ _Static_assert(sizeof(struct sk_error) == 16, "error size");
  * own. */
 static inline uint64_t sk_credit_of(uint64_t size) { return 128 + ((size + 63) & ~(uint64_t)63); }
 
+/* seq, size, tag: or what the type has in their places. */
 static inline void sk_frame_encode(uint8_t *bytes, enum sk_frame_type type, unsigned int flags, uint32_t seq,
                                    uint64_t size, uint32_t len, uint32_t tag) {
   struct sk_frame wire = {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What both kinds of communicators have in common: the first error, memory registrations, the end. */
+ * What both kinds of comms have in common: the first error, memory registrations, the end. */
 #include "plugin/template/tpl_comm.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@ struct tpl_comm *tpl_comm_of(void *arg, uint32_t magic, const char *call) {
   struct tpl_comm *comm = arg;
   bool good = comm && (magic ? comm->magic == magic : comm->magic == TPL_SEND_MAGIC || comm->magic == TPL_RECV_MAGIC);
   if (rail_likely(good)) return comm;
-  RAIL_WARN(TPL_NAME ": %s: %p is not an open communicator of this kind", call, arg);
+  RAIL_WARN(TPL_NAME ": %s: %p is not an open connection of this kind", call, arg);
   return NULL;
 }
 
@@ -105,7 +105,7 @@ rail_result_t tpl_dereg_mr(void *comm_arg, void *mhandle) {
   struct tpl_comm *comm = tpl_comm_of(comm_arg, 0, "deregMr");
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (mr->comm != comm) {
-    RAIL_WARN(TPL_NAME ": deregMr: %p is not a registration of this communicator", mhandle);
+    RAIL_WARN(TPL_NAME ": deregMr: %p is not a registration of this connection", mhandle);
     return RAIL_BAD_ARGUMENT;
   }
   pthread_mutex_lock(&comm->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A communicator: one TCP connection that carries messages one way. A struct tpl_comm is the beginning of a
+ * A comm: one end of a TCP connection that carries messages one way. A struct tpl_comm is the beginning of a
  * struct tpl_send_comm (tpl_send.c) or a struct tpl_recv_comm (tpl_recv.c).
  *
  * Threads. NCCL calls isend, irecv and test on one thread, regMr and deregMr on another: comm->lock guards
@@ -47,7 +47,9 @@ enum tpl_state {
   TPL_COMPLETE, /* and test has not said so */
 };
 
-/* The beginning of a struct tpl_send or struct tpl_recv. */
+/* The beginning of a struct tpl_send or struct tpl_recv, which lie in their comm. A request is freed by the test that
+ * reports it done, in the caller's progress thread, and one that no test has reported done with the comm, by the thread
+ * that closes it. */
 struct tpl_request {
   struct tpl_comm *comm;
   enum tpl_state state;

@@ -17,7 +17,7 @@
 #include "plugin/template/tpl_param.h"
 
 #define HELLO_MS 10000 /* a peer sends it at once */
-#define MAX_HALF_OPEN 64 /* connections of one listener that wait for accept */
+#define MAX_HALF_OPEN 64 /* connections of one listener; of all: listener.h */
 #define LISTEN_MAGIC RAIL_OBJECT_MAGIC(TPL_TAG, 'L')
 
 static struct rail_key key = {.plugin = TPL_NAME, .param = "RAIL_TEMPLATE_AUTH_FILE"};
@@ -32,7 +32,6 @@ struct listen_comm {
   const struct tpl_device *device;
   struct rail_listener listener;
   STAILQ_HEAD(, half_open) half_open; /* their HELLO is here, and accept has not handed them out */
-  unsigned int nhalf_open;
 };
 
 struct half_open {
@@ -52,7 +51,7 @@ rail_result_t tpl_handshake_load(void) {
 
 static void free_half_open(struct listen_comm *l, struct half_open *a) {
   STAILQ_REMOVE(&l->half_open, a, half_open, link);
-  l->nhalf_open--;
+  rail_listener_release(&l->listener, 1);
   rail_handshake_close(&a->handshake);
   free(a);
 }
@@ -67,18 +66,22 @@ static bool is_gone(const struct half_open *a) {
  * that finds it full is refused as busy, and tries again. accept drops those that are gone. */
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct listen_comm *l = owner;
-  struct half_open *a = l->nhalf_open < MAX_HALF_OPEN ? calloc(1, sizeof *a) : NULL;
-  if (!a) return RAIL_REASON_BUSY;
+  if (l->listener.half_open >= MAX_HALF_OPEN || !rail_listener_reserve(&l->listener, 1)) return RAIL_REASON_BUSY;
+  struct half_open *a = calloc(1, sizeof *a);
+  if (!a) {
+    rail_listener_release(&l->listener, 1);
+    return RAIL_REASON_BUSY;
+  }
   a->peer = conn->peer;
   rail_handshake_init(&a->handshake);
   rail_handshake_begin(&a->handshake, &protocol, conn->fd, false, hello);
   if (rail_handshake_welcome(&a->handshake, NULL) != RAIL_OK) {
     free(a);
+    rail_listener_release(&l->listener, 1);
     return RAIL_REASON_FAILED;
   }
   rail_sockopt_host_deadline(conn->fd, tpl_params.deadline_ms, 0);
   STAILQ_INSERT_TAIL(&l->half_open, a, link);
-  l->nhalf_open++;
   return RAIL_REASON_NONE;
 }
 

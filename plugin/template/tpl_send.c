@@ -90,7 +90,7 @@ static rail_result_t write_queue(struct tpl_send_comm *sc) {
 }
 
 /* Takes the oldest grant of the tag and a request, and queues the message. Without either the answer is "not now": the
- * receiver has not posted yet. */
+ * receiver has not posted yet, or all requests are in use. */
 static rail_result_t start_send(struct tpl_send_comm *sc, const void *data, size_t size, int tag, struct tpl_mr *mr,
                                 void **request) {
   struct tpl_send *s = STAILQ_FIRST(&sc->free);

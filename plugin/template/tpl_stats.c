@@ -14,7 +14,7 @@ static const struct rail_stats_counter comm_counters[] = {
 static const struct rail_stats_counter device_counters[] = {
   [TPL_CONNECTS] = {"connects", RAIL_STATS_COUNTER, "Connections made from here."},
   [TPL_ACCEPTS] = {"accepts", RAIL_STATS_COUNTER, "Connections made to here."},
-  [TPL_REFUSED] = {"refused", RAIL_STATS_COUNTER, "Peers that were refused: version, secret or key."},
+  [TPL_REFUSED] = {"refused", RAIL_STATS_COUNTER, "Peers that were refused: version, secret, key or busy."},
   [TPL_DROPPED] = {"dropped", RAIL_STATS_COUNTER, "Clients that were dropped because they are no peers."},
   [TPL_ERRORS] = {"errors", RAIL_STATS_COUNTER, "Communicators that failed."},
 };

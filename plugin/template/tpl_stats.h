@@ -13,7 +13,7 @@ enum tpl_device_counter { TPL_CONNECTS, TPL_ACCEPTS, TPL_REFUSED, TPL_DROPPED, T
 rail_result_t tpl_stats_open(void);
 void tpl_stats_close(void);
 
-/* A communicator's record; NULL when memory is out: then nothing is counted. */
+/* A comm's record; NULL when memory is out: then nothing is counted. */
 uint64_t *tpl_stats_comm(const char *side, const char *device, const union rail_addr *peer);
 void tpl_stats_drop(uint64_t *record);
 void tpl_stats_count(const char *device, enum tpl_device_counter counter);

@@ -122,7 +122,7 @@ static void bed_step(struct bed *b) {
 static void bed_close(struct bed *b) {
   ofi_endpoint_lock(b->endpoint);
   b->comm->revoked = true; /* no peer answers, or reports what has arrived */
-  if (b->sends) atomic_fetch_or(&b->comm->faults, RAIL_OOB_PEER_GONE);
+  if (b->sends) atomic_fetch_or(&b->comm->pending_work, RAIL_OOB_PEER_GONE);
   ofi_endpoint_unlock(b->endpoint);
   FUZZ_CHECK((b->sends ? ofi_close_send : ofi_close_recv)(b->comm) == RAIL_OK);
   FUZZ_CHECK(!b->endpoint->shut);

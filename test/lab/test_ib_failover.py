@@ -175,13 +175,6 @@ def one_round(p, seed, number):
 
 # ---- all rounds ------------------------------------------------------------------
 
-def end(p):
-    p.stop()
-    p.finish(40)
-    for process in p.both:
-        rig.check_clean(process)
-
-
 def median(results, key):
     values = [r[key] for r in results if key in r and r["ok"]]
     return f"{statistics.median(values):.0f} ({max(values):.0f})" if values else "-"
@@ -218,7 +211,7 @@ def rounds(count, seed):
             raise AssertionError(f"round {number} of seed {seed}, {plan(seed, number)}\n{p.send.tail(30)}\n"
                                  f"{p.recv.tail(30)}")
     if p:
-        end(p)
+        rig.end_clean(p, 40)
     report(results)
     assert OTHER or any("detect" in r for r in results), "no failure was noticed: retransmission alone bridged them all"
 

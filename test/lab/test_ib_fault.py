@@ -18,7 +18,7 @@ import lab
 from lab import BUILD, Skip, hosts, main
 import ib_rig
 from ib_rig import FULL, IB, check_told, pair, rig, told
-from rig import check_clean, check_failed, check_sound
+from rig import check_failed, check_sound, end_clean
 
 REMOTE, SYSTEM = 6, 2
 RETRIES = 3.8  # seconds: 7 times 0.54; a crowded machine stops the guest for a second and more
@@ -36,12 +36,6 @@ def flowing(p, amount=200000):
     for process in p.both:
         process.wait_bytes(amount, 20)
     return p
-
-
-def ended(p):
-    p.stop()
-    p.finish(30)
-    return [check_clean(process) for process in p.both]
 
 
 def more(process, seconds=20):
@@ -91,7 +85,7 @@ def stopped_for_a_while(env, seconds):
         assert said == 1 or starved > 1, f"{said} warnings\n{victim.tail()}\n{other.tail()}"
         say(f"{victim.role} stopped for {seconds} s: reported after {(reported[0]['ns'] - since) / 1e9:.1f} s: "
             f"{reported[0]['text']}")
-    results = ended(p)
+    results = end_clean(p, 30)
     say(f"{results[0]['bytes']} bytes in {results[0]['messages']} messages, all right")
 
 
@@ -135,7 +129,7 @@ def down_for_a_moment(how, seconds):
         more(process)
     # Before the end: a receiver whose last receives are not needed may tell of the sender's close.
     said = [line["text"] for process in p.both for line in process.warnings()]
-    paused = max(result["pause_ns"] for result in ended(p)) / 1e9
+    paused = max(result["pause_ns"] for result in end_clean(p, 30)) / 1e9
     assert paused > 0.75 * seconds, f"the longest pause was {paused:.2f} s: nothing was down"
     assert all(re.search(r"port \S+ (went down|is up)", text) for text in said), said
     assert lab.hw_counter(nic, "send_err") == futile, "rxe was in a loop of its own: lab.cable"
@@ -183,7 +177,7 @@ def rail_gone(how, seconds):
         for process in p.both:
             assert not p.send.all("error") and not p.recv.all("error"), f"{p.send.tail()}\n{p.recv.tail()}"
             more(process)
-    results = ended(p)
+    results = end_clean(p, 30)
     for process in p.both:
         lines = [e["text"] for e in process.warnings() if "goes on without 1 of 2 queue pairs" in e["text"]]
         assert len(lines) <= FLOW["comms"], f"{process}\n{process.tail()}"
@@ -216,11 +210,11 @@ def lossy(*words):
         lab.netem(host.nics[0], *words)
     try:
         p = flowing(pair(comms=2, max=30000, window=4, idle="sleep", env=LOSSY), 600000)
-        ended(p)
+        end_clean(p, 30)
         for _ in range(6 if FULL else 1):
             p = pair(comms=2, max=3000, mix="small", window=4, idle="sleep", env=LOSSY)
             flowing(p, 1000)
-            ended(p)
+            end_clean(p, 30)
     finally:
         for host in hosts[:2]:
             lab.netem_clear(host.nics[0])

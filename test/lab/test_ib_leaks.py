@@ -96,10 +96,7 @@ def two_hosts(nics=(0,), **options):
         p = pair(comms=COMMS, max=2000, mix="small", idle="sleep", nics=nics, **options)
         for process in p.both:
             process.wait_bytes(1000, 20)
-        p.stop()
-        p.finish(30)
-        for process in p.both:
-            rig.check_clean(process)
+        rig.end_clean(p, 30)
     nothing_left(before)
 
 

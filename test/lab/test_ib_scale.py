@@ -105,10 +105,7 @@ def waiting(progress):
     rig.at(begin + LOOK_S * 1_000_000_000)
     passed, (cpu_end, waits_end) = rig.now() - begin, taken(p.recv.pid)
     p.send.tell("hold 1")
-    p.stop()
-    p.finish(30)
-    for process in p.both:
-        rig.check_clean(process)
+    rig.end_clean(p, 30)
     share, rested = (cpu_end - cpu) / (passed / 1e9), p.recv.first("rested")["cpu_ns"] / 1e9 / LOOK_S
     print(f"# {IDLE} connections, {progress}: a receiver whose connections wait takes {share:.0%} of a processor and "
           f"waits {waits_end - waits} times in {passed / 1e9:.1f} s; one that makes no call takes {rested:.1%}, "

@@ -156,8 +156,8 @@ __attribute__((unused)) static void hs_pair(struct hs *h, int listen_dev, int co
   ENSURE(h->connect == RAIL_OK && h->accept == RAIL_OK, "connect %d, accept %d: %s", h->connect, h->accept, hs_lines);
 }
 
-__attribute__((unused)) static struct rail_accepting *hs_accepting(const struct hs *h) {
-  return &((struct rail_net_listen *)h->listen)->accepting;
+__attribute__((unused)) static struct rail_half_open *hs_half_open(const struct hs *h) {
+  return &((struct rail_net_listen *)h->listen)->half_open;
 }
 
 /* What connect has under way; NULL: nothing. */
@@ -170,10 +170,10 @@ __attribute__((unused)) static struct rail_setup *hs_attempt(const struct hs *h)
 
 /* Of what is under way, too: connect's attempt, and the connections that accept sets up. */
 __attribute__((unused)) static void hs_set_connect_ms(const struct hs *h, int64_t ms) {
-  struct rail_setup *accepting, *attempt = hs_attempt(h);
+  struct rail_setup *half_open, *attempt = hs_attempt(h);
   ib_params.connect_ms = ms;
   if (attempt) attempt->limits.connect_ms = ms;
-  TAILQ_FOREACH(accepting, &hs_accepting(h)->list, link) accepting->limits.connect_ms = ms;
+  TAILQ_FOREACH(half_open, &hs_half_open(h)->list, link) half_open->limits.connect_ms = ms;
 }
 
 __attribute__((unused)) static void hs_close_listen(struct hs *h) {

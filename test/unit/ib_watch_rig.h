@@ -10,10 +10,15 @@
 
 #define PENDING(comm) atomic_load(&(comm)->pending_work)
 
-__attribute__((unused)) static void send_frame(int fd, enum rail_oob_frame_type type, uint64_t number) {
+/* False: the connection is closed. */
+__attribute__((unused)) static bool try_frame(int fd, enum rail_oob_frame_type type, uint64_t number) {
   uint8_t wire[RAIL_OOB_FRAME_SIZE];
   rail_oob_frame_encode(&ib_protocol, &(struct rail_oob_frame){type, number}, wire);
-  CHECK_INT(write(fd, wire, sizeof wire), sizeof wire);
+  return send(fd, wire, sizeof wire, MSG_NOSIGNAL) == sizeof wire;
+}
+
+__attribute__((unused)) static void send_frame(int fd, enum rail_oob_frame_type type, uint64_t number) {
+  CHECK_MSG(try_frame(fd, type, number), "frame %d was not sent: %s", type, strerror(errno));
 }
 
 /* The next message within `ms`; type 0: end of stream, -1: nothing. */

@@ -38,7 +38,9 @@ __attribute__((unused)) static void rig_use(const char *program) {
   if (net->init(&ctx, &(struct rail_net_init){.version = 12, .log = log_capture}) != RAIL_OK) abort();
   if (net->finalize(ctx) != RAIL_OK) abort();
   rig_defaults = ofi_params;
-  if (program) rig_defaults.provider = "fake"; /* taken only when named */
+  if (!program) return;
+  rig_defaults.provider = "fake";   /* taken only when named */
+  rig_defaults.inline_bytes = 2048; /* whatever the provider's name is */
 }
 
 #define RIG_MAIN(...)                                                               \
@@ -51,7 +53,8 @@ __attribute__((unused)) static void rig_use(const char *program) {
 static const char *const rig_kinds[] = {"mr", "ep", "av", "cq", "domain", "fabric", "info"};
 static long rig_live[RAIL_COUNT_OF(rig_kinds)]; /* what a case that failed has left */
 
-/* What the provider offers from now on; all parameters have their defaults, but the provider is that of the offers.
+/* What the provider offers from now on; all parameters have the values of rig_use, but the provider is that of the
+ * offers.
  * Before it all contexts are finalized. */
 __attribute__((unused)) static void rig_start(const char *offers) {
   static char provider[64];

@@ -116,7 +116,7 @@ static void side_free(struct rail_setup *base) {
 
 struct rig {
   struct rail_listener listener;
-  struct rail_accepting accepting;
+  struct rail_half_open half_open;
 };
 
 static struct rail_setup *begin(void *owner, const union rail_addr *peer) {
@@ -126,7 +126,7 @@ static struct rail_setup *begin(void *owner, const union rail_addr *peer) {
 
 static unsigned int on_hello(void *owner, const struct rail_pending *conn, const struct rail_hello *hello) {
   struct rig *r = owner;
-  return rail_accepting_hello(&r->accepting, conn, hello);
+  return rail_half_open_hello(&r->half_open, conn, hello);
 }
 
 static const struct rail_listener_ops listener_ops = {.protocol = &protocol, .on_hello = on_hello};
@@ -136,7 +136,7 @@ static void rig_open(struct rig *r) {
   union rail_addr addr = {.in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)}};
   CHECK_OK(rail_listener_init(&r->listener, &listener_ops, r, "dev0", TIMEOUT_MS));
   CHECK_OK(rail_listener_add(&r->listener, &ports, "lo", &addr));
-  rail_accepting_init(&r->accepting, &r->listener, MOST, begin, side_free);
+  rail_half_open_init(&r->half_open, &r->listener, MOST, begin, side_free);
   rail_log_set_sink(log_capture);
   log_forget();
   fail_with = RAIL_REASON_NONE;
@@ -145,8 +145,8 @@ static void rig_open(struct rig *r) {
 }
 
 static void rig_close(struct rig *r) {
-  rail_accepting_close(&r->accepting);
-  CHECK_INT(r->accepting.count, 0);
+  rail_half_open_close(&r->half_open);
+  CHECK_INT(r->half_open.count, 0);
   rail_listener_close(&r->listener);
   rail_log_set_sink(NULL);
 }
@@ -154,7 +154,7 @@ static void rig_close(struct rig *r) {
 /* One call of accept. */
 static rail_result_t rig_accept(struct rig *r, struct rail_setup **ready) {
   CHECK_OK(rail_listener_poll(&r->listener));
-  return rail_accepting_next(&r->accepting, UINT64_MAX, ready);
+  return rail_half_open_next(&r->half_open, UINT64_MAX, ready);
 }
 
 static void accept_nobody(struct rig *r) {
@@ -179,7 +179,7 @@ static struct rail_setup *accept_one(struct rig *r) {
 static unsigned int at_row(const struct rig *r, enum acceptor_row row) {
   const struct rail_setup *s;
   unsigned int n = 0;
-  TAILQ_FOREACH(s, &r->accepting.list, link) n += s->state == row;
+  TAILQ_FOREACH(s, &r->half_open.list, link) n += s->state == row;
   return n;
 }
 

@@ -213,7 +213,7 @@ static void drop_connector(struct hs *h) {
 /* Until accept has accepted or dropped the peers that have said HELLO to it. */
 static void accept_what_is_there(struct hs *h) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  while (h->accept == RAIL_IN_PROGRESS && !TAILQ_EMPTY(&hs_accepting(h)->list)) {
+  while (h->accept == RAIL_IN_PROGRESS && !TAILQ_EMPTY(&hs_half_open(h)->list)) {
     hs_accept_once(h);
     CHECK_MSG(!rail_deadline_passed(deadline), "accept holds on to a peer that is gone or silent: %s", hs_lines);
   }
@@ -235,8 +235,8 @@ static bool silent_after_any_call(bool rnic, bool no_last) { /* no_last: its las
       hs_accept_once(&first);
     }
     over = first.connect != RAIL_IN_PROGRESS || first.accept != RAIL_IN_PROGRESS;
-    struct rail_setup *accepting;
-    TAILQ_FOREACH(accepting, &hs_accepting(&h)->list, link) accepting->limits.connect_ms = 30;
+    struct rail_setup *half_open;
+    TAILQ_FOREACH(half_open, &hs_half_open(&h)->list, link) half_open->limits.connect_ms = 30;
     accept_what_is_there(&first);
     emu_do("reset; cm answer ms=68000");
     bool slow = hs_logged("waiting for: the driver"); /* the machine is: the driver answers at once */

@@ -82,7 +82,7 @@ TEST(a_full_ring) {
 
 /* The loss of a QP, as if the peer had been told already; from `peer` on it has said that nothing came over it. */
 static void lose_qp(struct ib_comm *comm, unsigned int qp, bool peer) {
-  atomic_store(&comm->failover->qps[qp].answered, true);
+  atomic_store(&comm->failover->qps[qp].stopped_or_refused, true);
   ib_qp_fault(comm, qp, IB_FAULT_EVENT | (peer ? IB_FAULT_PEER_STOPPED : 0));
 }
 
@@ -111,14 +111,14 @@ TEST(what_was_begun_is_ended_first) {
   lose_qp(p.sc, 2, true);
   CHECK_OK(ib_failover_run(p.sc));
   for (int i = 0; i < 9 && p.sc->failover->qps[2].state != IB_FAILOVER_DOWN; i++) CHECK_OK(ib_progress(p.sc));
-  CHECK(ib_send_comm_of(p.sc)->resend.body_sent && ib_send_comm_of(p.sc)->resend_of == 2);
+  CHECK(ib_cursor_is_begun(&ib_send_comm_of(p.sc)->resend) && ib_send_comm_of(p.sc)->resend_of == 2);
   CHECK_INT(p.sc->failover->qps[1].state, IB_FAILOVER_AWAIT_PEER);
   lose_qp(p.sc, 1, true);
   for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(sends[i], RAIL_OK), sizes[i]);
   for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(recvs[i], RAIL_OK), sizes[i]);
   for (int i = 0; i < 3; i++) CHECK_MSG(memcmp(in[i], out[i], sizes[i]) == 0, "message %d", i);
   CHECK_INT(p.sc->stats[IB_COMM_RESENT], 2);
-  CHECK(!p.sc->failover->open && strstr(pair_line, "goes on without 2 of 4 queue pairs"));
+  CHECK(!p.sc->failover->recovering && strstr(pair_line, "goes on without 2 of 4 queue pairs"));
   pair_close(&p);
   rail_log_set_sink(log_capture);
 }
@@ -141,7 +141,7 @@ TEST(a_second_stopped_is_a_protocol_error) {
   lose_qp(p.sc, 2, true);
   CHECK_OK(ib_failover_run(p.sc));
   for (int i = 0; i < 9 && p.sc->failover->qps[2].state != IB_FAILOVER_DOWN; i++) CHECK_OK(ib_progress(p.sc));
-  CHECK(ib_send_comm_of(p.sc)->resend.body_sent && ib_send_comm_of(p.sc)->resend_of == 2);
+  CHECK(ib_cursor_is_begun(&ib_send_comm_of(p.sc)->resend) && ib_send_comm_of(p.sc)->resend_of == 2);
   ib_qp_fault(p.sc, 2, IB_FAULT_PEER_STOPPED);
   CHECK_INT(ib_failover_run(p.sc), RAIL_REMOTE_ERROR);
   CHECK(strstr(pair_line, "sent a second STOPPED for lost queue pair 2"));
@@ -164,14 +164,14 @@ TEST(a_try_that_the_peer_has_ended_does_not_go_on) {
   verified->state = IB_FAILOVER_VERIFYING;
   verified->verified = true;
   for (struct ib_failover_qp *fq = half_made; fq <= verified; fq++) {
-    atomic_store(&fq->answered, true);
+    atomic_store(&fq->stopped_or_refused, true);
     atomic_store(&fq->return_events, IB_EVENT_PEER_NEW);
     ib_qp_fault(p.rc, (unsigned int)(fq - p.rc->failover->qps), IB_FAULT_PEER_STOPPED);
   }
   CHECK_OK(ib_failover_run(p.rc));
   CHECK_INT(half_made->state, IB_FAILOVER_DOWN);
   CHECK_INT(verified->state, IB_FAILOVER_AWAIT_FLUSH);
-  CHECK(!atomic_load(&verified->send_ready));
+  CHECK(!atomic_load(&verified->ready_due));
   CHECK_INT(atomic_load(&half_made->return_events) & IB_EVENT_PEER_NEW, IB_EVENT_PEER_NEW);
   CHECK_INT(atomic_load(&verified->return_events) & IB_EVENT_PEER_NEW, IB_EVENT_PEER_NEW);
   pair_close(&p);
@@ -191,7 +191,7 @@ static void refuse_a_write(int posted) {
   memset(in, 0, sizeof in);
   for (size_t i = 0; i < sizeof out; i++) out[i] = (uint8_t)((i * 7) + (i >> 8) + 1);
   void *recv = pair_irecv(&p, in, sizeof in, 5, mh_in);
-  atomic_store(&p.sc->failover->qps[0].answered, true);
+  atomic_store(&p.sc->failover->qps[0].stopped_or_refused, true);
   snprintf(script, sizeof script, "fail post_send from=%d errno=ENOMEM", posted + 1);
   emu_do(script);
   void *send = pair_isend(&p, out, sizeof out, 5, mh_out);
@@ -302,9 +302,9 @@ TEST(behind_stopped_nothing_of_the_same_try_is_sent) {
   struct ib_failover_qp *fq = &comm->failover->qps[1];
   send_stopped(peer, number(1, 0));
   CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_STOPPED);
-  atomic_store(&fq->send_new, true);
-  atomic_store(&fq->send_ready, true);
-  atomic_store(&comm->failover->frames, true);
+  atomic_store(&fq->new_due, true);
+  atomic_store(&fq->ready_due, true);
+  atomic_store(&comm->failover->frames_due, true);
   CHECK(rail_watch_send_frames(&comm->watched));
   CHECK_INT(recv_frame(peer, &got, 50), -1);
   close_comm(comm, peer);

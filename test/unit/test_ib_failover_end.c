@@ -25,7 +25,7 @@ TEST(a_stall_ends_the_wait_for_room) {
   for (int i = 0; i < 2; i++) CHECK((sends[i] = pair_isend(&p, out, sizeof out, i, mh_out)) != NULL);
   p.sc->qps[0].sq_avail = 0;
   p.sc->qps[0].attr.timeout = 1;
-  atomic_store(&p.sc->failover->qps[1].answered, true); /* as if the peer had been told */
+  atomic_store(&p.sc->failover->qps[1].stopped_or_refused, true); /* as if the peer had been told */
   ib_qp_fault(p.sc, 1, IB_FAULT_EVENT);
   for (int i = 0; i < 9; i++) {
     atomic_fetch_or(&p.sc->pending_work, IB_COMM_STALLED);
@@ -36,7 +36,7 @@ TEST(a_stall_ends_the_wait_for_room) {
   for (uint64_t end = rail_deadline_in_ms(10000); result == RAIL_OK && !rail_deadline_passed(end); usleep(1000))
     result = ib_test(sends[0], &done, NULL);
   CHECK_INT(result, RAIL_SYSTEM_ERROR);
-  CHECK(p.sc->failover->open && strstr(pair_line, "the HCA has lost a work request"));
+  CHECK(p.sc->failover->recovering && strstr(pair_line, "the HCA has lost a work request"));
   pair_close(&p);
 }
 

@@ -222,7 +222,7 @@ static void *lose_a_read(struct ib_flush **flush, bool answered) {
   open_one(IB_FLUSH_ALWAYS);
   *flush = open_good();
   CHECK_OK(ib_failover_init(p.rc));
-  for (int i = 0; i < 2; i++) atomic_store(&p.rc->failover->qps[i].answered, answered);
+  for (int i = 0; i < 2; i++) atomic_store(&p.rc->failover->qps[i].stopped_or_refused, answered);
   emu_do("complete retry_exc_err op=read");
   return flush_of(1, 8, 0, NULL);
 }

@@ -217,20 +217,20 @@ TEST(a_peer_whose_writes_do_not_come) {
 }
 
 TEST(no_more_than_64_half_made) {
-  static struct raw r[RAIL_NET_MAX_ACCEPTING + 1];
+  static struct raw r[RAIL_NET_MAX_HALF_OPEN + 1];
   struct ib_offer offer = raw_offer(true);
   struct rail_message message;
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < RAIL_NET_MAX_ACCEPTING; i++) {
+  for (int i = 0; i < RAIL_NET_MAX_HALF_OPEN; i++) {
     raw_hello(&r[i], &h);
     raw_send_offer(&r[i], &offer);
   }
-  for (int i = 0; i < RAIL_NET_MAX_ACCEPTING; i++) CHECK(raw_recv(&r[i], &h, &message)); /* the offers were read */
-  raw_hello(&r[RAIL_NET_MAX_ACCEPTING], &h);
-  CHECK_INT(raw_verdict(&r[RAIL_NET_MAX_ACCEPTING], &h), RAIL_REASON_BUSY);
-  for (int i = 0; i <= RAIL_NET_MAX_ACCEPTING; i++) raw_end(&r[i]);
+  for (int i = 0; i < RAIL_NET_MAX_HALF_OPEN; i++) CHECK(raw_recv(&r[i], &h, &message)); /* the offers were read */
+  raw_hello(&r[RAIL_NET_MAX_HALF_OPEN], &h);
+  CHECK_INT(raw_verdict(&r[RAIL_NET_MAX_HALF_OPEN], &h), RAIL_REASON_BUSY);
+  for (int i = 0; i <= RAIL_NET_MAX_HALF_OPEN; i++) raw_end(&r[i]);
   accept_for(&h, 100);
   others_come_through(&h);
   hs_end(&h);
@@ -238,19 +238,19 @@ TEST(no_more_than_64_half_made) {
 
 /* A peer that sends only HELLO does not block others. */
 TEST(hellos_alone_make_room) {
-  static struct raw r[2 * RAIL_NET_MAX_ACCEPTING];
+  static struct raw r[2 * RAIL_NET_MAX_HALF_OPEN];
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
   usleep(110000); /* another test's line may hold this one back for 100 ms */
-  for (int i = 0; i < 2 * RAIL_NET_MAX_ACCEPTING; i++) raw_hello(&r[i], &h);
+  for (int i = 0; i < 2 * RAIL_NET_MAX_HALF_OPEN; i++) raw_hello(&r[i], &h);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  while (!hs_logged("too many connections are being set up, and this one has sent nothing after its hello")) {
+  while (!hs_logged("too many half-open connections, and this one has sent nothing after its hello")) {
     accept_for(&h, 20);
     CHECK_MSG(!rail_deadline_passed(deadline), "none made room: %s", hs_lines);
   }
   others_come_through(&h);
-  for (int i = 0; i < 2 * RAIL_NET_MAX_ACCEPTING; i++) raw_end(&r[i]);
+  for (int i = 0; i < 2 * RAIL_NET_MAX_HALF_OPEN; i++) raw_end(&r[i]);
   hs_end(&h);
 }
 
@@ -346,42 +346,42 @@ TEST(stopped_in_the_middle) {
 
 /* A listener without room drops connections that have said no more than HELLO. */
 TEST(dropped_before_the_answer) {
-  static struct raw r[2 * RAIL_NET_MAX_ACCEPTING];
+  static struct raw r[2 * RAIL_NET_MAX_HALF_OPEN];
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < 1000 && !hs_accepting(&h)->count; i++) {
+  for (int i = 0; i < 1000 && !hs_half_open(&h)->count; i++) {
     hs_connect_once(&h, DEV_B);
     hs_accept_once(&h);
   }
-  CHECK_INT(hs_accepting(&h)->count, 1);
-  for (int i = 0; i < 2 * RAIL_NET_MAX_ACCEPTING; i++) raw_hello(&r[i], &h);
+  CHECK_INT(hs_half_open(&h)->count, 1);
+  for (int i = 0; i < 2 * RAIL_NET_MAX_HALF_OPEN; i++) raw_hello(&r[i], &h);
   CHECK_INT(raw_verdict(&r[0], &h), RAIL_REASON_NONE); /* dropped, and what came before it, too */
   others_come_through(&h);
-  for (int i = 0; i < 2 * RAIL_NET_MAX_ACCEPTING; i++) raw_end(&r[i]);
+  for (int i = 0; i < 2 * RAIL_NET_MAX_HALF_OPEN; i++) raw_end(&r[i]);
   hs_end(&h);
 }
 
 /* And refuses those for which none makes room; until some do. */
 TEST(busy_is_not_for_ever) {
-  static struct raw r[RAIL_NET_MAX_ACCEPTING];
+  static struct raw r[RAIL_NET_MAX_HALF_OPEN];
   struct ib_offer offer = raw_offer(true);
   struct rail_message message;
   struct hs h;
   hs_begin(&h);
   hs_listen(&h, DEV_A1);
-  for (int i = 0; i < RAIL_NET_MAX_ACCEPTING; i++) {
+  for (int i = 0; i < RAIL_NET_MAX_HALF_OPEN; i++) {
     raw_hello(&r[i], &h);
     raw_send_offer(&r[i], &offer);
   }
-  for (int i = 0; i < RAIL_NET_MAX_ACCEPTING; i++) CHECK(raw_recv(&r[i], &h, &message));
+  for (int i = 0; i < RAIL_NET_MAX_HALF_OPEN; i++) CHECK(raw_recv(&r[i], &h, &message));
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  while (!hs_logged("too many pending connections); trying again")) {
+  while (!hs_logged("too many half-open connections); trying again")) {
     hs_connect_once(&h, DEV_B);
     hs_accept_once(&h);
     ENSURE(!rail_deadline_passed(deadline) && h.connect == RAIL_IN_PROGRESS, "%d: %s", h.connect, hs_lines);
   }
-  for (int i = 0; i < RAIL_NET_MAX_ACCEPTING; i++) raw_end(&r[i]);
+  for (int i = 0; i < RAIL_NET_MAX_HALF_OPEN; i++) raw_end(&r[i]);
   others_come_through(&h);
   hs_end(&h);
 }

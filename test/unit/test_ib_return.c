@@ -105,7 +105,7 @@ TEST(a_new_queue_pair_that_breaks_is_not_used) {
   pair_open(&p, &shape);
   CHECK_OK(ib_failover_init(p.rc));
   struct ib_failover_qp *fq = take_as_new(p.rc);
-  fq->peer_known = true;
+  fq->has_peer_new = true;
   snprintf(text, sizeof text, "qp_error qp=%u", fq->next.qp->qp_num);
   emu_do(text);
   CHECK_OK(ib_progress(p.rc)); /* polls what was flushed */
@@ -169,7 +169,7 @@ static struct ib_failover_qp *pair_with_new_qp(struct pair *p) {
   CHECK_OK(ib_qp_to_init(&fq->next, &p->ports[0], PAIR_ACCESS));
   ib_comm_drop_qp(lost);
   fq->state = IB_FAILOVER_REBUILDING;
-  fq->peer_known = true;
+  fq->has_peer_new = true;
   return fq;
 }
 

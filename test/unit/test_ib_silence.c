@@ -212,11 +212,12 @@ TEST(the_side_channels_network_goes) {
 
 #define LATE_MS 50
 
-/* False: this thread was kept from a core for so long that it may have looked silent. */
+/* False: this thread was kept from a core for so long that it may have looked silent, or has, and was given up. */
 static bool alive_for(struct ib_comm *comm, int peer, bool answers, bool moves, int ms) {
   uint64_t last = rail_now_ns(), end = rail_deadline_in_ms((uint64_t)ms), number, longest = 0;
   while (!rail_deadline_passed(end)) {
-    if (recv_frame(peer, &number, 5) == RAIL_OOB_PING && answers) send_frame(peer, RAIL_OOB_PONG, number);
+    if (recv_frame(peer, &number, 5) == RAIL_OOB_PING && answers && !try_frame(peer, RAIL_OOB_PONG, number))
+      return false;
     if (moves) rail_stats_add(&comm->stats[IB_COMM_MESSAGES], 1);
     uint64_t now = rail_now_ns();
     longest = RAIL_MAX(longest, now - last);

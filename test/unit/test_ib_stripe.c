@@ -368,7 +368,7 @@ TEST(what_waits_moves_to_the_queue_pairs_that_are_up) {
     for (unsigned int i = send->part; i < send->nparts; i++, waiting++) CHECK(send->shares[i].qp != 0);
   CHECK(waiting > 3);
   send = STAILQ_FIRST(&s.sc->unposted);
-  if (send->cursor.qp == 0) send->cursor.body_sent = 0; /* what was begun over the lost one begins anew */
+  if (send->cursor.qp == 0) send->cursor.body_posted = IB_NOT_BEGUN; /* what was begun over the lost one begins anew */
   for (int i = 0; i < WINDOW; i++) finish(&s, i, MESSAGE);
   CHECK(s.sc->stripe->routes[0].rate <= 0);
   check_nothing_outstanding(&s);

@@ -150,14 +150,14 @@ TEST(family_words) {
   CHECK_INT(rail_family_from_text(NULL), AF_UNSPEC);
   CHECK_INT(rail_family_from_text(""), AF_UNSPEC);
   CHECK_INT(warned, 0);
-  CHECK_INT(rail_family_from_text("ipv6"), AF_UNSPEC);
+  for (int i = 0; i < 2; i++) CHECK_INT(rail_family_from_text("ipv6"), AF_UNSPEC);
   CHECK_INT(warned, 1);
   rail_log_set_sink(NULL);
 }
 
 TEST(list_of_this_machine) {
-  struct rail_interface all[256];
-  int n = rail_interfaces_list(all, 256);
+  struct rail_interface *all = NULL;
+  int n = rail_interfaces_list(&all);
   CHECK(n >= 0);
   for (int i = 0; i < n; i++) {
     CHECK(all[i].name[0] && all[i].up);
@@ -165,38 +165,60 @@ TEST(list_of_this_machine) {
     CHECK(all[i].prefix_len <= (all[i].addr.sa.sa_family == AF_INET ? 32 : 128));
     if (strcmp(all[i].name, "lo") == 0 && all[i].addr.sa.sa_family == AF_INET) CHECK_INT(all[i].prefix_len, 8);
   }
-  CHECK_INT(rail_interfaces_list(all, 0), 0);
+  free(all);
 }
 
 static bool is_listed(const char *name) {
-  struct rail_interface all[64];
-  int n = rail_interfaces_list(all, 64);
-  for (int i = 0; i < n; i++)
-    if (strcmp(all[i].name, name) == 0) return true;
-  return false;
+  struct rail_interface *all = NULL;
+  bool found = false;
+  int n = rail_interfaces_list(&all);
+  for (int i = 0; i < n; i++) found |= strcmp(all[i].name, name) == 0;
+  free(all);
+  return found;
 }
 
-/* In a network of its own: a link without carrier, then with it. 0: as it should be; 77: no such network here. */
+/* A network of its own with a link ra0 without carrier. */
+static bool network_of_its_own(void) {
+  if (unshare(geteuid() == 0 ? CLONE_NEWNET : CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
+  return system("(ip link add ra0 type veth peer name rb0 && ip addr add 198.18.0.1/24 dev ra0 && "
+                "ip link set ra0 up) >/dev/null 2>&1") == 0;
+}
+
+/* Without carrier, then with it. 0: as it should be; 77: no such network here. */
 static int child_carrier(void) {
-  if (unshare(geteuid() == 0 ? CLONE_NEWNET : CLONE_NEWUSER | CLONE_NEWNET) != 0) return 77;
-  if (system("(ip link add ra0 type veth peer name rb0 && ip addr add 198.18.0.1/24 dev ra0 && ip link set ra0 up) "
-             ">/dev/null 2>&1") != 0)
-    return 77;
+  if (!network_of_its_own()) return 77;
   if (is_listed("ra0")) return 1;
   if (system("ip link set rb0 up >/dev/null 2>&1") != 0) return 77;
   for (int i = 0; i < 2000 && !is_listed("ra0"); i++) usleep(5000);
   return is_listed("ra0") ? 0 : 2;
 }
 
-TEST(interfaces_without_carrier_are_not_listed) {
+/* The kernel lists addresses by the link's index: 100 of ra0, then the one of rc0. */
+static int child_many(void) {
+  struct rail_interface found;
+  if (!network_of_its_own() ||
+      system("(ip link set rb0 up && for i in $(seq 2 101); do ip addr add 198.18.0.$i/24 dev ra0 || exit; done && "
+             "ip link add rc0 type veth peer name rd0 && ip addr add 198.19.0.1/24 dev rc0 && ip link set rc0 up && "
+             "ip link set rd0 up) >/dev/null 2>&1") != 0)
+    return 77;
+  for (int i = 0; i < 2000 && !is_listed("rc0"); i++) usleep(5000);
+  if (!is_listed("rc0")) return 1;
+  return rail_interfaces_find("=rc0", "AF_INET", NULL, &found, 1) == 1 && strcmp(found.name, "rc0") == 0 ? 0 : 2;
+}
+
+static void in_a_child(int (*body)(void)) {
   int status;
   fflush(NULL);
   pid_t pid = fork();
-  if (pid == 0) _exit(child_carrier());
+  if (pid == 0) _exit(body());
   CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
   if (WEXITSTATUS(status) == 77) tap_skip_case("no network namespace with veths here (needs ip, and root)");
   CHECK_INT(WEXITSTATUS(status), 0);
 }
+
+TEST(interfaces_without_carrier_are_not_listed) { in_a_child(child_carrier); }
+
+TEST(an_interface_behind_many_addresses_is_found) { in_a_child(child_many); }
 
 /* ---- sysfs ------------------------------------------------------------ */
 
@@ -297,4 +319,5 @@ TEST_MAIN(TEST_CASE(name_filter), TEST_CASE(default_leaves_out_loopback_and_brid
           TEST_CASE(named_by_the_user), TEST_CASE(one_address_per_interface), TEST_CASE(family_decides_the_fall_back),
           TEST_CASE(interfaces_that_are_down_are_not_used), TEST_CASE(family_words), TEST_CASE(list_of_this_machine),
           TEST_CASE(interfaces_without_carrier_are_not_listed),
+          TEST_CASE(an_interface_behind_many_addresses_is_found),
           TEST_CASE(sysfs_facts))

@@ -232,7 +232,7 @@ TEST(a_receive_that_the_provider_keeps) {
   });
   CHECK_OK(net->dereg_mr(r.sc, mh_out));
   CHECK_OK(net->close_send(r.sc));
-  RIG_UNTIL(atomic_load(&comm->faults), poll(NULL, 0, 1)); /* its GOODBYE */
+  RIG_UNTIL(atomic_load(&comm->pending_work), poll(NULL, 0, 1)); /* its GOODBYE */
   static struct fi_ops_ep keeping;
   ofi_endpoint_lock(comm->endpoint);
   keeping = *comm->endpoint->nics[0].ep->ops;
@@ -314,7 +314,7 @@ TEST(a_fabric_that_is_dead_towards_one_peer) {
     rig_connect(&other, 0, 0);
     void *mo = rig_reg(other.sc, out, SIDE), *mi = rig_reg(other.rc, got, sizeof got);
     CHECK(rig_recv(&r, in, rows[i].size, 1, mh_in));
-    RIG_UNTIL(rows[i].size <= (size_t)ofi_params.inline_bytes || has_grant(r.sc), poll_both());
+    RIG_UNTIL(rows[i].size <= rig_comm(r.rc)->max_inline || has_grant(r.sc), poll_both());
     kill_endpoint(r.sc);
     CHECK(rig_isend(r.sc, out, RAIL_MIN(rows[i].size, 3000), 1, mh_out));
     ofi_params.close_ms = 200;

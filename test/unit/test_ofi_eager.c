@@ -71,6 +71,44 @@ TEST(as_many_as_there_is_credit_for) {
     }
 }
 
+/* As many of the largest, whatever that is; by default it depends on the provider. Only so many of the receiver's
+ * payloads are used as there are messages at a time. */
+TEST(the_largest_messages_on_credit) {
+  static uint8_t sent[OFI_MAX_EAGER * OFI_MAX_INLINE], got[OFI_MAX_INLINE];
+  static const struct { const char *offers; int64_t param; size_t max_inline; } rows[] = {
+    {"nic=fake0", -1, 2048}, {"nic=fake0 prov=tcp;ofi_rxm inject=4096", -1, 8192}, {"nic=fake0 prov=tcp", -1, 8192},
+    {"nic=fake0 prov=shm inject=4096 gone=silent", -1, 2048}, {"nic=fake0", 8192, 8192}, {"nic=fake0", 1, 1}};
+  for (size_t i = 0; i < sizeof sent; i++) sent[i] = (uint8_t)(i * 31 + (i >> 8));
+  for (size_t k = 0; k < RAIL_COUNT_OF(rows); k++)
+    for (size_t w = 0; w < RAIL_COUNT_OF(ways); w++) {
+      const size_t size = rows[k].max_inline;
+      rig_start(rows[k].offers);
+      ofi_params.inline_bytes = rows[k].param;
+      rig_open_pair(&r, 1, 1, sent, sizeof sent, got, sizeof got);
+      CHECK_INT(rig_comm(r.sc)->max_inline, size);
+      fake_script(ways[w]);
+      for (unsigned int round = 0; round < 5; round++) { /* across the wrap */
+        const unsigned int n = round == 1 ? 1 : OFI_MAX_EAGER;
+        for (unsigned int i = 0; i < n; i++) {
+          void *send = rig_send(&r, sent + i * size, size - round % 2, 1, r.mh_out);
+          RIG_UNTIL(rig_done(send, NULL), rig_poll(r.rc));
+        }
+        RIG_UNTIL(RIG_LOCKED(r.rc, rc()->unexpected) == n, {
+          rig_poll(r.sc);
+          rig_poll(r.rc);
+        });
+        CHECK_INT(RIG_LOCKED(r.rc, rc()->nfree_payloads), OFI_MAX_EAGER - n);
+        for (unsigned int i = 0; i < n; i++) {
+          memset(got, 0xee, sizeof got);
+          CHECK_INT(rig_finish(&r, NULL, rig_recv(&r, got, size, 1, r.mh_in)), size - round % 2);
+          CHECK(memcmp(got, sent + i * size, size - round % 2) == 0);
+        }
+        CHECK_INT(RIG_LOCKED(r.rc, rc()->nfree_payloads), OFI_MAX_EAGER);
+      }
+      rig_close_idle_pair(&r);
+    }
+}
+
 /* While a receive for each message is posted nothing but messages goes to and fro, and now and then a report. */
 TEST(receives_that_are_not_granted) {
   open_pair("nic=fake0");
@@ -159,6 +197,27 @@ TEST(too_large_for_a_buffer_that_is_not_granted) {
     rig_close_pair(&r);
     CHECK_MSG(log_warnings() == 0, "%s", log_warning);
   }
+}
+
+/* Both wait for the one before them. The first is kept; of the second the receiver keeps nothing, and fails. */
+TEST(two_early_messages_of_one_number) {
+  const uint8_t payload[SMALL] = {0};
+  struct ofi_frame early;
+  open_pair(kinds[0]);
+  ofi_frame_begin(&early, OFI_FRAME_EAGER);
+  early.eager = OFI_FIRST_SEQ + 1;
+  early.first_unknown = OFI_FIRST_SEQ;
+  early.size = SMALL;
+  for (int i = 0; i < 2; i++) {
+    CHECK_INT(log_warnings(), 0);
+    RIG_LOCKED(r.rc, (ofi_progress_ops.frame(r.rc, &early, payload), 0));
+    CHECK_INT(RIG_LOCKED(r.rc, rc()->nfree_payloads), OFI_MAX_EAGER - 1);
+  }
+  CHECK_INT(log_warnings(), 1);
+  CHECK(strstr(log_warning, "a message beyond the credit"));
+  CHECK_INT(rail_first_error(&rig_comm(r.rc)->error), RAIL_REMOTE_ERROR);
+  log_forget();
+  rig_close_pair(&r);
 }
 
 /* Out of credit, which messages of another tag have: the small buffer that is posted later is granted, and used. */
@@ -315,8 +374,9 @@ TEST(an_injected_message_does_not_overtake) {
   }
 }
 
-RIG_MAIN(TEST_CASE(as_many_as_there_is_credit_for), TEST_CASE(receives_that_are_not_granted), TEST_CASE(groups_in_part),
+RIG_MAIN(TEST_CASE(as_many_as_there_is_credit_for), TEST_CASE(the_largest_messages_on_credit),
+         TEST_CASE(receives_that_are_not_granted), TEST_CASE(groups_in_part),
          TEST_CASE(grants_that_cross_messages), TEST_CASE(too_large_for_a_buffer_that_is_not_granted),
-         TEST_CASE(a_small_buffer_without_credit), TEST_CASE(close_loses_nothing),
-         TEST_CASE(close_with_a_peer_that_does_not_answer), TEST_CASE(without_credit),
+         TEST_CASE(two_early_messages_of_one_number), TEST_CASE(a_small_buffer_without_credit),
+         TEST_CASE(close_loses_nothing), TEST_CASE(close_with_a_peer_that_does_not_answer), TEST_CASE(without_credit),
          TEST_CASE(receives_are_posted_anew), TEST_CASE(an_injected_message_does_not_overtake))

@@ -28,8 +28,8 @@ static rail_result_t stall(void *comm, void *request) {
   rail_result_t result = RAIL_OK;
   void *refused = NULL;
   int done = 0;
-  atomic_fetch_or(&rig_comm(comm)->faults, RAIL_OOB_STALLED);
-  RIG_UNTIL(!(atomic_load(&rig_comm(comm)->faults) & RAIL_OOB_STALLED), {
+  atomic_fetch_or(&rig_comm(comm)->pending_work, RAIL_OOB_STALLED);
+  RIG_UNTIL(!(atomic_load(&rig_comm(comm)->pending_work) & RAIL_OOB_STALLED), {
     if (request) result = net->test(request, &done, NULL);
     else result = net->isend(comm, out, SIZE, 1, r.mh_out, NULL, &refused);
     CHECK(!done && !refused);

@@ -23,7 +23,7 @@ TEST(defaults) {
   CHECK_INT(log_warnings(), 0);
   CHECK(!p->library && !p->provider && !p->domain && !p->auth_file && !p->ports && !p->bind);
   CHECK(p->protocol == OFI_WANT_AUTO && p->flush == OFI_FLUSH_AUTO && p->flush_disable == 0 && p->fuse_no_pci == 0);
-  CHECK(p->inline_bytes == 2048 && p->min_part == 128 << 10 && p->close_ms == 700);
+  CHECK(p->inline_bytes == -1 && p->min_part == 128 << 10 && p->close_ms == 700);
   CHECK(p->connect_ms == 30000 && p->handshake_ms == 10000 && p->deadline_ms == 30000 && p->peer_ms == 300000);
 }
 

@@ -13,7 +13,7 @@
 
 /* The first case: the listener's lines are limited for the whole process. */
 TEST(the_oldest_that_is_silent_is_evicted) {
-  static const char line[] = "too many connections are being set up, and this one has sent nothing after its hello";
+  static const char line[] = "too many half-open connections, and this one has sent nothing after its hello";
   struct rail_handshake raw[MOST + 2];
   struct rig r;
   rig_open(&r);
@@ -27,15 +27,47 @@ TEST(the_oldest_that_is_silent_is_evicted) {
   raw_begin(&raw[MOST], &r);
   CHECK_INT(raw_verdict(&raw[1], &r), RAIL_REASON_NONE);
   CHECK_MSG(log_said(line), "%s", log_lines);
-  CHECK(r.accepting.count == MOST && freed == 1);
+  CHECK(r.half_open.count == MOST && freed == 1);
   for (unsigned int i = 2; i <= MOST; i++) raw_send(&raw[i], MESSAGE_OFFER, "offer");
   accept_until(&r, MOST, A_READY);
   raw_begin(&raw[MOST + 1], &r);
   CHECK_INT(raw_verdict(&raw[MOST + 1], &r), RAIL_REASON_BUSY); /* nobody is silent */
-  CHECK(r.accepting.count == MOST && freed == 1);
+  CHECK(r.half_open.count == MOST && freed == 1);
   for (unsigned int i = 0; i < MOST + 2; i++) rail_handshake_close(&raw[i]);
   rig_close(&r);
   CHECK_INT(freed, 1 + MOST);
+}
+
+/* What the listeners of a process have is missing for the others, but each may have one connection. */
+TEST(listeners_share_a_limit) {
+  struct rail_listener other = {.half_open = 0};
+  const unsigned int max = (unsigned int)rail_listener_max_half_open();
+  struct rail_handshake raw[3];
+  char line[128];
+  struct rig r;
+  rig_open(&r);
+  usleep(110000); /* another test's line may hold this one back for 100 ms */
+  CHECK(rail_listener_reserve(&other, max));
+  CHECK(!rail_listener_reserve(&other, 1));
+  raw_begin(&raw[0], &r);
+  raw_send(&raw[0], MESSAGE_OFFER, "offer");
+  accept_until(&r, 1, A_READY);
+  raw_begin(&raw[1], &r);
+  CHECK_INT(raw_verdict(&raw[1], &r), RAIL_REASON_BUSY);
+  snprintf(line, sizeof line, "in this process, %u sockets of at most %u (half of the files it may open, and 16384)",
+           max + 1, max);
+  CHECK_MSG(log_said(line), "%s", log_lines);
+  rail_listener_release(&other, max);
+  raw_begin(&raw[2], &r);
+  accept_until(&r, 1, A_OFFER);
+  CHECK_INT(r.half_open.count, 2);
+  raw_send(&raw[0], MESSAGE_READY, "");
+  side_free(accept_one(&r)); /* whose place is free again, like those of the ones that are closed now */
+  for (int i = 0; i < 3; i++) rail_handshake_close(&raw[i]);
+  rig_close(&r);
+  CHECK(rail_listener_reserve(&other, 1) && rail_listener_reserve(&other, max - 1));
+  CHECK(!rail_listener_reserve(&other, 1));
+  rail_listener_release(&other, max);
 }
 
 TEST(both_come_through) {
@@ -48,7 +80,7 @@ TEST(both_come_through) {
   CHECK_OK(connect_result(s));
   struct rail_setup *ready = accept_one(&r);
   CHECK(!ready->connector && side_of(ready)->pieces == PIECES && ready->state == RAIL_COUNT_OF(acceptor_rows));
-  CHECK_INT(r.accepting.count, 0);
+  CHECK_INT(r.half_open.count, 0);
   int fds[] = {s->base.handshake.fd, ready->handshake.fd};
   s->base.handshake.fd = ready->handshake.fd = -1; /* taken: the structures' end leaves them open */
   side_free(&s->base);
@@ -71,15 +103,15 @@ TEST(a_call_without_time) {
   for (unsigned int i = 0; i < 2; i++) {
     raw_begin(&raw[i], &r);
     accept_until(&r, i + 1, A_OFFER);
-    if (i == 0) first = TAILQ_FIRST(&r.accepting.list);
+    if (i == 0) first = TAILQ_FIRST(&r.half_open.list);
   }
-  TAILQ_FOREACH(second, &r.accepting.list, link)
+  TAILQ_FOREACH(second, &r.half_open.list, link)
     if (second != first) break;
   raw_send(&raw[1], MESSAGE_OFFER, "offer");
-  for (uint64_t d = 0; second->state == A_OFFER; again(&d)) CHECK_OK(rail_accepting_next(&r.accepting, 0, &ready));
+  for (uint64_t d = 0; second->state == A_OFFER; again(&d)) CHECK_OK(rail_half_open_next(&r.half_open, 0, &ready));
   for (unsigned int piece = 1; piece <= PIECES; piece++) {
     CHECK(second->state == A_WORK && second->piece == piece - 1);
-    for (int call = 0; call < 2; call++) CHECK_OK(rail_accepting_next(&r.accepting, 0, &ready));
+    for (int call = 0; call < 2; call++) CHECK_OK(rail_half_open_next(&r.half_open, 0, &ready));
     CHECK_INT(side_of(second)->pieces, piece);
   }
   CHECK(second->state == A_WELCOME && second->piece == 0 && first->state == A_OFFER);
@@ -101,7 +133,7 @@ TEST(what_a_peer_does_wrong) {
     }
     CHECK_INT(raw_verdict(&raw, &r), RAIL_REASON_MESSAGE);
     CHECK_INT(freed, what + 1);
-    CHECK_INT(r.accepting.count, 0);
+    CHECK_INT(r.half_open.count, 0);
     rail_handshake_close(&raw);
   }
   CHECK(log_said("RailTest: accept of 127.0.0.1:"));
@@ -120,7 +152,7 @@ TEST(hellos_for_something_else) {
     struct rail_handshake raw;
     raw_begin_with(&raw, &r, hellos[i]);
     CHECK_INT(raw_verdict(&raw, &r), RAIL_REASON_MESSAGE);
-    CHECK_INT(r.accepting.count, 0);
+    CHECK_INT(r.half_open.count, 0);
     rail_handshake_close(&raw);
   }
   CHECK_INT(freed, 0); /* none was begun */
@@ -137,7 +169,7 @@ TEST(a_peer_that_is_gone) {
     if (with_offer) raw_send(&raw, MESSAGE_OFFER, "offer");
     accept_until(&r, 1, with_offer ? A_READY : A_OFFER);
     rail_handshake_close(&raw);
-    for (uint64_t d = 0; r.accepting.count; again(&d)) accept_nobody(&r);
+    for (uint64_t d = 0; r.half_open.count; again(&d)) accept_nobody(&r);
     CHECK_INT(freed, with_offer + 1);
   }
   CHECK(log_said("it closed the connection in the middle of the handshake") || log_said("Connection reset"));
@@ -154,15 +186,15 @@ TEST(a_peer_that_is_late) {
     raw_begin(&raw, &r);
     if (with_offer) raw_send(&raw, MESSAGE_OFFER, "offer");
     accept_until(&r, 1, with_offer ? A_READY : A_OFFER);
-    be_late(TAILQ_FIRST(&r.accepting.list));
-    CHECK(rail_setup_is_late(TAILQ_FIRST(&r.accepting.list)));
+    be_late(TAILQ_FIRST(&r.half_open.list));
+    CHECK(rail_setup_is_late(TAILQ_FIRST(&r.half_open.list)));
     forgives = with_offer; /* the step that runs has set the time back */
     if (forgives) accept_nobody(&r);
     CHECK_INT(freed, with_offer);
-    if (forgives) be_late(TAILQ_FIRST(&r.accepting.list));
+    if (forgives) be_late(TAILQ_FIRST(&r.half_open.list));
     forgives = false;
     CHECK_INT(raw_verdict(&raw, &r), RAIL_REASON_TIMEOUT);
-    CHECK_INT(r.accepting.count, 0);
+    CHECK_INT(r.half_open.count, 0);
     rail_handshake_close(&raw);
   }
   CHECK(log_said("not ready within 3600000 ms (TEST_TIMEOUT): waited for the peer's offer; does the peer's process"));
@@ -338,9 +370,9 @@ TEST(a_process_has_one_id) {
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-TEST_MAIN(TEST_CASE(the_oldest_that_is_silent_is_evicted), TEST_CASE(both_come_through),
-          TEST_CASE(a_call_without_time), TEST_CASE(what_a_peer_does_wrong), TEST_CASE(hellos_for_something_else),
-          TEST_CASE(a_peer_that_is_gone), TEST_CASE(a_peer_that_is_late), TEST_CASE(an_unlimited_row_is_not_late),
-          TEST_CASE(an_error_that_ends_accept), TEST_CASE(a_connector_that_refuses),
-          TEST_CASE(an_acceptor_that_refuses), TEST_CASE(dropped_before_the_answer), TEST_CASE(closed_while_it_dials),
-          TEST_CASE(a_process_has_one_id))
+TEST_MAIN(TEST_CASE(the_oldest_that_is_silent_is_evicted), TEST_CASE(listeners_share_a_limit),
+          TEST_CASE(both_come_through), TEST_CASE(a_call_without_time), TEST_CASE(what_a_peer_does_wrong),
+          TEST_CASE(hellos_for_something_else), TEST_CASE(a_peer_that_is_gone), TEST_CASE(a_peer_that_is_late),
+          TEST_CASE(an_unlimited_row_is_not_late), TEST_CASE(an_error_that_ends_accept),
+          TEST_CASE(a_connector_that_refuses), TEST_CASE(an_acceptor_that_refuses),
+          TEST_CASE(dropped_before_the_answer), TEST_CASE(closed_while_it_dials), TEST_CASE(a_process_has_one_id))

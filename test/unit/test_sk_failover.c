@@ -113,7 +113,7 @@ TEST(no_more_frames_than_can_be_kept) {
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
   data_open(&d);
   uint32_t sent = 0;
-  for (; sent < SK_PATH_CHUNKS; sent++) { /* the receiver sees all and counts no frame */
+  for (; sent < SK_PATH_FRAMES; sent++) { /* the receiver sees all and counts no frame */
     void *request = isend(&d, sent, 0, 0);
     for (unsigned int i = 0; i < 2; i++) data_expect(&d, i, SK_FRAME_MSG, sent, 0);
     data_send_control(&d, 0, sent + 1, (sent + 1) * sk_credit_of(0), sent + 1, NULL, 0);
@@ -223,6 +223,7 @@ TEST(what_a_lost_stream_had_not_delivered_goes_again) {
     data_open(&d);
     void *request = send_chunks(&d, received);
     CHECK_MSG(received[1].n > 4, "%u frames on stream 1", received[1].n);
+    data_sender(&d)->shares.limit[0] = SK_LEAST_LIMIT;
     data_end(&d, 1);
     data_send(&d, 0, SK_FRAME_LOST, 0, arrived, 0, 0, 1);
     for (uint32_t i = RAIL_MAX(arrived, 1); i < received[1].n; i++) { /* in their order, none left out, none twice */
@@ -233,6 +234,7 @@ TEST(what_a_lost_stream_had_not_delivered_goes_again) {
       received[0].n++;
     }
     data_recv_nothing(&d, 0);
+    CHECK_INT(data_sender(&d)->shares.limit[0], 0); /* the streams that are left carry all */
     CHECK(!data_test(request, NULL));
     const struct data_entry all = data_frames_of(0, 0, received[0].n);
     data_send_control(&d, 0, 1, 0, 0, &all, 1);

@@ -149,6 +149,21 @@ static int skip_answer(int fd) {
   return fd;
 }
 
+/* Its streams that came are answered, so it is refused, not dropped. */
+TEST(streams_that_do_not_come) {
+  struct hs h;
+  hs_begin(&h);
+  sk_params.streams = 2;
+  hs_listen(&h, DEV_A);
+  sk_params.handshake_ms = 50;
+  const struct sk_limits limits = {.eager_bytes = SK_MAX_EAGER_BYTES};
+  const struct sk_hello_bytes w = sk_make_hello(&h.decoded, (struct rail_hello){.streams = 2}, limits, 0);
+  CHECK_INT(hs_reason(hs_client(&h, 0, &w), hs_accept_none, &h), RAIL_REASON_TIMEOUT);
+  CHECK_MSG(log_said("refused a connection from") && log_said("not all of its streams arrived within the time limit"),
+            "%s", log_lines);
+  hs_end(&h);
+}
+
 /* The latest HELLO counts, whichever the streams that are there, if it is of the same connection. */
 TEST(a_stream_that_is_there_already) {
   struct hs h;
@@ -466,7 +481,8 @@ TEST(streams_come_back_while_others_are_accepted) {
 TEST_MAIN(TEST_CASE(one_rail), TEST_CASE(two_rails_with_two_streams_each), TEST_CASE(rails_on_one_side_only),
           TEST_CASE(sixteen_streams_at_most), TEST_CASE(a_hello_in_pieces),
           TEST_CASE(accepted_after_the_handshake_time), TEST_CASE(a_handle_connects_again),
-          TEST_CASE(a_stream_that_is_there_already), TEST_CASE(back_when_the_connection_closes),
+          TEST_CASE(streams_that_do_not_come), TEST_CASE(a_stream_that_is_there_already),
+          TEST_CASE(back_when_the_connection_closes),
           TEST_CASE(a_lost_stream_comes_back),
           TEST_CASE(other_clients_at_the_kept_sockets), TEST_CASE(who_may_not_come_back),
           TEST_CASE(another_version),

@@ -171,6 +171,25 @@ TEST(an_idle_time_is_no_silence) {
   data_close(&d);
 }
 
+/* A message that announces itself alone, and one byte less than its bytes. */
+TEST(what_has_come_of_a_message_is_not_to_come) {
+  struct data d;
+  void *request, *data = bytes;
+  size_t size = sizeof bytes;
+  int tag = 1;
+  data_begin(&d, SK_RECEIVER, 1, 0);
+  data_open(&d);
+  ENSURE_INT(sk_irecv(d.comm, 1, &data, &size, &tag, NULL, NULL, &request), RAIL_OK);
+  data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, sizeof bytes, 0, 1);
+  data_send(&d, 0, SK_FRAME_DATA, 0, 0, 0, sizeof bytes, 1);
+  data_send_bytes(&d, 0, 0, 0, sizeof bytes - 1);
+  data_settle(&d);
+  sk_keepalive_run(d.comm, now);
+  pass(&d, 11, false); /* a PONG would be taken for the byte */
+  CHECK(log_said("1 messages are under way with 1 bytes to come"));
+  data_close(&d);
+}
+
 /* Two connections to one host: one warning, and a line of information. */
 TEST(one_warning_a_host) {
   struct data d[2];
@@ -294,6 +313,6 @@ TEST_MAIN(TEST_CASE(a_process_that_is_silent), TEST_CASE(a_process_that_does_not
           TEST_CASE(for_ever_if_that_is_asked_for),
           TEST_CASE(a_peer_that_lives_and_posts_nothing), TEST_CASE(one_that_is_stopped_later),
           TEST_CASE(it_moves_and_pauses_again), TEST_CASE(it_lives_and_moves_and_pauses_again),
-          TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(one_warning_a_host),
-          TEST_CASE(one_of_two_paths_is_cut),
+          TEST_CASE(an_idle_time_is_no_silence), TEST_CASE(what_has_come_of_a_message_is_not_to_come),
+          TEST_CASE(one_warning_a_host), TEST_CASE(one_of_two_paths_is_cut),
           TEST_CASE(no_deadline_is_none_of_the_kernel_either))

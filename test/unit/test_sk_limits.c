@@ -54,6 +54,8 @@ TEST(half_open_comms_leave_files) {
   }
   for (uint8_t i = 0; i < MOST; i++) ENSURE(begin_comm(&h[0], i, &have[0], &fds[i]), "comm %u is refused", i);
   CHECK(!begin_comm(&h[0], MOST, &have[0], &fd));
+  CHECK_MSG(strstr(log_lines, "too many half-open connections in this process, 128 sockets of at most 128 (half "
+                   "of the files it may open, and 16384); if they are this job's, raise ulimit -n"), "%s", log_lines);
   CHECK(begin_comm(&h[1], 0, &have[1], &fds[MOST]));
   CHECK(!begin_comm(&h[1], 1, &have[1], &fd));
   hs_close_listen(&h[0]); /* which gives all of theirs back */

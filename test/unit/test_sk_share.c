@@ -1,92 +1,191 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How much of large messages each of several streams is given: less where one holds up the others. */
-#include "plugin/socket/sk_send.h"
-
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "common/base/clock.h"
-#include "kit/kit_ensure.h"
-#include "test/harness/tap.h"
+#include "test/unit/sk_data.h"
 
-enum { STREAMS = 4, CHUNK = 256 * 1024, ENDLESS = 1 << 30 };
+enum { STREAMS = 4, CHUNK = 256 * 1024, SHARED = 256 * 1024, ENDLESS = 1 << 30 };
 
 static struct sk_stream streams[STREAMS];
 static struct sk_shares shares;
+static uint64_t now;
 
-/* `lost`: a bit for each stream. No socket stands behind the others: what they hold is out_count. */
+#define NO_SOCKET (1 << 28) /* not open: what a stream holds is out_bytes */
+
+/* `lost`: a bit for each stream. */
 static void lose(unsigned int lost) {
-  for (int i = 0; i < STREAMS; i++) streams[i].fd = lost >> i & 1 ? -1 : 0;
+  for (int i = 0; i < STREAMS; i++) streams[i].fd = lost >> i & 1 ? -1 : NO_SOCKET;
 }
 
 static void begin(uint32_t chunk) {
-  for (int i = 0; i < STREAMS; i++) streams[i] = (struct sk_stream){.index = (uint16_t)i};
+  now = 1;
+  for (int i = 0; i < STREAMS; i++) {
+    streams[i] = (struct sk_stream){.index = (uint16_t)i, .fd = NO_SOCKET};
+    streams[i].counts.stream = streams[i].counts.own;
+  }
   sk_shares_init(&shares, STREAMS, chunk);
+  sk_shares_begin(&shares);
 }
 
-/* So many periods in which the streams of `busy`, a bit each, hold something at every new message. */
-static void pass(int periods, unsigned int busy) {
-  for (unsigned int i = 0; i < STREAMS; i++) streams[i].out_count = busy >> i & 1;
-  for (int i = 0; i < 16 * periods; i++) sk_shares_sample(&shares, streams, CHUNK * 2);
+/* A stream over a path of this rate, which was given `held` bytes more than have arrived, for `busy` of the time. */
+struct flow {
+  double mb_s, held, busy;
+};
+
+/* So many periods. A stream holds no more than its limit. */
+static void pass(int periods, const struct flow flows[STREAMS]) {
+  const int samples = SK_SHARES_PERIOD_NS / SK_SHARES_SAMPLE_NS;
+  for (int n = 0; n < periods * samples; n++) {
+    now += SK_SHARES_SAMPLE_NS;
+    for (int i = 0; i < STREAMS; i++) {
+      const struct flow *f = &flows[i];
+      double limit = shares.limit[i] ? shares.limit[i] : 1e9, most = f->held < limit ? f->held : limit;
+      bool idle = n % samples >= f->busy * samples;
+      streams[i].out_bytes = idle ? 0 : (uint64_t)most;
+      if (!idle) rail_stats_add(&streams[i].counts.stream[SK_STREAM_BYTES],
+                                (uint64_t)(f->mb_s * SK_SHARES_SAMPLE_NS / 1e3));
+    }
+    sk_shares_sample(&shares, streams, now);
+  }
 }
 
-static uint32_t given(uint32_t stream) { return sk_shares_chunk(&shares, stream, ENDLESS, ENDLESS); }
+static uint32_t given(uint32_t stream) { return sk_shares_chunk_size(&shares, stream, ENDLESS, ENDLESS); }
+static void check_unlimited(uint32_t stream) {
+  CHECK_INT(shares.limit[stream], 0);
+  CHECK_INT(given(stream), CHUNK);
+}
 
 TEST(all_have_a_chunk_of_at_least_64_kib) {
   begin(CHUNK);
-  CHECK_INT(sk_shares_chunk(&shares, 0, 512 * 1024, 512 * 1024), 128 * 1024);
-  CHECK_INT(sk_shares_chunk(&shares, 0, 512 * 1024, 100), 100);
-  CHECK_INT(sk_shares_chunk(&shares, 0, 100 * 1024, 100 * 1024), 64 * 1024);
+  CHECK_INT(sk_shares_chunk_size(&shares, 0, 512 * 1024, 512 * 1024), 128 * 1024);
+  CHECK_INT(sk_shares_chunk_size(&shares, 0, 512 * 1024, 100), 100);
+  CHECK_INT(sk_shares_chunk_size(&shares, 0, 100 * 1024, 100 * 1024), 64 * 1024);
   CHECK_INT(given(0), CHUNK);
 }
 
-TEST(a_stream_that_holds_up_the_others_is_given_less) {
+/* Its bytes take 80 ms, theirs 4. */
+static const struct flow one_slow[] = {{60, 240e3, 0.4}, {60, 240e3, 0.4}, {5, 400e3, 1}, {60, 240e3, 0.4}};
+
+TEST(a_slow_stream_holds_what_its_path_sends_in_the_time_of_the_others) {
   begin(CHUNK);
-  for (uint32_t most = CHUNK; most > SK_LEAST_SHARE; most /= 2) {
-    CHECK_INT(given(2), most);
-    pass(1, 1u << 2);
+  pass(10, one_slow);
+  for (uint32_t i = 0; i < STREAMS; i++)
+    if (i != 2) check_unlimited(i);
+  CHECK(shares.limit[2] >= SK_LEAST_LIMIT && shares.limit[2] < 32 * 1024); /* 20,000 bytes in 4 ms */
+  CHECK(given(2) <= shares.limit[2] / 2 + 128);
+  streams[2].out_bytes = shares.limit[2] / 2;
+  CHECK(sk_shares_may_take(&shares, &streams[2]));
+  streams[2].out_bytes++;
+  CHECK(!sk_shares_may_take(&shares, &streams[2]));
+  CHECK(sk_shares_may_take(&shares, &streams[1]));
+}
+
+TEST(the_main_stream_that_holds_up_what_the_receiver_reads_is_slow) {
+  static const struct flow stuck[] = {{5, 470e3, 1}, {5, 60e3, 0.96}, {5, 60e3, 0.96}, {5, 60e3, 0.96}};
+  begin(CHUNK);
+  pass(1, stuck);
+  CHECK_INT(shares.limit[0], 470000);
+  pass(1, stuck);
+  CHECK_INT(shares.limit[0], 235000);
+}
+
+/* With a long queue in the network: the first limit is less than would be taken off. */
+TEST(a_slow_stream_that_holds_much_has_a_limit) {
+  static const struct flow much[] = {{60, 240e3, 0.4}, {60, 240e3, 0.4}, {5, 20e6, 1}, {60, 240e3, 0.4}};
+  begin(CHUNK);
+  pass(1, much);
+  CHECK_INT(shares.limit[2], 4 << 20);
+  pass(12, much);
+  CHECK(shares.limit[2] < 32 * 1024);
+}
+
+/* It holds nearly all that it may, for little longer than the others. */
+TEST(a_limit_that_is_too_high_is_never_raised) {
+  static const struct flow nearly[] = {{60, 240e3, 0.85}, {60, 240e3, 0.85}, {5, 24e3, 1}, {60, 240e3, 0.85}};
+  begin(CHUNK);
+  pass(1, one_slow);
+  uint32_t limit = shares.limit[2] = 25000;
+  for (int i = 0; i < 5; i++) {
+    pass(1, nearly);
+    CHECK(shares.limit[2] <= limit);
+    limit = shares.limit[2];
   }
-  pass(3, 1u << 2);
-  CHECK_INT(given(2), SK_LEAST_SHARE);
-  CHECK_INT(given(1), CHUNK);
-  pass(8, 0); /* it does no more */
-  CHECK_INT(given(2), 2 * SK_LEAST_SHARE);
-  pass(8 * 4, 0);
-  CHECK_INT(given(2), CHUNK);
 }
 
-TEST(streams_that_are_all_busy_or_idle_are_given_as_much_as_before) {
+TEST(a_path_that_is_fast_again_has_no_limit) {
+  static const struct flow equal[] = {{60, 240e3, 1}, {60, 240e3, 1}, {60, 240e3, 1}, {60, 240e3, 1}};
+  static const struct flow empty[] = {{60, 240e3, 1}, {60, 240e3, 1}, {60, 200e3, 0.5}, {60, 240e3, 1}};
   begin(CHUNK);
-  pass(20, (1u << STREAMS) - 1);
-  for (uint32_t i = 0; i < STREAMS; i++) CHECK_INT(given(i), CHUNK);
-  pass(20, 0);
-  for (uint32_t i = 0; i < STREAMS; i++) CHECK_INT(given(i), CHUNK);
-  pass(1, 7); /* three of four: the connection is at its limit, not at theirs */
-  for (uint32_t i = 0; i < STREAMS; i++) CHECK_INT(given(i), CHUNK);
+  pass(10, one_slow);
+  CHECK(shares.limit[2] > 0);
+  pass(10, equal);
+  CHECK(!shares.limit[2] || shares.limit[2] > 100e3); /* half of what the others hold, and it is never idle */
+  pass(30, empty);
+  check_unlimited(2);
 }
 
-/* They carry all, and are busy: none of them holds up the others. */
-TEST(streams_that_are_left_are_given_as_much_as_before) {
+TEST(streams_that_take_as_long_have_no_limit) {
+  static const struct flow alike[] = {{60, 420e3, 1}, {60, 470e3, 1}, {60, 500e3, 1}, {60, 390e3, 1}};
+  static const struct flow unequal[] = {{60, 240e3, 1}, {5, 30e3, 1}, {600, 2400e3, 1}, {60, 300e3, 1}};
+  static const struct flow short_delays[] = {{2000, 20e3, 0.5}, {2000, 20e3, 0.5}, {500, 200e3, 1}, {2000, 20e3, 0.5}};
   begin(CHUNK);
-  lose(0x6);
-  pass(20, 0x9);
-  CHECK_INT(given(0), CHUNK);
-  CHECK_INT(given(3), CHUNK);
-  lose(0x7);
-  pass(20, 0x8);
-  CHECK_INT(given(3), CHUNK);
+  pass(20, alike);
+  pass(20, unequal);
+  pass(20, short_delays);
+  for (uint32_t i = 0; i < STREAMS; i++) check_unlimited(i);
 }
 
-TEST(a_stream_that_comes_back_is_given_as_much_as_the_others) {
+/* They carry all: none of them holds up the others. */
+TEST(streams_that_are_left_have_no_limit) {
   begin(CHUNK);
-  pass(3, 1u << 1);
-  CHECK_INT(given(1), CHUNK / 8);
-  sk_shares_renew(&shares, 1);
-  CHECK_INT(given(1), CHUNK);
+  lose(0xb);
+  pass(20, one_slow);
+  check_unlimited(2);
+}
+
+TEST(a_stream_that_is_lost_or_comes_back_takes_all_limits_off) {
+  begin(CHUNK);
+  pass(10, one_slow);
+  CHECK(shares.limit[2] > 0);
+  sk_shares_renew(&shares);
+  CHECK(shares.under_way);
+  for (uint32_t i = 0; i < STREAMS; i++) check_unlimited(i);
+}
+
+/* Each was slow once; whichever is live must take what there is. */
+TEST(one_stream_always_may_take) {
+  begin(CHUNK);
+  lose(0xc);
+  static const struct flow first[STREAMS] = {{5, 400e3, 1}, {60, 100e3, 0.4}};
+  static const struct flow second[STREAMS] = {{60, 16e3, 1}, {5, 400e3, 1}};
+  pass(2, first);
+  CHECK(shares.limit[0] > 0);
+  for (int i = 0; i < 10; i++) {
+    pass(1, second);
+    CHECK(!shares.limit[0] || !shares.limit[1]);
+  }
+}
+
+TEST(samples_end_when_nothing_is_held) {
+  begin(CHUNK);
+  pass(1, one_slow);
+  CHECK(shares.under_way);
+  for (int i = 0; i < STREAMS; i++) streams[i].out_bytes = 0;
+  sk_shares_sample(&shares, streams, now += SK_SHARES_SAMPLE_NS);
+  CHECK(!shares.under_way);
+}
+
+TEST(a_pause_is_not_counted) {
+  begin(CHUNK);
+  for (int i = 0; i < 100; i++) {
+    streams[2].out_bytes = 400000;
+    rail_stats_add(&streams[1].counts.stream[SK_STREAM_BYTES], 100000);
+    sk_shares_sample(&shares, streams, now += SK_SHARES_PAUSE_NS + 1);
+  }
+  check_unlimited(2);
 }
 
 /* Of loopback TCP. */
@@ -103,32 +202,23 @@ static void connect_pair(int ends[2]) {
   close(listener);
 }
 
-static uint32_t unsent_limit(int fd) {
-  uint32_t limit = 0;
-  socklen_t len = sizeof limit;
-  CHECK(getsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &limit, &len) == 0);
-  return limit;
-}
-
-TEST(a_socket_that_holds_unsent_bytes_is_busy) {
+TEST(a_stream_holds_what_its_socket_has_not_delivered) {
   static char bytes[1 << 20];
   int ends[2];
   begin(CHUNK);
   connect_pair(ends);
   streams[0].fd = ends[0];
-  CHECK(!sk_stream_is_busy(&streams[0]));
+  CHECK_INT(sk_stream_held(&streams[0]), 0);
   while (send(ends[0], bytes, sizeof bytes, MSG_NOSIGNAL) > 0) continue;
-  CHECK(sk_stream_is_busy(&streams[0]));
-  pass(1, 0);
-  CHECK_INT(given(0), CHUNK / 2);
-  CHECK_INT(unsent_limit(ends[0]), CHUNK / 2);
+  CHECK(sk_stream_held(&streams[0]) > CHUNK);
+  CHECK(sk_stream_min_rtt_ns(&streams[0]) < 1000000000);
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(10000));
-  for (; sk_stream_is_busy(&streams[0]); poll(NULL, 0, 1)) {
+  for (; sk_stream_held(&streams[0]); poll(NULL, 0, 1)) {
     while (recv(ends[1], bytes, sizeof bytes, 0) > 0) continue;
     CHECK(!rail_deadline_passed(deadline));
   }
-  pass(8, 0);
-  CHECK_INT(unsent_limit(ends[0]), SK_UNSENT_BYTES);
+  streams[0].out_bytes = 100;
+  CHECK_INT(sk_stream_held(&streams[0]), 100);
   close(ends[0]);
   close(ends[1]);
 }
@@ -137,15 +227,55 @@ TEST(a_socket_that_holds_unsent_bytes_is_busy) {
 TEST(chunks_end_at_lines) {
   begin(100000);
   for (int i = 0; i < 5; i++) {
-    CHECK_INT(given(3) % 128, 0);
-    CHECK_INT(sk_shares_chunk(&shares, 3, 300001, ENDLESS) % 128, 0);
-    pass(1, 1u << 3);
+    CHECK_INT(given(2) % 128, 0);
+    CHECK_INT(sk_shares_chunk_size(&shares, 2, 300001, ENDLESS) % 128, 0);
+    pass(1, one_slow);
   }
 }
 
+/* ---- in a connection ------------------------------------------------------------- */
+
+static void *isend(const struct data *d, uint32_t seq, size_t size) {
+  static uint8_t bytes[SHARED];
+  data_send_control(d, 0, seq, 0, 0, &(struct data_entry){SK_ENTRY_GRANT, 0, size}, 1);
+  return data_isend(d, bytes, seq, size, 0);
+}
+
+/* The main stream has a limit, and holds more than half of it: others take all chunks. Then it holds nothing. */
+TEST(a_stream_takes_no_chunk_beyond_its_limit) {
+  struct data d;
+  data_begin(&d, SK_SENDER, 2, 0);
+  sk_params.chunk = SHARED / 4;
+  data_open(&d);
+  data_settle(&d);
+  data_sender(&d)->shares.limit[0] = SK_LEAST_LIMIT;
+  d.comm->streams[0].out_bytes += SK_LEAST_LIMIT;
+  void *request = isend(&d, 0, SHARED);
+  CHECK_INT(data_recv_payload(&d, 0).len, 0);
+  for (int i = 0; i < 4; i++) CHECK_INT(data_recv_payload(&d, 1).len, SHARED / 4);
+  data_wait(request, NULL);
+  d.comm->streams[0].out_bytes -= SK_LEAST_LIMIT;
+  request = isend(&d, 1, SHARED);
+  CHECK_INT(data_recv_payload(&d, 0).len, 0);
+  CHECK_INT(data_recv_payload(&d, 0).len, SK_LEAST_LIMIT / 2);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  for (size_t have = SK_LEAST_LIMIT / 2; have < SHARED;) {
+    ENSURE(!rail_deadline_passed(deadline), "%zu bytes came", have);
+    (void)data_turn(&d);
+    for (unsigned int i = 0; i < 2; i++)
+      if (data_is_readable(&d, i)) have += data_recv_payload(&d, i).len;
+  }
+  data_wait(request, NULL);
+  data_close(&d);
+}
+
 TEST_MAIN(TEST_CASE(all_have_a_chunk_of_at_least_64_kib),
-          TEST_CASE(a_stream_that_holds_up_the_others_is_given_less),
-          TEST_CASE(streams_that_are_all_busy_or_idle_are_given_as_much_as_before),
-          TEST_CASE(streams_that_are_left_are_given_as_much_as_before),
-          TEST_CASE(a_stream_that_comes_back_is_given_as_much_as_the_others),
-          TEST_CASE(a_socket_that_holds_unsent_bytes_is_busy), TEST_CASE(chunks_end_at_lines))
+          TEST_CASE(a_slow_stream_holds_what_its_path_sends_in_the_time_of_the_others),
+          TEST_CASE(the_main_stream_that_holds_up_what_the_receiver_reads_is_slow),
+          TEST_CASE(a_slow_stream_that_holds_much_has_a_limit), TEST_CASE(a_limit_that_is_too_high_is_never_raised),
+          TEST_CASE(a_path_that_is_fast_again_has_no_limit), TEST_CASE(streams_that_take_as_long_have_no_limit),
+          TEST_CASE(streams_that_are_left_have_no_limit),
+          TEST_CASE(a_stream_that_is_lost_or_comes_back_takes_all_limits_off), TEST_CASE(one_stream_always_may_take),
+          TEST_CASE(samples_end_when_nothing_is_held), TEST_CASE(a_pause_is_not_counted),
+          TEST_CASE(a_stream_holds_what_its_socket_has_not_delivered), TEST_CASE(chunks_end_at_lines),
+          TEST_CASE(a_stream_takes_no_chunk_beyond_its_limit))

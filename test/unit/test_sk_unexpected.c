@@ -36,7 +36,8 @@ static struct message *at(struct model *m, uint32_t i) { return &m->live[(m->fir
 static uint8_t byte_of(uint32_t seq, uint32_t i) { return (uint8_t)(seq * 31 + i * 7 + (i >> 8)); }
 
 static bool sender_may(const struct model *m, uint32_t size) {
-  return m->cused - m->ctold < m->unexpected.count && m->used - m->told + sk_credit_of(size) <= m->unexpected.bytes;
+  return m->cused - m->ctold < m->unexpected.eager_count &&
+         m->used - m->told + sk_credit_of(size) <= m->unexpected.eager_bytes;
 }
 
 static void check(struct model *m) {
@@ -53,12 +54,12 @@ static void check(struct model *m) {
   CHECK_INT(m->used - m->freed, open); /* what is spent and not free is in the ring */
   CHECK_INT(m->cused - m->cfreed, m->count);
   CHECK_INT(e->tail - e->head, open);
-  CHECK(e->tail - e->head <= e->bytes);
+  CHECK(e->tail - e->head <= e->eager_bytes);
   CHECK_INT(e->table.count, waiting);
   CHECK(m->count || e->tail == 0); /* an empty ring begins anew, with memory that was used before */
   m->furthest = RAIL_MAX(m->furthest, e->tail);
   /* A sender that cannot go on hears of what is free. */
-  if ((m->told != m->freed || m->ctold != m->cfreed) && !sender_may(m, e->max_size))
+  if ((m->told != m->freed || m->ctold != m->cfreed) && !sender_may(m, e->eager_size))
     CHECK(sk_unexpected_should_report(e));
   if (m->told == m->freed && m->ctold == m->cfreed) CHECK(!sk_unexpected_should_report(e));
 }
@@ -77,7 +78,7 @@ static void send_one(struct model *m, uint32_t tag, uint32_t size, bool finds_bu
   }
   struct sk_bounce *b = sk_unexpected_put(e, tag, seq, size);
   CHECK(b->target.unexpected && b->target.size == size && b->target.seq == seq);
-  CHECK((uint8_t *)b >= e->ring && b->target.data + size <= e->ring + e->bytes + sk_credit_of(e->max_size));
+  CHECK((uint8_t *)b >= e->ring && b->target.data + size <= e->ring + e->eager_bytes + sk_credit_of(e->eager_size));
   CHECK(b->target.data >= (uint8_t *)(b + 1));
   for (uint32_t i = 0; i < size; i++) b->target.data[i] = byte_of(seq, i);
   *at(m, m->count++) = (struct message){.bounce = b, .tag = tag, .seq = seq, .size = size};
@@ -126,7 +127,7 @@ static void one_step(struct model *m, uint32_t tags) {
     case 1:
     case 2: {
       /* Sizes that end on a line, beside one, small and largest. */
-      uint32_t pick = kit_rng_below(m->rng, 5), max = m->unexpected.max_size;
+      uint32_t pick = kit_rng_below(m->rng, 5), max = m->unexpected.eager_size;
       uint32_t size = pick == 0   ? max
                       : pick == 1 ? 0
                       : pick == 2 ? max / 64 / 2 * 64

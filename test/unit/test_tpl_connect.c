@@ -84,7 +84,7 @@ TEST(those_beyond_the_bound_try_again) {
     for (int i = 0; i < ALL; i++) progress(sends[i]);
   }
   CHECK_INT(n, ALL);
-  CHECK(log_said("too many pending connections"));
+  CHECK(log_said("too many half-open connections"));
   CHECK(!accept_one());
   for (int i = 0; i < ALL; i++) CHECK_INT(net->close_send(sends[i]), RAIL_OK);
   for (int i = 0; i < ALL; i++) CHECK_INT(net->close_recv(recvs[i]), RAIL_OK);

@@ -82,11 +82,7 @@ TEST(order_between_queue_pairs_is_free) {
   struct shape s = USUAL_SHAPE;
   struct end c = {0}, d = {0};
   emu_pair_open(&a, &b, &s);
-  end_open(&c, 0);
-  end_open(&d, 1);
-  end_make_qp(&c, &s);
-  end_make_qp(&d, &s);
-  connect_ends(&c, &d, &s);
+  pair_open(&c, &d, &s);
   receive(&b, 1, 0, 64);
   receive(&d, 2, 0, 64);
   emu_command_for("delay us=600000000 op=send", &b);
@@ -126,11 +122,7 @@ TEST(a_slow_queue_pair) {
   struct shape s = USUAL_SHAPE;
   struct end c = {0}, d = {0};
   emu_pair_open(&a, &b, &s);
-  end_open(&c, 0);
-  end_open(&d, 1);
-  end_make_qp(&c, &s);
-  end_make_qp(&d, &s);
-  connect_ends(&c, &d, &s);
+  pair_open(&c, &d, &s);
   emu_command_for("slow us=20000", &a);
   long began = now_ms();
   fill(a.data, 3000, 1);

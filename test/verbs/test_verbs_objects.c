@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Objects, their limits, the states of a queue pair, what may be posted when. TEST-LIMIT: 240 */
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 
 #include "test/verbs/verbs.h"
 
@@ -350,23 +352,38 @@ TEST(a_batch_is_posted_whole_or_not) {
 
 enum { BATCHES = 20000 };
 static struct end shared_end, shared_peer;
+static unsigned int most_unpolled;
+static atomic_uint unpolled; /* writes that are posted, or about to be, and not polled */
 
 /* As many writes as it takes, of one thread: their numbers are `arg`, and `arg` + 1 and so on. */
 static void *post_many(void *arg) {
   struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(shared_end.qp);
   for (uintptr_t i = 0; i < BATCHES;) {
-    ibv_wr_start(ex);
-    ex->wr_id = (uintptr_t)arg + i;
-    ex->wr_flags = IBV_SEND_SIGNALED;
-    ibv_wr_rdma_write(ex, shared_peer.mr->rkey, (uintptr_t)shared_peer.data);
-    ibv_wr_set_sge(ex, shared_end.mr->lkey, (uintptr_t)shared_end.data, 8);
-    if (ibv_wr_complete(ex) == 0) i++;
-    else sched_yield(); /* the queue is full */
+    bool posted = atomic_fetch_add_explicit(&unpolled, 1, memory_order_relaxed) < most_unpolled;
+    if (posted) {
+      ibv_wr_start(ex);
+      ex->wr_id = (uintptr_t)arg + i;
+      ex->wr_flags = IBV_SEND_SIGNALED;
+      ibv_wr_rdma_write(ex, shared_peer.mr->rkey, (uintptr_t)shared_peer.data);
+      ibv_wr_set_sge(ex, shared_end.mr->lkey, (uintptr_t)shared_end.data, 8);
+      posted = ibv_wr_complete(ex) == 0;
+    }
+    if (posted) {
+      i++;
+    } else { /* the queue is full */
+      atomic_fetch_sub_explicit(&unpolled, 1, memory_order_relaxed);
+      sched_yield();
+    }
   }
   return NULL;
 }
 
-/* ibv_wr_start to ibv_wr_complete is one thread's alone. */
+/* ibv_wr_start to ibv_wr_complete is one thread's alone.
+ *
+ * Known deviations of Soft-RoCE, because of which no more than DEPTH writes are posted and not polled there: requests
+ * that are done and not polled take no place of the queue, so completions overflow their queue and are lost; and when
+ * the queue is full, ibv_wr_complete gives up the lock before it reads that, and returns 0 for a batch that was not
+ * posted if the other thread's ibv_wr_start was faster (wr_complete in providers/rxe/rxe.c, rdma-core 44). */
 TEST(two_threads_build_batches) {
   struct shape s = USUAL_SHAPE;
   static unsigned char seen[2 * BATCHES];
@@ -383,11 +400,13 @@ TEST(two_threads_build_batches) {
   shared_end.qp = ibv_create_qp_ex(shared_end.context, &init);
   if (!shared_end.qp) tap_skip_case("this device has no ibv_wr_*");
   connect_ends(&shared_end, &shared_peer, &s);
+  most_unpolled = shared_end.attr.vendor_id == SOFT_ROCE ? DEPTH : UINT_MAX;
   for (uintptr_t i = 0; i < 2; i++) CHECK_OK(pthread_create(&threads[i], NULL, post_many, (void *)(i * BATCHES)));
   for (unsigned int i = 0; i < 2 * BATCHES; i++) {
     struct ibv_wc wc = completion(&shared_end);
     CHECK_INT(wc.status, IBV_WC_SUCCESS);
     CHECK_MSG(wc.wr_id < 2 * BATCHES && !seen[wc.wr_id]++, "request %u came twice", (unsigned int)wc.wr_id);
+    atomic_fetch_sub_explicit(&unpolled, 1, memory_order_relaxed);
   }
   for (int i = 0; i < 2; i++) pthread_join(threads[i], NULL);
   pair_close(&shared_end, &shared_peer);
