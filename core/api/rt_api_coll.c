@@ -17,7 +17,7 @@ struct call {
   enum which_ranks sends, receives; /* ranks on which the buffer is used */
   size_t count;
   bool per_rank; /* the larger buffer holds count elements for each rank */
-  bool rooted;   /* the call has a root or a peer */
+  const char *root_name; /* "root" or "peer"; NULL: the call has none */
   bool reduces;  /* the call has an operator */
   ncclDataType_t type;
   ncclRedOp_t op;
@@ -52,8 +52,8 @@ static ncclResult_t check_arguments(const struct call *c, struct ncclComm *comm)
   if (esize == 0)
     return rt_error(RAIL_BAD_ARGUMENT, "%s: datatype is %d; allowed are 0 to %d", c->name, (int)c->type,
                     ncclNumTypes - 1);
-  if (c->rooted && (c->root < 0 || c->root >= comm->nranks))
-    return rt_error(RAIL_BAD_ARGUMENT, "%s: root or peer is %d; allowed are 0 to %d", c->name, c->root,
+  if (c->root_name && (c->root < 0 || c->root >= comm->nranks))
+    return rt_error(RAIL_BAD_ARGUMENT, "%s: %s is %d; allowed are 0 to %d", c->name, c->root_name, c->root,
                     comm->nranks - 1);
   size_t blocks = c->per_rank ? (size_t)comm->nranks : 1;
   if (c->count > (size_t)PTRDIFF_MAX / esize / blocks)
@@ -121,7 +121,7 @@ RAIL_EXPORT ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, siz
 RAIL_EXPORT ncclResult_t ncclBroadcast(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                        int root, ncclComm_t comm, cudaStream_t stream) {
   const struct call c = {.name = "ncclBroadcast", .send = sendbuff, .recv = recvbuff, .sends = ROOT, .receives = ALL,
-                         .count = count, .rooted = true, .type = datatype, .root = root, .stream = stream};
+                         .count = count, .root_name = "root", .type = datatype, .root = root, .stream = stream};
   return enqueue(comm, RT_BROADCAST, &c);
 }
 
@@ -133,8 +133,8 @@ RAIL_EXPORT ncclResult_t ncclBcast(void *buff, size_t count, ncclDataType_t data
 RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
   const struct call c = {.name = "ncclReduce", .reduces = true, .op = op, .send = sendbuff, .recv = recvbuff,
-                         .sends = ALL, .receives = ROOT, .count = count, .rooted = true, .type = datatype, .root = root,
-                         .stream = stream};
+                         .sends = ALL, .receives = ROOT, .count = count, .root_name = "root", .type = datatype,
+                         .root = root, .stream = stream};
   return enqueue(comm, RT_REDUCE, &c);
 }
 
@@ -142,14 +142,14 @@ RAIL_EXPORT ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t
 
 RAIL_EXPORT ncclResult_t ncclSend(const void *sendbuff, size_t count, ncclDataType_t datatype, int peer,
                                   ncclComm_t comm, cudaStream_t stream) {
-  const struct call c = {.name = "ncclSend", .send = sendbuff, .sends = ALL, .count = count, .rooted = true,
+  const struct call c = {.name = "ncclSend", .send = sendbuff, .sends = ALL, .count = count, .root_name = "peer",
                          .type = datatype, .root = peer, .stream = stream};
   return enqueue(comm, RT_SEND, &c);
 }
 
 RAIL_EXPORT ncclResult_t ncclRecv(void *recvbuff, size_t count, ncclDataType_t datatype, int peer, ncclComm_t comm,
                                   cudaStream_t stream) {
-  const struct call c = {.name = "ncclRecv", .recv = recvbuff, .receives = ALL, .count = count, .rooted = true,
+  const struct call c = {.name = "ncclRecv", .recv = recvbuff, .receives = ALL, .count = count, .root_name = "peer",
                          .type = datatype, .root = peer, .stream = stream};
   return enqueue(comm, RT_RECV, &c);
 }
@@ -190,7 +190,7 @@ RAIL_EXPORT ncclResult_t ncclAlltoAll(const void *sendbuff, void *recvbuff, size
 RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                     int root, ncclComm_t comm, cudaStream_t stream) {
   const struct call c = {.name = "ncclGather", .send = sendbuff, .recv = recvbuff, .sends = ALL, .receives = ROOT,
-                         .count = count, .per_rank = true, .rooted = true, .type = datatype, .root = root,
+                         .count = count, .per_rank = true, .root_name = "root", .type = datatype, .root = root,
                          .stream = stream};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? exchange(&c, comm, root, comm->rank == root ? ALL_RANKS : NO_RANK, false, true) : r;
@@ -199,7 +199,7 @@ RAIL_EXPORT ncclResult_t ncclGather(const void *sendbuff, void *recvbuff, size_t
 RAIL_EXPORT ncclResult_t ncclScatter(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                                      int root, ncclComm_t comm, cudaStream_t stream) {
   const struct call c = {.name = "ncclScatter", .send = sendbuff, .recv = recvbuff, .sends = ROOT, .receives = ALL,
-                         .count = count, .per_rank = true, .rooted = true, .type = datatype, .root = root,
+                         .count = count, .per_rank = true, .root_name = "root", .type = datatype, .root = root,
                          .stream = stream};
   ncclResult_t r = check(&c, comm);
   return r == ncclSuccess ? exchange(&c, comm, comm->rank == root ? ALL_RANKS : NO_RANK, root, true, false) : r;

@@ -82,8 +82,9 @@ RAIL_EXPORT const char *ncclGetLastError(ncclComm_t comm) {
 
 RAIL_EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *uniqueId) {
   if (!uniqueId) return rt_error(RAIL_BAD_ARGUMENT, "ncclGetUniqueId: uniqueId is NULL");
+  const unsigned errors = rt_error_count();
   rail_result_t r = rt_unique_id_create(uniqueId->internal);
-  if (r != RAIL_OK && !*rt_error_text())
+  if (r != RAIL_OK && rt_error_count() == errors)
     rt_error_keep("ncclGetUniqueId: no rendezvous could be opened; the log says why");
   return (ncclResult_t)r;
 }
@@ -234,6 +235,7 @@ RAIL_EXPORT ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (r != ncclSuccess) return r;
   atomic_fetch_add(&comm->users, 1);
   r = finalize(comm);
+  if (r != ncclSuccess) rt_error_keep(comm->error);
   atomic_fetch_sub(&comm->users, 1);
   return r;
 }

@@ -12,8 +12,9 @@
 #include "core/plan/rt_tune.h"
 #include "core/gpu/rt_device_plan.h"
 
-/* One thing that may have a thread of its own: to make a communicator, or to connect what its tasks need. */
-struct group_job {
+/* One communicator of a group: it is made, or its tasks become a plan and what they need is connected. That may wait
+ * for other ranks, so it may have a thread of its own. */
+struct group_member {
   struct rt_init_args init;
   ncclComm_t *out;
   struct ncclComm *comm;
@@ -30,7 +31,7 @@ static _Thread_local struct group {
   int depth;
   struct rt_task *tasks;
   int ntasks, cap_tasks;
-  struct group_job *inits;
+  struct group_member *inits;
   int ninits, cap_inits;
   ncclResult_t error; /* of a call inside the group: the whole group is dropped */
   bool in_progress;   /* a thread makes a communicator of the group that does not block */
@@ -53,88 +54,89 @@ static void group_clear(void) {
   memset(&group, 0, sizeof group);
 }
 
-/* ---- running the jobs ------------------------------------------------------------------ */
+/* ---- running the members ------------------------------------------------------------------- */
 
-/* The job's result is the communicator's: the call's own error may be a consequence of a failure that another rank has
- * reported. `errors`: of this thread before the job; the text of a new one is the reason, else `reason`. */
-static void finish_job(struct group_job *j, rail_result_t result, unsigned errors, const char *reason) {
+/* The member's result is the communicator's: the call's own error may be a consequence of a failure that another rank
+ * has reported. `errors`: of this thread before the call; the text of a new one is the reason, else `reason`. */
+static void finish_member(struct group_member *m, rail_result_t result, unsigned errors, const char *reason) {
   if (result != RAIL_OK)
-    rt_comm_fail(j->comm, result, "%s", rt_error_count() != errors ? rt_error_text() : reason);
-  j->result = result == RAIL_OK ? RAIL_OK : (rail_result_t)atomic_load(&j->comm->failed);
+    rt_comm_fail(m->comm, result, "%s", rt_error_count() != errors ? rt_error_text() : reason);
+  m->result = result == RAIL_OK ? RAIL_OK : (rail_result_t)atomic_load(&m->comm->failed);
 }
 
 /* A failure is reported to the other ranks at once: some may be waiting in another thread of this group. */
-static void *init_job(void *arg) {
-  struct group_job *j = arg;
+static void *init_member(void *arg) {
+  struct group_member *m = arg;
   const unsigned errors = rt_error_count();
-  finish_job(j, rt_comm_init(j->comm, &j->init), errors, "the communicator could not be made; earlier lines say why");
+  finish_member(m, rt_comm_init(m->comm, &m->init), errors,
+                "the communicator could not be made; earlier lines say why");
   return NULL;
 }
 
 #define PLAN_REASON "an operation could not be started; earlier lines say why"
 
-static void build_plan(struct group_job *j) {
+static void build_plan(struct group_member *m) {
   const unsigned errors = rt_error_count();
-  finish_job(j, rt_plan_build(j->comm, j->tasks, j->ntasks, &j->plan), errors, PLAN_REASON);
-  j->over = j->result != RAIL_OK || !j->plan;
+  finish_member(m, rt_plan_build(m->comm, m->tasks, m->ntasks, &m->plan), errors, PLAN_REASON);
+  m->over = m->result != RAIL_OK || !m->plan;
 }
 
-static void *ready_job(void *arg) {
-  struct group_job *j = arg;
+static void *ready_member(void *arg) {
+  struct group_member *m = arg;
   const unsigned errors = rt_error_count();
-  finish_job(j, rt_plan_make_ready(j->plan), errors, PLAN_REASON);
-  j->over = true;
+  finish_member(m, rt_plan_make_ready(m->plan), errors, PLAN_REASON);
+  m->over = true;
   return NULL;
 }
 
-/* Runs all jobs that are not over, each but the last in a thread of its own, because one may wait for the others. */
-static void run_jobs(struct group_job *jobs, int n, void *(*run)(void *)) {
-  while (n > 0 && jobs[n - 1].over) n--;
+/* Runs all members that are not over, each but the last in a thread of its own: one may wait for the others. */
+static void run_members(struct group_member *members, int n, void *(*run)(void *)) {
+  while (n > 0 && members[n - 1].over) n--;
   if (n == 0) return;
   for (int i = 0; i < n - 1; i++) {
-    if (jobs[i].over) continue;
-    int err = rail_thread_start("rail-group", run, &jobs[i], &jobs[i].thread);
-    jobs[i].threaded = err == 0;
+    if (members[i].over) continue;
+    int err = rail_thread_start("rail-group", run, &members[i], &members[i].thread);
+    members[i].threaded = err == 0;
     if (err == 0) continue;
-    jobs[i].result = RAIL_SYSTEM_ERROR;
-    rt_comm_fail(jobs[i].comm, RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads",
+    members[i].result = RAIL_SYSTEM_ERROR;
+    rt_comm_fail(members[i].comm, RAIL_SYSTEM_ERROR, "cannot start a thread: %s; raise the limit of threads",
                  strerror(err));
   }
-  run(&jobs[n - 1]);
+  run(&members[n - 1]);
   for (int i = 0; i < n - 1; i++)
-    if (jobs[i].threaded) pthread_join(jobs[i].thread, NULL);
+    if (members[i].threaded) pthread_join(members[i].thread, NULL);
 }
 
 /* Threads only for what waits for other ranks. Nothing is launched before all are ready: a kernel would keep the driver
  * from what the others have to make. */
-static void make_plans(struct group_job *jobs, int n) {
+static void make_plans(struct group_member *members, int n) {
   for (int i = 0; i < n; i++) {
-    build_plan(&jobs[i]);
-    if (!jobs[i].over && !rt_plan_waits_for_ranks(jobs[i].plan)) ready_job(&jobs[i]);
+    build_plan(&members[i]);
+    if (!members[i].over && !rt_plan_waits_for_ranks(members[i].plan)) ready_member(&members[i]);
   }
-  run_jobs(jobs, n, ready_job);
+  run_members(members, n, ready_member);
   for (int i = 0; i < n; i++) {
-    if (jobs[i].result == RAIL_OK || !jobs[i].plan) continue;
-    rt_plan_free(jobs[i].comm, jobs[i].plan);
-    jobs[i].plan = NULL;
+    if (members[i].result == RAIL_OK || !members[i].plan) continue;
+    rt_plan_free(members[i].comm, members[i].plan);
+    members[i].plan = NULL;
   }
 }
 
 static ncclResult_t make_comms(void) {
   ncclResult_t result = ncclSuccess;
   for (int i = 0; i < group.ninits; i++) rt_init_hold_parent(&group.inits[i].init);
-  run_jobs(group.inits, group.ninits, init_job);
+  run_members(group.inits, group.ninits, init_member);
   for (int i = 0; i < group.ninits; i++) rt_init_end(&group.inits[i].init); /* of those that did not run */
   for (int i = 0; i < group.ninits; i++) {
-    struct group_job *j = &group.inits[i];
-    if (j->result != RAIL_OK) {
-      result = (ncclResult_t)j->result;
-      rt_error_keep(j->comm->error);
-      rt_comm_free(j->comm);
-    } else if (j->comm->nranks == 0) {
-      rt_comm_free(j->comm); /* a split without a color */
+    struct group_member *m = &group.inits[i];
+    if (m->result != RAIL_OK) {
+      result = (ncclResult_t)m->result;
+      rt_error_keep(m->comm->error);
+      rt_comm_free(m->comm);
+    } else if (m->comm->nranks == 0) {
+      rt_comm_free(m->comm); /* a split without a color */
     } else {
-      *j->out = j->comm;
+      *m->out = m->comm;
     }
   }
   return result;
@@ -142,17 +144,17 @@ static ncclResult_t make_comms(void) {
 
 /* ---- planning --------------------------------------------------------------------------- */
 
-/* The group's tasks by communicator, each one's in their order. Returns the number of jobs, or -1 without memory.
+/* The group's tasks by communicator, each one's in their order. Returns the number of members, or -1 without memory.
  * *sorted: what the caller frees; NULL when all tasks are of one communicator. */
-static int split_tasks(struct group_job **jobs_out, struct rt_task **sorted) {
+static int split_tasks(struct group_member **members_out, struct rt_task **sorted) {
   const int n = group.ntasks;
-  int ncomms = 1, njobs = 0, at = 0;
+  int ncomms = 1, nmembers = 0, at = 0;
   for (int i = 1; i < n; i++) ncomms += group.tasks[i].comm != group.tasks[i - 1].comm; /* at most so many */
-  struct group_job *jobs = *jobs_out = calloc((size_t)ncomms, sizeof *jobs);
+  struct group_member *members = *members_out = calloc((size_t)ncomms, sizeof *members);
   *sorted = NULL;
-  if (!jobs) return -1;
+  if (!members) return -1;
   if (ncomms == 1) {
-    *jobs = (struct group_job){.comm = group.tasks[0].comm, .tasks = group.tasks, .ntasks = n};
+    *members = (struct group_member){.comm = group.tasks[0].comm, .tasks = group.tasks, .ntasks = n};
     return 1;
   }
   struct rt_task *tasks = *sorted = calloc((size_t)n, sizeof *tasks);
@@ -160,47 +162,47 @@ static int split_tasks(struct group_job **jobs_out, struct rt_task **sorted) {
   for (int i = 0; i < n; i++) {
     struct ncclComm *comm = group.tasks[i].comm;
     bool seen = false;
-    for (int j = 0; j < njobs && !seen; j++) seen = jobs[j].comm == comm;
+    for (int j = 0; j < nmembers && !seen; j++) seen = members[j].comm == comm;
     if (seen) continue;
-    struct group_job *job = &jobs[njobs++];
-    job->comm = comm;
-    job->tasks = &tasks[at];
+    struct group_member *member = &members[nmembers++];
+    member->comm = comm;
+    member->tasks = &tasks[at];
     for (int k = i; k < n; k++)
       if (group.tasks[k].comm == comm) tasks[at++] = group.tasks[k];
-    job->ntasks = (int)(&tasks[at] - job->tasks);
+    member->ntasks = (int)(&tasks[at] - member->tasks);
   }
-  return njobs;
+  return nmembers;
 }
 
-static ncclResult_t launch_jobs(struct group_job *jobs, int njobs) {
+static ncclResult_t launch_members(struct group_member *members, int nmembers) {
   /* ncclCommAbort of another thread frees a communicator only when it has no users. */
-  for (int i = 0; i < njobs; i++) atomic_fetch_add(&jobs[i].comm->users, 1);
-  make_plans(jobs, njobs);
+  for (int i = 0; i < nmembers; i++) atomic_fetch_add(&members[i].comm->users, 1);
+  make_plans(members, nmembers);
   ncclResult_t result = ncclSuccess;
-  for (int i = 0; i < njobs; i++) {
-    struct group_job *j = &jobs[i];
-    if (j->result == RAIL_OK && j->plan && j->plan->on_device)
-      j->result = rt_device_plan_launch(j->comm, j->plan);
-    else if (j->result == RAIL_OK && j->plan)
+  for (int i = 0; i < nmembers; i++) {
+    struct group_member *m = &members[i];
+    if (m->result == RAIL_OK && m->plan && m->plan->on_device)
+      m->result = rt_device_plan_launch(m->comm, m->plan);
+    else if (m->result == RAIL_OK && m->plan)
       /* With several communicators the caller waits for one after the other: let the executors begin at once. */
-      rt_queue_enqueue(&j->comm->queue, j->plan, njobs > 1);
-    if (j->result != RAIL_OK) {
-      result = (ncclResult_t)j->result;
-      rt_error_keep(j->comm->error);
+      rt_queue_enqueue(&m->comm->queue, m->plan, nmembers > 1);
+    if (m->result != RAIL_OK) {
+      result = (ncclResult_t)m->result;
+      rt_error_keep(m->comm->error);
     }
-    atomic_fetch_sub(&j->comm->users, 1);
+    atomic_fetch_sub(&m->comm->users, 1);
   }
   return result;
 }
 
 static ncclResult_t launch_tasks(void) {
-  struct group_job *jobs;
+  struct group_member *members;
   struct rt_task *sorted;
-  const int njobs = split_tasks(&jobs, &sorted);
+  const int nmembers = split_tasks(&members, &sorted);
   const ncclResult_t result =
-      njobs > 0 ? launch_jobs(jobs, njobs)
+      nmembers > 0 ? launch_members(members, nmembers)
                 : rt_error(RAIL_SYSTEM_ERROR, "out of memory for %d calls of one group", group.ntasks);
-  free(jobs);
+  free(members);
   free(sorted);
   return result;
 }
@@ -238,8 +240,8 @@ void rt_group_note_in_progress(void) { group.in_progress = group.depth > 0; }
 static ncclResult_t launch_alone(struct rt_task *task) {
   const ncclResult_t r = rt_task_choose(task);
   if (r != ncclSuccess) return r;
-  struct group_job job = {.comm = task->comm, .tasks = task, .ntasks = 1};
-  return launch_jobs(&job, 1);
+  struct group_member member = {.comm = task->comm, .tasks = task, .ntasks = 1};
+  return launch_members(&member, 1);
 }
 
 ncclResult_t rt_group_add(struct rt_task *task) {
@@ -270,7 +272,7 @@ ncclResult_t rt_group_add_init(struct rt_init_args *args, ncclComm_t *out) {
     rt_init_end(args);
     return rt_group_note(rt_error(RAIL_SYSTEM_ERROR, "out of memory for a communicator"));
   }
-  group.inits[group.ninits++] = (struct group_job){.init = *args, .out = out, .comm = comm};
+  group.inits[group.ninits++] = (struct group_member){.init = *args, .out = out, .comm = comm};
   return group.depth ? ncclSuccess : run_group();
 }
 

@@ -186,10 +186,10 @@ static struct rt_boot_limits with_timeout(const struct rt_bootstrap *b, const st
 static void report_connect(struct rt_bootstrap *b, int peer, const struct rt_boot_limits *limits, rail_result_t result,
                            int err) {
   if (already_reported(b, limits, err)) return;
-  rt_error(result,
-           "bootstrap: rank %d cannot connect to rank %d (%s): %s; has that rank died, or is there a firewall in "
-           "between?",
-           b->rank, peer, rt_bootstrap_peer_text(b, peer), strerror(err));
+  rt_error(result, "bootstrap: rank %d cannot connect to rank %d (%s): %s; %s", b->rank, peer,
+           rt_bootstrap_peer_text(b, peer), strerror(err),
+           err == EMFILE || err == ENFILE ? "raise the limit of open files (ulimit -n)"
+                                          : "has that rank died, or is there a firewall in between?");
   errno = err;
 }
 

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A communicator from its allocation to its end: made with all other ranks, its connectors made, counted and dropped,
+ * freed. The public calls use it; making runs in the caller's thread, a rail-init or a rail-group thread. */
 #include "core/comm/rt_comm.h"
 
 #include <stdio.h>
@@ -100,9 +102,7 @@ static rail_result_t gather_in_parent(const struct ncclComm *comm, const struct 
 
 /* ---- splitting: which ranks belong to the new communicator ---- */
 
-struct color_key {
-  int32_t color, key, rank, pad;
-};
+struct color_key { int32_t color, key, rank, pad; };
 
 static int by_key(const void *a, const void *b) {
   const struct color_key *x = a, *y = b;
@@ -315,6 +315,7 @@ static void choose_tuning(struct ncclComm *comm) {
   const struct rt_peer *me = &comm->peers[comm->rank];
   struct rt_tuning *t = &comm->tuning;
   *t = rt_tuning_of(rt_params(), me->algos, me->protos);
+  t->crowded = rt_peers_are_crowded(comm->peers, comm->nranks);
   t->all_shm = true; /* no pair of neighbours has a proxy in between */
   for (int i = 0; i < comm->nranks; i++) {
     const struct rt_peer *a = &comm->peers[rt_ring_rank_at(comm, i)];
@@ -323,8 +324,7 @@ static void choose_tuning(struct ncclComm *comm) {
   }
   int n = (int)rt_params()->nchannels;
   if (n == 0 && t->all_shm) n = t->blocks = rt_peers_blocks(comm->peers, comm->nranks);
-  comm->nchannels = RAIL_MIN(rt_peers_channels(comm->peers, comm->nranks, n), RT_MAX_CHANNELS);
-  t->nchannels = comm->nchannels;
+  t->nchannels = comm->nchannels = RAIL_MIN(rt_peers_channels(comm->peers, comm->nranks, n), RT_MAX_CHANNELS);
 }
 
 /* A second thread per rank helps only where it has a core. */

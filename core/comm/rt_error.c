@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The text of a thread's last error and how many it had, for ncclGetLastError and for the failure of a group's job.
+ * Every thread that makes a public call has its own; no locks. */
 #include "core/comm/rt_error.h"
 
 #include <stdarg.h>

@@ -47,12 +47,15 @@ static const struct rail_param rows[] = {
           "as fast for 8 bytes and faster from there on; LL is for kernels of a GPU."},
   {.name = "RAIL_CHUNK", .type = RAIL_PARAM_BYTES, .def = "0", .lo = 0, .hi = 1024 * M, AT(chunk),
    .doc = "Bytes of one step; 0 chooses by size."},
-  {.name = "RAIL_EXCHANGE_MAX", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = 1024 * M, AT(exchange_max),
-   .doc = "Largest all-reduce that two ranks do by exchanging their whole inputs, in one step instead of two."},
+  {.name = "RAIL_EXCHANGE_MAX", .type = RAIL_PARAM_BYTES, .def = "64K", .lo = 0, .hi = 1024 * M, AT(exchange_max),
+   .doc = "Largest all-reduce that ranks do by exchanging whole inputs and sums, in log2(ranks) steps: two ranks, and "
+          "on host memory any power of two of them that reach each other through a plugin; for two of these it is "
+          "twice as much. Where a host has more than two ranks for a core, three or more take trees instead, which "
+          "have fewer messages."},
   {.name = "RAIL_TREE_MAX", .type = RAIL_PARAM_BYTES, .def = "2K", .lo = 0, .hi = 1024 * M, AT(tree_max),
    .doc = "Largest all-reduce that three or more ranks of one host do by trees instead of a ring."},
-  {.name = "RAIL_TREE_MAX_NET", .type = RAIL_PARAM_BYTES, .def = "4K", .lo = 0, .hi = 1024 * M, AT(tree_max_net),
-   .doc = "The same where ranks reach each other through a plugin."},
+  {.name = "RAIL_TREE_MAX_NET", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = 1024 * M, AT(tree_max_net),
+   .doc = "The same where ranks reach each other through a plugin and do not exchange (RAIL_EXCHANGE_MAX)."},
   {.name = "RAIL_PAT_MAX_NET", .type = RAIL_PARAM_BYTES, .def = "4K", .lo = 0, .hi = 1024 * M, AT(pat_max_net),
    .doc = "Largest broadcast, reduce, all-gather or reduce-scatter (of the last two: one rank's block) on host memory "
           "that three or more ranks do in log2(ranks) steps instead of by a ring, where they reach each other through "
@@ -89,9 +92,10 @@ static const struct rail_param rows[] = {
           "CUDA IPC. -2: the former where the device supports it and the driver is of CUDA 12 or later. What fails one "
           "way is tried the next."},
   {.name = "NCCL_ALGO", .type = RAIL_PARAM_STRING, AT(algo),
-   .doc = "Algorithms that may be chosen: a list of Ring, Tree (AllReduce), Exchange (AllReduce of two ranks) and PAT "
-          "(all but AllReduce, host memory); ^ in front excludes. Or one for each function: Ring;AllReduce:Tree. "
-          "NCCL's other words are accepted without effect. A call for which nothing is left fails, as with NCCL."},
+   .doc = "Algorithms that may be chosen: a list of Ring, Tree (AllReduce), Exchange (AllReduce of two ranks, on host "
+          "memory of a power of two) and PAT (all but AllReduce, host memory); ^ in front excludes. Or one for each "
+          "function: Ring;AllReduce:Tree. NCCL's other words are accepted without effect. A call for which nothing is "
+          "left fails, as with NCCL."},
   {.name = "NCCL_PROTO", .type = RAIL_PARAM_STRING, AT(proto),
    .doc = "Protocols that may be chosen: LL, Simple, or both as a list; ^ in front excludes. Or one for each function, "
           "as with NCCL_ALGO. LL128: Simple, but between GPUs of a host LL128."},

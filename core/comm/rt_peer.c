@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A rank's record: filled in, checked against another rank's, and what follows from all of them together. Called by
+ * rt_comm_init, in the thread that makes the communicator; rt_gpu_open asks which ranks share a GPU, rt_export.c which
+ * share a process, both in the thread that connects. */
 #include "core/comm/rt_peer.h"
 
 #include <limits.h>
@@ -46,16 +49,30 @@ int rt_peer_count_cores(const struct rt_peer *peer) {
   return cores;
 }
 
-bool rt_host_is_oversubscribed(const struct rt_peer *peers, int nranks, int rank) {
+/* Has the host of that rank more than `most` ranks for each core that they may run on? */
+static bool has_more_ranks(const struct rt_peer *peers, int nranks, int rank, int most) {
+  uint64_t any[RT_PEER_CORES / 64] = {0};
   int ranks = 0, cores = 0;
-  for (int r = 0; r < nranks; r++) ranks += peers[r].host_hash == peers[rank].host_hash;
-  for (unsigned int i = 0; i < RT_PEER_CORES / 64; i++) {
-    uint64_t any = 0;
-    for (int r = 0; r < nranks; r++)
-      if (peers[r].host_hash == peers[rank].host_hash) any |= peers[r].cores[i];
-    cores += __builtin_popcountll(any);
+  for (int r = 0; r < nranks; r++) {
+    if (peers[r].host_hash != peers[rank].host_hash) continue;
+    ranks++;
+    for (unsigned int i = 0; i < RT_PEER_CORES / 64; i++) any[i] |= peers[r].cores[i];
   }
-  return ranks > cores;
+  for (unsigned int i = 0; i < RT_PEER_CORES / 64; i++) cores += __builtin_popcountll(any[i]);
+  return ranks > most * cores;
+}
+
+bool rt_host_is_oversubscribed(const struct rt_peer *peers, int nranks, int rank) {
+  return has_more_ranks(peers, nranks, rank, 1);
+}
+
+bool rt_peers_are_crowded(const struct rt_peer *peers, int nranks) {
+  for (int r = 0; r < nranks; r++) {
+    int first = 0;
+    while (peers[first].host_hash != peers[r].host_hash) first++;
+    if (first == r && has_more_ranks(peers, nranks, r, 2)) return true;
+  }
+  return false;
 }
 
 void rt_peer_describe(struct rt_peer *me) {

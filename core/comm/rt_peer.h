@@ -47,6 +47,8 @@ bool rt_peer_same_process(const struct rt_peer *a, const struct rt_peer *b);
 int rt_peer_count_cores(const struct rt_peer *peer);
 /* Do the ranks of that rank's host outnumber the cores that they may run on? */
 bool rt_host_is_oversubscribed(const struct rt_peer *peers, int nranks, int rank);
+/* Has any host more than two ranks for each of its cores? The same on all ranks. */
+bool rt_peers_are_crowded(const struct rt_peer *peers, int nranks);
 /* RAIL_BAD_USAGE when a and b cannot work together: `why` names both ranks, the setting and both values; or the rank
  * whose record is invalid. */
 rail_result_t rt_peer_check(const struct rt_peer *a, const struct rt_peer *b, char why[RT_WHY]);

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A communicator's list of registered buffers, and their registrations with its connections. Called by the user's
+ * thread (ncclCommRegister, ncclCommDeregister), by the thread that makes a plan ready, and when the communicator gives
+ * up its connections or is freed. reg_lock of the communicator guards the list. */
 #include "core/comm/rt_reg.h"
 
 #include <stdlib.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * When a wait for other ranks is looked at next, and when it is reported. Called by the thread that waits: it runs
+ * plans or watches launches (rt_queue.c), connects (rt_transport.c), or opens the segment of small calls (rt_small.c).
+ */
 #include "core/comm/rt_wait.h"
 
 #include "common/base/clock.h"

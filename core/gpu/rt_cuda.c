@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Finds the driver's library in the process and fills the table of its calls, once; checks results; enters and leaves a
+ * context. Any thread may call; only filling the table takes a lock. */
 #include "core/gpu/rt_cuda.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Fills in a plan for the device, and launches it on the user's streams, at once or as nodes of a graph. rt_enqueue.c
+ * prepares it in the thread that makes plans ready, rt_group.c launches it in the thread that ends the group; a graph's
+ * host node (begin_in_graph) runs in a thread of the driver. */
 #include "core/gpu/rt_device_plan.h"
 
 #include <stdlib.h>
@@ -10,6 +13,7 @@
 #include "core/gpu/rt_cuda.h"
 #include "core/gpu/rt_launch_lock.h"
 #include "core/gpu/rt_graph.h"
+#include "core/plan/rt_enqueue.h"
 #include "core/plan/rt_plan.h"
 #include "core/gpu/rt_module.h"
 #include "core/gpu/rt_launch.h"
@@ -17,6 +21,17 @@
 
 #define DEVICE_ADVICE "an earlier error on the device, or the program's use of the stream, may be the reason"
 #define TRY_CUDA(call, name) RAIL_TRY(rt_cuda_check(rt_cuda()->call, name, DEVICE_ADVICE))
+
+rail_result_t rt_device_plan_take_streams(struct rt_plan *plan, const struct rt_task *tasks, int n) {
+  plan->streams = calloc((size_t)RAIL_MAX(n, 1), sizeof plan->streams[0]);
+  if (!plan->streams) return RAIL_SYSTEM_ERROR;
+  for (int i = 0; i < n; i++) {
+    int s = 0;
+    while (s < plan->nstreams && plan->streams[s] != tasks[i].stream) s++;
+    if (s == plan->nstreams) plan->streams[plan->nstreams++] = tasks[i].stream;
+  }
+  return RAIL_OK;
+}
 
 /* ---- filling in --------------------------------------------------------------------- */
 

@@ -12,6 +12,10 @@
 
 #include "core/plan/rt_plan.h"
 
+struct rt_task;
+
+/* The streams that the calls name. */
+rail_result_t rt_device_plan_take_streams(struct rt_plan *plan, const struct rt_task *tasks, int n);
 /* After connecting: registers the connections, fills in the launch. */
 rail_result_t rt_device_plan_prepare(struct ncclComm *comm, struct rt_plan *plan);
 /* Takes over the plan: runs it on its stream, or makes it part of the graph that the stream captures. The communicator

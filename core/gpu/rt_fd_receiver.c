@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The unix socket that takes file descriptors of exported memory, and the sending of one. rt_export.c opens it while
+ * the communicator is made, and uses it in the thread that connects; rt_comm.c closes it. */
 #include "core/gpu/rt_fd_receiver.h"
 
 #include <errno.h>

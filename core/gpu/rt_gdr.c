@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Whether a NET connection's slots lie in the GPU's memory; allocates and registers that memory. rt_net.c calls it when
+ * it sets a connection up and when it frees it. */
 #include "core/gpu/rt_gdr.h"
 
 #include <unistd.h>

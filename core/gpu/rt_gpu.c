@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Opens and closes what a communicator has of its GPU, maps connections for the device, and owns the memory that
+ * launches are described in. Called by the thread that makes plans ready, launches, or frees; rt_gpu_lost by the thread
+ * that watches a launch. */
 #include "core/gpu/rt_gpu.h"
 
 #include <errno.h>

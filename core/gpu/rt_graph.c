@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The counted reference that a captured plan and its graph share. rt_device_plan.c takes it while a stream is captured;
+ * the driver drops the graph's, in a thread of its own. */
 #include "core/gpu/rt_graph.h"
 
 #include <stdatomic.h>

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * One launch: its steps and its proxy operations, whether it is over, what it waits for. rt_device_plan.c makes and
+ * begins it, in the thread that launches or in the driver's; rt_queue.c watches, retires and frees it, in the executor
+ * or in a thread that waits. */
 #include "core/gpu/rt_launch.h"
 
 #include <stdio.h>

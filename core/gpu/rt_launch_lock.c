@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Counts of this process: setups of plans under way, kernels launched and not over, communicators being freed. Called
+ * by any thread that makes plans ready, launches, watches a launch or frees; one lock guards the counts. */
 #include "core/gpu/rt_launch_lock.h"
 
 #include <pthread.h>

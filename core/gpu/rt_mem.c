@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Makes, maps, shares and frees memory of a GPU through the driver; keeps nothing itself. Called by rt_export.c and by
+ * ncclMemAlloc and ncclMemFree (rt_api_mem.c), in the caller's thread. */
 #include "core/gpu/rt_mem.h"
 
 #include "common/base/compiler.h"

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The list of contexts in which this process has loaded the kernels, counted, under a lock. rt_gpu.c calls it when a
+ * communicator's GPU is opened and closed; rt_buffer.c asks whether there are kernels, rt_device_plan.c for one. */
 #include "core/gpu/rt_module.h"
 
 #include <pthread.h>

@@ -23,6 +23,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
 
 #define RT_STEPS 8
 
@@ -63,6 +66,18 @@ struct rt_conn {
 /* A store that publishes, and the load that pairs with it. */
 static inline void rt_publish(uint64_t *counter, uint64_t value) { __atomic_store_n(counter, value, __ATOMIC_RELEASE); }
 static inline uint64_t rt_observe(const uint64_t *counter) { return __atomic_load_n(counter, __ATOMIC_ACQUIRE); }
+
+/* For a thread sanitizer alone: in an all-reduce in place, a step that leaves over shared memory is read before what
+ * comes for it over the network is written to the same place. What is between them happens in other processes, which
+ * the sanitizer does not see. */
+#ifdef __SANITIZE_THREAD__
+extern char rt_tsan_steps;
+static inline void rt_tsan_release_step(void) { __tsan_release(&rt_tsan_steps); }
+static inline void rt_tsan_acquire_steps(void) { __tsan_acquire(&rt_tsan_steps); }
+#else
+static inline void rt_tsan_release_step(void) {}
+static inline void rt_tsan_acquire_steps(void) {}
+#endif
 
 static inline char *rt_conn_slot_buff(const struct rt_conn *c, enum rt_proto proto, uint64_t step) {
   return c->buff[proto] + (step % RT_STEPS) * c->slot_size[proto];

@@ -28,7 +28,8 @@
 #define RT_PRIM_PRE 0x1u  /* local is a rank's own input */
 #define RT_PRIM_POST 0x2u /* the result is final */
 
-/* out, out2 = op(in, local). One of in and local may be NULL, which makes it a copy; so may the outputs. */
+/* out, out2 = op(in, local). One of in and local may be NULL, which makes it a copy; so may the outputs. Where there is
+ * no pre-operation, in may be out. */
 static inline void rt_prim_combine(const struct rt_program *prog, char *out, char *out2, const char *in,
                                    const char *local, unsigned what, uint64_t n) {
   const struct rt_reduce_fns *f = prog->fns;

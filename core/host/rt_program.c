@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Runs the actions of a host program. rt_enqueue.c initializes it when a plan is made ready; rt_plan_poll polls it, in
+ * the one thread that runs the communicator's plans. */
 #include "core/host/rt_program.h"
 
 #include <assert.h>
@@ -13,6 +15,14 @@
 #define LL_MAX_PAYLOAD 4096u
 /* Polls for lines between two reads of the counter, each of which costs the sender a cache miss. */
 #define LL_IDLE_LOOK 64u
+
+/* The largest call whose steps are received where they are reduced. The slots' memory would push the call's buffers out
+ * of a processor's cache; larger buffers do not stay there anyway (docs/results/2026-11-28-allreduce-tcp.md). */
+#define REDUCE_IN_DST_MAX (8u << 20)
+
+#ifdef __SANITIZE_THREAD__
+char rt_tsan_steps;
+#endif
 
 uint64_t rt_proto_payload(enum rt_proto proto, uint64_t slot) {
   if (proto == RT_SIMPLE) return slot;
@@ -58,9 +68,17 @@ static const struct rt_direct *direct_for(const struct rt_direct *d, const char 
   return d->base && p >= d->base && p + bytes <= d->base + d->size ? d : NULL;
 }
 
+/* May a step that is reduced be received into dst, and the rank's own input be combined with it there? Not in place,
+ * where dst is that input; nor where dst has a partial sum, or where the pre-operation writes its result to dst. */
+static bool reduces_in_dst(const struct rt_program *prog, const struct rt_action *a) {
+  const struct rt_sched *s = &prog->sched;
+  uint64_t blocks = s->coll == RT_REDUCE_SCATTER ? (uint64_t)s->nranks : 1;
+  return a->src != a->dst && !a->partial && !prog->fns->pre && blocks * s->count * s->esize <= REDUCE_IN_DST_MAX;
+}
+
 /* Does this receive land straight in the user's buffer? */
 static const struct rt_direct *direct_recv(const struct rt_program *prog, const struct rt_action *a) {
-  if (prog->proto != RT_SIMPLE || a->reduce || !a->dst || a->n == 0) return NULL;
+  if (prog->proto != RT_SIMPLE || !a->dst || a->n == 0 || (a->reduce && !reduces_in_dst(prog, a))) return NULL;
   return direct_for(&prog->recv_direct, a->dst, a->n * prog->sched.esize);
 }
 
@@ -134,7 +152,10 @@ static void send_describe(const struct rt_program *prog, const struct rt_conn *c
   slot->mhandle = d ? d->mhandle : NULL;
 }
 
-static void send_finish(struct rt_conn *c) { rt_publish(c->tail, ++c->step); }
+static void send_finish(struct rt_conn *c) {
+  if (!(c->flags & RT_CONN_PROXY)) rt_tsan_release_step();
+  rt_publish(c->tail, ++c->step);
+}
 
 /* ---- one action ------------------------------------------------------------ */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A host program: runs one schedule over its connections, which are one to receive from and one to
- * send to, or a tree's, or PAT's. It is what one block of NCCL's kernel is on a GPU.
+ * send to, or a tree's, PAT's or an exchange's. It is what one block of NCCL's kernel is on a GPU.
  * It never waits: rt_program_poll does what can be done now and returns, so one
  * host thread runs the programs of all channels and peers in turn. It touches connections, user
  * buffers, and nothing else.

@@ -7,11 +7,7 @@
 
 #include "core/host/rt_sched_impl.h"
 
-int rt_sched_rounds(int nranks) {
-  int rounds = 0;
-  while (1ll << rounds < nranks) rounds++;
-  return rounds;
-}
+int rt_sched_rounds(int nranks) { return rt_sched_rounds_(nranks); }
 
 /* ---- all-gather and reduce-scatter: all blocks move at once ---- */
 

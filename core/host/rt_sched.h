@@ -8,9 +8,10 @@
  * Most collectives are rings: a rank receives from its predecessor and sends to its successor. `rank` and `root`
  * are ring indices; the blocks of a buffer are in the order of the ranks (`order` has the rank at each ring index).
  * Send and receive (point to point) are schedules with one side only. All of these have one peer to receive from and
- * one to send to. A tree has more, and the schedules of PAT have one of each for every power of two below the number of
- * ranks: by connection k a rank sends to the one that is 2^k places after it, and receives from the one 2^k places
- * before it. They run on the host only.
+ * one to send to. A tree has more. The exchange and the schedules of PAT have one of each for every power of two below
+ * the number of ranks: by connection k a rank of PAT sends to the one that is 2^k places after it, and receives from
+ * the one 2^k places before it; the exchange has both with the one whose index differs in bit k alone. PAT, and the
+ * exchange of more than two ranks, run on the host only.
  */
 #ifndef RT_SCHED_H
 #define RT_SCHED_H
@@ -28,7 +29,7 @@ enum rt_coll {
   RT_SEND,
   RT_RECV,
   RT_COPY,     /* to oneself */
-  RT_EXCHANGE, /* all-reduce of two ranks in one step: each sends its whole input and reduces the other's */
+  RT_EXCHANGE, /* all-reduce by recursive doubling: log2(ranks) steps of whole inputs or sums, one for two ranks */
   RT_TREE,     /* all-reduce up and down a tree */
   /* In log2(ranks) steps, rounded up. */
   RT_PAT_ALLGATHER,
@@ -38,9 +39,9 @@ enum rt_coll {
   RT_COLL_COUNT /* one more: the compiler names the switches, docs/ARCHITECTURE.md the tables */
 };
 
-/* Connections each way, by number: all but trees and PAT use the first alone. */
+/* Connections each way, by number: all but trees, PAT and the exchange use the first alone. */
 enum { RT_CHILD, RT_OTHER_CHILD, RT_PARENT, RT_PEERS };
-/* The most that a schedule of the host has: PAT's, of 2^RT_LINKS ranks. */
+/* The most that a schedule of the host has: PAT's and the exchange's, of 2^RT_LINKS ranks. */
 #define RT_LINKS 12
 
 /* RT_TREE: the rank's node. */
@@ -81,7 +82,7 @@ uint64_t rt_sched_actions(const struct rt_sched *s);
 /* Fills *a for 0 <= i < rt_sched_actions(s). */
 void rt_sched_action(const struct rt_sched *s, uint64_t i, struct rt_action *a);
 
-/* How many connections each way PAT uses, and how many steps it takes: log2(nranks), rounded up. */
+/* How many connections each way PAT and the exchange use, and how many steps they take: log2(nranks), rounded up. */
 int rt_sched_rounds(int nranks);
 /* The connection to the rank's parent in the tree of RT_PAT_BROADCAST, which receives from there, or RT_PAT_REDUCE; -1:
  * it is the root. Its children are at connections 0 to *children - 1. */

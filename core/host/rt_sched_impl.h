@@ -29,31 +29,15 @@ RT_HD uint64_t rt_sched_block_(const struct rt_sched *s, int steps_back) {
 
 RT_HD uint64_t rt_sched_loops_(uint64_t len, uint64_t per_loop) { return RAIL_DIV_UP(len, per_loop); }
 
-/* ---- all-reduce: a reduce-scatter, then an all-gather, of nranks chunks a loop ---- */
-
-struct rt_sched_loop_ {
-  uint64_t base, region, chunk;
-};
-
-RT_HD struct rt_sched_loop_ rt_sched_allreduce_loop_(const struct rt_sched *s, uint64_t loop) {
-  uint64_t per_loop = s->chunk * (uint64_t)s->nranks;
-  struct rt_sched_loop_ p;
-  p.base = loop * per_loop;
-  p.region = RAIL_MIN(per_loop, s->len - p.base);
-  uint64_t align = RAIL_MAX((uint64_t)(RT_CHUNK_ALIGN_ / s->esize), (uint64_t)1);
-  p.chunk = RAIL_MIN(s->chunk, RAIL_ROUND_UP(RAIL_DIV_UP(p.region, (uint64_t)s->nranks), align));
-  return p;
+RT_HD int rt_sched_rounds_(int nranks) {
+  int rounds = 0;
+  while (1ll << rounds < nranks) rounds++;
+  return rounds;
 }
 
-/* Which loop action i belongs to, and which step k of it.
- *
- * In plain order a rank needs, right after sending step k, the step that its neighbour makes of it, so every
- * delay of a neighbour stalls it. So loops are interleaved along the diagonal: at time t step 0 of loop t, step 1 of
- * loop t-1, and so on; the input of a step was then sent 2n-1 actions earlier. Sends and receives stay in one order:
- * both ends of a connection walk the same diagonals. But up to 2n-1 steps are then in flight per connection while a
- * rank receives one and sends one, and a ring deadlocks when all its FIFOs are full: 8 slots allow 4 ranks. */
-#define RT_DIAGONAL_MAX_RANKS_ 4
+/* ---- loops of several steps, interleaved ---- */
 
+/* Which loop action i belongs to, and which step k of it. */
 struct rt_sched_step_ { uint64_t loop; int k; };
 
 RT_HD struct rt_sched_step_ rt_sched_step_of_(uint64_t loop, uint64_t k) {
@@ -63,9 +47,8 @@ RT_HD struct rt_sched_step_ rt_sched_step_of_(uint64_t loop, uint64_t k) {
   return p;
 }
 
-RT_HD struct rt_sched_step_ rt_sched_allreduce_step_(const struct rt_sched *s, uint64_t i, uint64_t nloops) {
-  uint64_t steps = 2 * (uint64_t)s->nranks - 1;
-  if (s->nranks > RT_DIAGONAL_MAX_RANKS_) return rt_sched_step_of_(i / steps, i % steps);
+/* Along the diagonal: at time t step 0 of loop t, step 1 of loop t-1, and so on. */
+RT_HD struct rt_sched_step_ rt_sched_diagonal_(uint64_t i, uint64_t nloops, uint64_t steps) {
   uint64_t t = 0, first = 0, count = 1; /* time, first and number of steps at that time */
   if (nloops >= steps) {
     /* Skip the full diagonals in one stride; before and after them there are less than `steps` others. */
@@ -83,6 +66,34 @@ RT_HD struct rt_sched_step_ rt_sched_allreduce_step_(const struct rt_sched *s, u
     if (i < count) break;
   }
   return rt_sched_step_of_(t - first - i, first + i);
+}
+
+/* ---- all-reduce: a reduce-scatter, then an all-gather, of nranks chunks a loop ---- */
+
+struct rt_sched_loop_ {
+  uint64_t base, region, chunk;
+};
+
+RT_HD struct rt_sched_loop_ rt_sched_allreduce_loop_(const struct rt_sched *s, uint64_t loop) {
+  uint64_t per_loop = s->chunk * (uint64_t)s->nranks;
+  struct rt_sched_loop_ p;
+  p.base = loop * per_loop;
+  p.region = RAIL_MIN(per_loop, s->len - p.base);
+  uint64_t align = RAIL_MAX((uint64_t)(RT_CHUNK_ALIGN_ / s->esize), (uint64_t)1);
+  p.chunk = RAIL_MIN(s->chunk, RAIL_ROUND_UP(RAIL_DIV_UP(p.region, (uint64_t)s->nranks), align));
+  return p;
+}
+
+/* In plain order a rank needs, right after sending step k, the step that its neighbour makes of it, so every delay of a
+ * neighbour stalls it. Interleaved, the input of a step was sent 2n-1 actions earlier. Sends and receives stay in one
+ * order: both ends of a connection walk the same diagonals. But up to 2n-1 steps are then in flight per connection
+ * while a rank receives one and sends one, and a ring deadlocks when all its FIFOs are full: 8 slots allow 4 ranks. */
+#define RT_DIAGONAL_MAX_RANKS_ 4
+
+RT_HD struct rt_sched_step_ rt_sched_allreduce_step_(const struct rt_sched *s, uint64_t i, uint64_t nloops) {
+  uint64_t steps = 2 * (uint64_t)s->nranks - 1;
+  if (s->nranks > RT_DIAGONAL_MAX_RANKS_) return rt_sched_step_of_(i / steps, i % steps);
+  return rt_sched_diagonal_(i, nloops, steps);
 }
 
 RT_HD void rt_sched_allreduce_action_(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
@@ -156,18 +167,23 @@ RT_HD void rt_sched_reduce_action_(const struct rt_sched *s, uint64_t i, struct 
   if (is_root) a->dst = s->recv + byte;
 }
 
-/* ---- exchange between two ranks: every chunk goes both ways at once, for latency ---- */
+/* ---- exchange: recursive doubling between a power of two of ranks, for latency ---- */
 
-/* send 0, send 1, receive 0, send 2, receive 1 … receive the last */
+/* In round k, from 0 on, a rank and the one whose index differs in bit k alone send each other the sums that they have,
+ * of 2^k ranks each, and add them. All operators commute, so that all ranks get the same bits. Step k of a chunk
+ * receives and adds a sum of 2^(k-1) ranks, but for step 0, and sends the result, but for the last. */
 RT_HD void rt_sched_exchange_action_(const struct rt_sched *s, uint64_t i, struct rt_action *a) {
-  uint64_t last = 2 * rt_sched_loops_(s->len, s->chunk) - 1;
-  a->send = i == 0 || (i % 2 == 1 && i < last);
-  a->recv = !a->send;
-  uint64_t chunk = a->send ? (i + 1) / 2 : (i == last ? i / 2 : i / 2 - 1);
-  uint64_t byte = rt_sched_chunk_at_(s, chunk, &a->n) * s->esize;
-  a->reduce = a->last = a->recv;
-  a->src = s->send + byte;
+  const int rounds = rt_sched_rounds_(s->nranks);
+  const struct rt_sched_step_ at = rt_sched_diagonal_(i, rt_sched_loops_(s->len, s->chunk), (uint64_t)rounds + 1);
+  const uint64_t byte = rt_sched_chunk_at_(s, at.loop, &a->n) * s->esize;
+  a->send = at.k < rounds;
+  if (a->send) a->to = (uint8_t)at.k;
+  a->recv = a->reduce = at.k > 0;
+  if (a->recv) a->from = (uint8_t)(at.k - 1);
+  a->last = at.k == rounds;
+  a->partial = at.k > 1;
   if (a->recv) a->dst = s->recv + byte;
+  a->src = a->partial ? a->dst : s->send + byte;
 }
 
 /* ---- a tree: chunks are reduced on their way up, and results come down ---- */
@@ -250,7 +266,7 @@ RT_HD uint64_t rt_sched_actions_(const struct rt_sched *s) {
   if (n == 1 || s->coll == RT_COPY) return rt_sched_loops_(s->len, s->chunk);
   switch (s->coll) {
     case RT_ALLREDUCE: return rt_sched_loops_(s->len, s->chunk * n) * (2 * n - 1);
-    case RT_EXCHANGE: return rt_sched_loops_(s->len, s->chunk) * 2;
+    case RT_EXCHANGE: return rt_sched_loops_(s->len, s->chunk) * ((uint64_t)rt_sched_rounds_(s->nranks) + 1);
     case RT_TREE: return rt_sched_loops_(s->len, s->chunk) * (rt_sched_tree_up_(s) + rt_sched_tree_down_(s));
     case RT_REDUCE_SCATTER:
     case RT_ALLGATHER: return rt_sched_loops_(s->len, s->chunk) * n;

@@ -76,8 +76,9 @@ static bool parse_number(const char *text, long lo, long hi, int *out) {
   return true;
 }
 
-static ncclResult_t bad_variable(const char *name, const char *value, const char *want) {
-  return rt_error(RAIL_BAD_USAGE, "launcher: %s=%s: %s expected", name, value, want);
+static rail_result_t bad_variable(const char *name, const char *value, const char *want) {
+  rt_error(RAIL_BAD_USAGE, "launcher: %s=%s: %s expected", name, value, want);
+  return RAIL_BAD_USAGE;
 }
 
 /* An optional variable; -1 when it is not set or not valid. */
@@ -142,9 +143,11 @@ RAIL_EXPORT ncclResult_t railLaunchFromEnv(railLaunch_t *launch) {
     if (!rank || !size || (l->required && !env(l->required))) continue;
     railLaunch_t found = {.source = l->source};
     if (!parse_number(size, 1, RT_BOOT_MAX_RANKS, &found.nranks))
-      return bad_variable(size_name, size, "a count up to 4096");
+      return rt_error(RAIL_BAD_ARGUMENT, "launcher: %s=%s: a count up to %d expected", size_name, size,
+                      RT_BOOT_MAX_RANKS);
     if (!parse_number(rank, 0, found.nranks - 1, &found.rank))
-      return bad_variable(l->rank, rank, "a rank below the count");
+      return rt_error(RAIL_BAD_ARGUMENT, "launcher: %s=%s, but %s=%d: ranks are 0 to %d", l->rank, rank, size_name,
+                      found.nranks, found.nranks - 1);
     read_optional(l->local_rank, 0, found.nranks - 1, &found.localRank);
     if (l->local_size)
       read_optional(l->local_size, 1, found.nranks, &found.localSize);
@@ -197,7 +200,9 @@ static rail_result_t distribute(struct rt_store *s, const char *prefix, int nran
   uint64_t deadline = rail_deadline_in_ms(timeout_ms);
   struct answer *last = calloc((size_t)nranks, sizeof *last);
   uint8_t *done = calloc((size_t)nranks, 1);
-  rail_result_t result = last && done ? RAIL_OK : RAIL_SYSTEM_ERROR;
+  rail_result_t result = RAIL_OK;
+  if (!last || !done)
+    result = (rail_result_t)rt_error(RAIL_SYSTEM_ERROR, "launcher: out of memory for the requests of %d ranks", nranks);
   int left = nranks - 1;
   if (result == RAIL_OK) done[0] = 1;
   for (int pause = RT_STORE_POLL_FIRST_MS; result == RAIL_OK && left > 0;
@@ -331,10 +336,8 @@ static rail_result_t through_tmp(const railLaunch_t *launch, uint64_t job, bool 
 static rail_result_t from_master_addr(const char *host, const char *port_text, uint64_t job, char *id) {
   char text[300];
   int port, offset = (int)rt_params()->master_port_offset;
-  if (!parse_number(port_text, 1, 65535 - offset, &port)) {
-    bad_variable("MASTER_PORT", port_text, "a port from which RAIL_MASTER_PORT_OFFSET leads to a valid one");
-    return RAIL_BAD_USAGE;
-  }
+  if (!parse_number(port_text, 1, 65535 - offset, &port))
+    return bad_variable("MASTER_PORT", port_text, "a port from which RAIL_MASTER_PORT_OFFSET leads to a valid one");
   bool bare_ipv6 = strchr(host, ':') && host[0] != '[';
   snprintf(text, sizeof text, "%s%.250s%s:%d", bare_ipv6 ? "[" : "", host, bare_ipv6 ? "]" : "", port + offset);
   return rt_unique_id_from_address(text, job, id);
@@ -343,10 +346,8 @@ static rail_result_t from_master_addr(const char *host, const char *port_text, u
 /* Slurm over several nodes: rank 0 is on the first one; the port is derived from the job. */
 static rail_result_t from_first_node(const char *nodes, uint64_t job, char *id) {
   char host[256], text[300];
-  if (!rt_launcher_first_host(nodes, host, sizeof host)) {
-    bad_variable("SLURM_STEP_NODELIST", nodes, "a host list");
-    return RAIL_BAD_USAGE;
-  }
+  if (!rt_launcher_first_host(nodes, host, sizeof host))
+    return bad_variable("SLURM_STEP_NODELIST", nodes, "a host list");
   snprintf(text, sizeof text, "%s:%d", host, DERIVED_PORT_FIRST + (int)(job % DERIVED_PORTS));
   return rt_unique_id_from_address(text, job, id);
 }

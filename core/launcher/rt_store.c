@@ -40,10 +40,11 @@ rail_result_t rt_store_open(const char *dir, bool personal, struct rt_store **ou
   struct stat st;
   struct rt_store *s = calloc(1, sizeof *s);
   *out = NULL;
-  if (!s) return RAIL_SYSTEM_ERROR;
-  s->dir_fd = -1;
-  s->path = strdup(dir);
-  if (!s->path) goto failed;
+  if (s) s->dir_fd = -1;
+  if (!s || !(s->path = strdup(dir))) {
+    free(s);
+    return (rail_result_t)rt_error(RAIL_SYSTEM_ERROR, "store: out of memory for the directory %s", dir);
+  }
   if (mkdir(dir, 0700) != 0 && errno != EEXIST) {
     rt_error(RAIL_SYSTEM_ERROR, "store: cannot make the directory %s: %m", dir);
     goto failed;

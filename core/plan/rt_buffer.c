@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Asks the driver what kind of memory a call's buffers are, and holds the communicator to its first kind. The public
+ * calls use it (rt_api_coll.c, rt_api_misc.c), in the user's thread, before there is a task. */
 #include "core/plan/rt_buffer.h"
 
 #include <stdio.h>

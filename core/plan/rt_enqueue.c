@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/base/log.h"
 #include "core/bootstrap/rt_boot_wire.h"
 #include "core/host/rt_types.h"
 #include "core/comm/rt_error.h"
@@ -28,8 +27,8 @@ struct builder {
   uint64_t calls_before; /* the communicator's collectives with data before these */
 };
 
-static bool is_reduction(enum rt_coll coll) {
-  return coll == RT_ALLREDUCE || coll == RT_REDUCE_SCATTER || coll == RT_REDUCE || coll == RT_EXCHANGE;
+static bool is_reduction(const struct rt_task *t) {
+  return t->coll == RT_ALLREDUCE || t->coll == RT_REDUCE_SCATTER || t->coll == RT_REDUCE;
 }
 
 static bool is_p2p(const struct rt_task *t) { return t->coll == RT_SEND || t->coll == RT_RECV; }
@@ -146,11 +145,25 @@ static rail_result_t add_pat_connectors(struct builder *b, int channel, struct r
   return RAIL_OK;
 }
 
+/* The connectors that the exchange uses, to and from the indices that differ in one bit; and as for PAT the ring's. */
+static rail_result_t add_exchange_connectors(struct builder *b, int channel, struct rt_job *job) {
+  struct rt_job_end none;
+  for (int k = 0; k < job->nlinks; k++) {
+    const int peer = rt_ring_rank_at(b->comm, b->comm->ring.index ^ 1 << k);
+    RAIL_TRY(add_connector(b, RT_EXCHANGE, channel, peer, true, &job->send[k]));
+    RAIL_TRY(add_connector(b, RT_EXCHANGE, channel, peer, false, &job->recv[k]));
+  }
+  if (job->nlinks == 1) return RAIL_OK;
+  RAIL_TRY(add_connector(b, RT_EXCHANGE, channel, rt_ring_rank_at(b->comm, b->comm->ring.index + 1), true, &none));
+  return add_connector(b, RT_EXCHANGE, channel, rt_ring_rank_at(b->comm, b->comm->ring.index - 1), false, &none);
+}
+
 static rail_result_t add_job_connectors(struct builder *b, const struct rt_task *t, int channel, int tree,
                                         struct rt_job *job) {
   const struct rt_choice *choice = &t->choice;
   if (choice->algo == RT_ALGO_TREE) return add_tree_connectors(b, channel, tree, job);
   if (choice->algo == RT_ALGO_PAT) return add_pat_connectors(b, channel, job);
+  if (choice->algo == RT_ALGO_EXCHANGE) return add_exchange_connectors(b, channel, job);
   /* A send or receive that fits the other end's is found by its bytes. */
   const uint32_t schedule = is_p2p(t) ? RT_ANY_SCHEDULE : (uint32_t)choice->schedule;
   return add_connectors(b, t, schedule, channel, &job->recv[0], &job->send[0]);
@@ -214,7 +227,7 @@ static rail_result_t add_job(struct builder *b, const struct rt_task *t, int cha
       .len = len,
       .chunk = rt_tune_chunk(&b->comm->tuning, prog->proto, choice->schedule, bytes, t->comm->nranks, esize),
   };
-  if (is_reduction(t->coll)) RAIL_TRY(set_operator(job, t));
+  if (is_reduction(t)) RAIL_TRY(set_operator(job, t));
   b->plan->njobs++;
   RAIL_TRY(add_job_connectors(b, t, channel, tree, job));
   return rt_job_allocate(b->comm, job);
@@ -283,8 +296,8 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
     for (r++; r < n && !(tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank);) r++;
     if (r >= n ||
         tasks[r].count * rt_type_size((int)tasks[r].type) != tasks[s].count * rt_type_size((int)tasks[s].type)) {
-      RAIL_WARN("rank %d sends %llu elements to itself without an equal receive in the same group", b->comm->rank,
-                (unsigned long long)tasks[s].count);
+      rt_comm_fail(b->comm, RAIL_BAD_USAGE, "%llu elements are sent to the own rank without an equal receive in the "
+                   "same group", (unsigned long long)tasks[s].count);
       return RAIL_BAD_USAGE;
     }
     struct rt_task copy = tasks[s];
@@ -295,7 +308,7 @@ static rail_result_t add_self_copies(struct builder *b, const struct rt_task *ta
   }
   for (r++; r < n; r++)
     if (tasks[r].coll == RT_RECV && tasks[r].root == b->comm->rank) {
-      RAIL_WARN("rank %d receives from itself without a send in the same group", b->comm->rank);
+      rt_comm_fail(b->comm, RAIL_BAD_USAGE, "a receive from the own rank without a send in the same group");
       return RAIL_BAD_USAGE;
     }
   return RAIL_OK;
@@ -333,17 +346,16 @@ static void bind_job(struct ncclComm *comm, struct rt_job *job) {
   const char *in = prog->sched.send;
   char *out = prog->sched.recv;
   bool sends_output = coll == RT_ALLREDUCE || coll == RT_ALLGATHER || coll == RT_BROADCAST;
-  if (send) {
-    /* In place an all-reduce overwrites its input, which is therefore copied to the slots. */
-    bool in_place = out && in && in >= out && in + send_size <= out + recv_size;
-    if (!in_place) rt_reg_direct(comm, send, in, send_size, &prog->send_direct[0], &job->send_mh[0]);
-    if (sends_output) rt_reg_direct(comm, send, out, recv_size, &prog->send_direct[1], &job->send_mh[1]);
-  }
-  if (recv && (sends_output || coll == RT_RECV))
+  /* In place an all-reduce overwrites its input, which is therefore copied to the slots; what is to be reduced is
+   * received into them. */
+  bool in_place = out && in && in >= out && in + send_size <= out + recv_size;
+  if (send && !in_place) rt_reg_direct(comm, send, in, send_size, &prog->send_direct[0], &job->send_mh[0]);
+  if (send && sends_output) rt_reg_direct(comm, send, out, recv_size, &prog->send_direct[1], &job->send_mh[1]);
+  if (recv && (sends_output || !in_place) && rt_tune_receives_direct(coll, one))
     rt_reg_direct(comm, recv, out, recv_size, &prog->recv_direct, &job->recv_mh);
 }
 
-/* Returns the most jobs that the tasks can have; *ends: of all of them. */
+/* Returns the most jobs that the tasks can have; *ends: of all of them, or their connectors, if these are more. */
 static int count_jobs(struct builder *b, const struct rt_task *tasks, int n, int *ends) {
   int jobs = 0;
   *ends = 0;
@@ -352,21 +364,9 @@ static int count_jobs(struct builder *b, const struct rt_task *tasks, int n, int
     b->ncollectives += !is_p2p(t);
     const int here = is_p2p(t) ? 1 : t->choice.nchannels * t->choice.ntrees;
     jobs += here;
-    *ends += here * 2 * rt_tune_links(&t->choice, t->comm->nranks);
+    *ends += here * 2 * (rt_tune_links(&t->choice, t->comm->nranks) + (t->choice.algo == RT_ALGO_EXCHANGE));
   }
   return jobs;
-}
-
-/* The streams that the calls name. */
-static rail_result_t add_streams(struct rt_plan *plan, const struct rt_task *tasks, int n) {
-  plan->streams = calloc((size_t)RAIL_MAX(n, 1), sizeof plan->streams[0]);
-  if (!plan->streams) return RAIL_SYSTEM_ERROR;
-  for (int i = 0; i < n; i++) {
-    int s = 0;
-    while (s < plan->nstreams && plan->streams[s] != tasks[i].stream) s++;
-    if (s == plan->nstreams) plan->streams[plan->nstreams++] = tasks[i].stream;
-  }
-  return RAIL_OK;
 }
 
 static rail_result_t bind_plan(struct ncclComm *comm, struct rt_plan *plan) {
@@ -391,13 +391,12 @@ rail_result_t rt_plan_build(struct ncclComm *comm, const struct rt_task *tasks, 
   comm->collectives += b.ncollectives > 0;
   b.plan = rt_plan_alloc(comm, jobs, ends);
   if (!b.plan) {
-    RAIL_WARN("rank %d: out of memory for %d operations", comm->rank, jobs);
+    rt_comm_fail(comm, RAIL_SYSTEM_ERROR, "out of memory for %d operations", jobs);
     return RAIL_SYSTEM_ERROR;
   }
   b.plan->on_device = comm->memory == RT_DEVICE_MEMORY;
   b.plan->has_collective = b.ncollectives > 0;
-  rail_result_t r = RAIL_OK;
-  if (b.plan->on_device) r = add_streams(b.plan, tasks, ntasks);
+  rail_result_t r = b.plan->on_device ? rt_device_plan_take_streams(b.plan, tasks, ntasks) : RAIL_OK;
   if (r == RAIL_OK) r = add_tasks(&b, tasks, ntasks);
   if (r == RAIL_OK && b.plan->njobs > 0) {
     b.plan->opens_small = comm->calls > b.calls_before && !comm->small.opened &&

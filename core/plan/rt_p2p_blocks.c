@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Sorts sends and receives by distance into the lists of the blocks that run them. rt_device_plan.c calls it while it
+ * prepares a plan. */
 #include "core/plan/rt_p2p_blocks.h"
 
 #include <stdlib.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A plan while it runs: its proxy operations begun, its jobs polled in turn, its stall described, its end. rt_queue.c
+ * calls it, in the thread that runs the plan; rt_enqueue.c, which builds plans, allocates here. */
 #include "core/plan/rt_plan.h"
 
 #include <stdio.h>

@@ -5,7 +5,8 @@
  *
  * A plan is run by the executor thread, or by a thread that waits for it and
  * finds it not yet begun, which saves a switch of threads. So the executor leaves a new plan to
- * waiters for EXECUTOR_GRACE_NS before it begins. Only one thread runs plans at a time.
+ * waiters for EXECUTOR_GRACE_NS before it begins, and on an oversubscribed host notices it up to
+ * OVERSUBSCRIBED_LOOK_NS late. Only one thread runs plans at a time.
  *
  * A communicator on device memory runs its plans there (rt_device_plan.h). The same threads watch each launch until it
  * is over. Only calls without data, before the first buffer, have plans for the host there.

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The segment of small collectives, and a rank's part in one: publish, then read the others. Opened by the thread that
+ * makes a plan ready; an operation is polled by the caller's thread (rt_task_run_small), or by the thread that runs
+ * plans. */
 #include "core/plan/rt_small.h"
 
 #include <errno.h>

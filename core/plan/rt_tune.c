@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The table of rules, and a choice from it: pure, but for railTuningPrint, which prints what would be chosen. rt_comm.c
+ * computes the thresholds once for each communicator; rt_enqueue.c asks for each task, in the user's thread. */
 #include "core/plan/rt_tune.h"
 
 #include <stddef.h>
@@ -14,6 +16,7 @@
 #define HOST_TREE "2026-11-22-host-tree.md"
 #define HOST_PAT "2026-11-26-host-pat.md"
 #define HOST_RUNTIME "2026-11-25-runtime-on-hosts.md"
+#define NET_ALLREDUCE "2026-11-28-allreduce-tcp.md"
 
 const char *const rt_algo_names[RT_NALGO] = {"Ring", "Exchange", "Tree", "PAT"};
 const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
@@ -21,12 +24,16 @@ const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 /* ---- the table --------------------------------------------------------------------------- */
 
 /* The first rule that fits, and whose pick is allowed, decides. If there is none, a second pass: only what makes it
- * possible counts. */
+ * possible counts, and a tree of many ranks goes before an exchange, which sends everything log2(ranks) times. */
 struct rule {
-  int min_ranks, max_ranks; /* with which it is possible; 0: any */
-  bool host_only;           /* it is possible there */
-  int pays_at;              /* ranks, and with more */
+  /* When the pick is possible: */
+  int min_ranks, max_ranks; /* 0: any number */
+  bool host_only;           /* on host memory only */
+  bool power_of_two;        /* with so many ranks only */
+  /* When it pays off: */
+  int pays_at;              /* with so many ranks and more */
   enum { ANYWHERE, OVER_SHM, OVER_NET } where;
+  enum { ANY_HOSTS, ROOMY, CROWDED } hosts; /* rt_tuning's `crowded` */
   size_t threshold; /* offset in rt_tuning of the largest size; 0: any size */
   int pick;
   const char *measured;
@@ -35,12 +42,20 @@ struct rule {
 #define UP_TO(field) .threshold = offsetof(struct rt_tuning, field)
 
 /* Exchange and Tree are AllReduce's alone, PAT is the others': rt_algo_masks (rt_algo_mask.c) clears the other bits.
- * The exchange has the latency of one step instead of two, and reduces everything twice. Both ranks get the same bits,
- * because all operators commute; with more ranks each would add in a different order. */
+ * The exchange has log2(ranks) steps, where a tree has twice as many and a ring 2 * (ranks - 1); but all ranks reduce
+ * and send everything in each of them. Of other numbers of ranks than powers of two it would have two steps more. Where
+ * many ranks share a core what counts is that a tree has the fewest messages: it goes as far as an exchange would. */
 static const struct rule algo_rules[] = {
+    {.min_ranks = 2, .max_ranks = 2, .host_only = true, .where = OVER_NET, UP_TO(exchange_max_pair),
+     .pick = RT_ALGO_EXCHANGE, .measured = NET_ALLREDUCE},
     {.min_ranks = 2, .max_ranks = 2, UP_TO(exchange_max), .pick = RT_ALGO_EXCHANGE, .measured = HOST_TUNING},
     {.min_ranks = 2, .pays_at = 3, .where = OVER_SHM, UP_TO(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
-    {.min_ranks = 2, .pays_at = 3, .where = OVER_NET, UP_TO(tree_max_net), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
+    {.min_ranks = 4, .host_only = true, .power_of_two = true, .where = OVER_NET, .hosts = ROOMY, UP_TO(exchange_max),
+     .pick = RT_ALGO_EXCHANGE, .measured = HOST_RUNTIME},
+    {.min_ranks = 2, .host_only = true, .pays_at = 3, .where = OVER_NET, .hosts = CROWDED, UP_TO(exchange_max),
+     .pick = RT_ALGO_TREE, .measured = HOST_RUNTIME},
+    {.min_ranks = 2, .pays_at = 3, .where = OVER_NET, UP_TO(tree_max_net), .pick = RT_ALGO_TREE,
+     .measured = HOST_RUNTIME},
     {.min_ranks = 2, .host_only = true, .pays_at = 3, .where = OVER_NET, UP_TO(pat_max_net), .pick = RT_ALGO_PAT,
      .measured = HOST_PAT},
     {.pick = RT_ALGO_RING},
@@ -71,6 +86,7 @@ struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_
       .ll_max = (uint64_t)p->ll_max,
       .chunk = (uint64_t)p->chunk,
       .exchange_max = (uint64_t)p->exchange_max,
+      .exchange_max_pair = 2 * (uint64_t)p->exchange_max,
       .tree_max = (uint64_t)p->tree_max,
       .tree_max_net = (uint64_t)p->tree_max_net,
       .pat_max_net = (uint64_t)p->pat_max_net,
@@ -103,13 +119,18 @@ static enum rt_func func_of(enum rt_coll coll) {
 }
 
 static bool is_there(const struct rule *r, const struct rt_tuning *t) {
-  return r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM);
+  return (r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM)) &&
+         (r->hosts == ANY_HOSTS || t->crowded == (r->hosts == CROWDED));
+}
+
+static bool is_possible(const struct rule *r, const struct rt_tuning *t, int nranks) {
+  if (nranks < r->min_ranks || (r->max_ranks && nranks > r->max_ranks)) return false;
+  return !(r->host_only && t->on_device) && !(r->power_of_two && nranks & (nranks - 1));
 }
 
 static bool fits(const struct rule *r, const struct rt_tuning *t, uint64_t bytes, int nranks,
                  bool check_preferences) {
-  if (nranks < r->min_ranks || (r->max_ranks && nranks > r->max_ranks)) return false;
-  if (r->host_only && t->on_device) return false;
+  if (!is_possible(r, t, nranks)) return false;
   if (!check_preferences) return true;
   if (nranks < r->pays_at) return false;
   const uint64_t *max_bytes = (const uint64_t *)(const void *)((const char *)t + r->threshold);
@@ -128,8 +149,8 @@ static const struct rule *choose(const struct rule *rules, size_t n, unsigned al
 /* The file with the measurement of the first rule for so many ranks there, if there was a choice. */
 static const char *measured(const struct rule *rules, unsigned allowed, const struct rt_tuning *t, int nranks) {
   const struct rule *r = rules;
-  while (r->measured && (!(allowed & 1u << r->pick) || !is_there(r, t) || (r->host_only && t->on_device) ||
-                         nranks < RAIL_MAX(r->min_ranks, r->pays_at) || (r->max_ranks && nranks > r->max_ranks)))
+  while (r->measured && (!(allowed & 1u << r->pick) || !is_there(r, t) || !is_possible(r, t, nranks) ||
+                         nranks < r->pays_at))
     r++;
   return allowed & (allowed - 1) ? r->measured : NULL;
 }
@@ -221,6 +242,14 @@ bool rt_tune_may_be_direct(enum rt_coll schedule) {
   return false;
 }
 
+/* Up to here an exchange's registration costs more than the slots do (docs/results/2026-11-28-allreduce-tcp.md). */
+#define EXCHANGE_BY_SLOTS (64u * 1024)
+
+/* Only the root of a reduce has an output. */
+bool rt_tune_receives_direct(enum rt_coll schedule, uint64_t bytes) {
+  return schedule == RT_EXCHANGE ? bytes > EXCHANGE_BY_SLOTS : schedule != RT_REDUCE;
+}
+
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto) {
   bool named = coll != RT_COPY && rt_func_mask(t->protos, func_of(coll)) & 1u << RD_LL128;
   return named && proto == RT_SIMPLE ? (enum rt_proto)RD_LL128 : proto;
@@ -228,7 +257,7 @@ enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum 
 
 int rt_tune_links(const struct rt_choice *c, int nranks) {
   if (c->algo == RT_ALGO_TREE) return RT_PEERS;
-  return c->algo == RT_ALGO_PAT ? rt_sched_rounds(nranks) : 1;
+  return c->algo == RT_ALGO_PAT || c->algo == RT_ALGO_EXCHANGE ? rt_sched_rounds(nranks) : 1;
 }
 
 /* ---- chunks ------------------------------------------------------------------------------ */
@@ -236,12 +265,12 @@ int rt_tune_links(const struct rt_choice *c, int nranks) {
 /* Small enough that a slot is still in the cache when it is read, large enough that counters do not matter. */
 #define CHUNK_TARGET (128u * 1024)
 
-/* Over TCP twice as much is faster with cubic, and no slower with bbr (HOST_RUNTIME). Not where each chunk goes through
- * all ranks one after the other: the last rank waits for the first chunk. */
+/* Over TCP twice as much is faster with cubic, and no slower with bbr (HOST_RUNTIME). Not where the last rank is
+ * several hops from the first, in chains and in trees: it waits for the first chunk. */
 static uint64_t chunk_scale(const struct rt_tuning *t, enum rt_coll schedule, int nranks) {
-  bool chain = nranks > 2 && (schedule == RT_BROADCAST || schedule == RT_REDUCE || schedule == RT_TREE ||
-                              schedule == RT_PAT_BROADCAST || schedule == RT_PAT_REDUCE);
-  return t->all_shm || chain ? 1 : 2;
+  bool many_hops = nranks > 2 && (schedule == RT_BROADCAST || schedule == RT_REDUCE || schedule == RT_TREE ||
+                                  schedule == RT_PAT_BROADCAST || schedule == RT_PAT_REDUCE);
+  return t->all_shm || many_hops ? 1 : 2;
 }
 
 uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll schedule, uint64_t bytes,
@@ -289,6 +318,7 @@ double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_sh
       break;
     case RT_BROADCAST:
     case RT_REDUCE: break;
+    case RT_EXCHANGE: /* all bytes in each step */
     case RT_PAT_BROADCAST:
     case RT_PAT_REDUCE: /* the root's bytes, which go one after the other */
       steps = rt_sched_rounds(nranks);
@@ -297,7 +327,6 @@ double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_sh
     case RT_SEND:
     case RT_RECV:
     case RT_COPY:
-    case RT_EXCHANGE:
     case RT_COLL_COUNT: steps = 1; break;
   }
   return nranks == 1 ? 0 : steps * l->step_us + sent / l->bytes_per_us;
@@ -332,8 +361,8 @@ static void print_row(enum rt_func f, const char *ranks, bool shm, uint64_t up_t
 static uint64_t next_threshold(const struct rt_tuning *t, uint64_t bytes, int nranks) {
   uint64_t next = UINT64_MAX;
   const uint64_t small = rt_tune_small_max(t, nranks);
-  const uint64_t thresholds[] = {t->ll_max,       t->exchange_max, t->tree_max,
-                                 t->tree_max_net, t->pat_max_net,  small, small / (uint64_t)nranks};
+  const uint64_t thresholds[] = {t->ll_max,       t->exchange_max, t->exchange_max_pair, t->tree_max,
+                                 t->tree_max_net, t->pat_max_net,  small,                small / (uint64_t)nranks};
   for (size_t i = 0; i < RAIL_COUNT_OF(thresholds); i++)
     if (thresholds[i] >= bytes) next = RAIL_MIN(next, thresholds[i]);
   return next;
@@ -362,9 +391,13 @@ RAIL_EXPORT void railTuningPrint(void) {
   printf("%-13s  %-5s  %-9s  %12s  %-9s  %-8s  %8s  %s\n", "function", "ranks", "transport", "bytes up to", "algorithm",
          "protocol", "channels", "measured in docs/results");
   for (int shm = 1; shm >= 0; shm--)
-    for (int nranks = 2; nranks <= 3; nranks++)
+    for (int nranks = 2; nranks <= 4; nranks++)
       for (int f = 0; f < RT_NFUNC; f++) {
+        static const char *const ranks[] = {[2] = "2", [3] = "more", [4] = "2^k"};
         t.all_shm = shm != 0;
-        print_function(&t, (enum rt_func)f, nranks, nranks == 2 ? "2" : "more");
+        print_function(&t, (enum rt_func)f, nranks, ranks[nranks]);
       }
+  printf("# Where a host has more than two ranks for a core, three and more take Tree over NET up to RAIL_EXCHANGE_MAX,"
+         " %llu bytes, if it is allowed.\n",
+         (unsigned long long)t.exchange_max);
 }

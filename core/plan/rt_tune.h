@@ -25,8 +25,9 @@ enum rt_func {
   RT_NFUNC
 };
 
-/* Exchange: two ranks send each other their whole inputs. Tree: core/plan/rt_tree.h. PAT: log2(ranks) steps for each
- * function but AllReduce, on the host (core/host/rt_sched.c); NCCL's is for AllGather and ReduceScatter. */
+/* Exchange: recursive doubling, of two ranks one step; of more on the host only, a power of two of them. Tree:
+ * core/plan/rt_tree.h. PAT: log2(ranks) steps for each function but AllReduce, on the host (core/host/rt_sched.c);
+ * NCCL's is for AllGather and ReduceScatter. */
 enum rt_algo { RT_ALGO_RING, RT_ALGO_EXCHANGE, RT_ALGO_TREE, RT_ALGO_PAT, RT_NALGO };
 
 extern const char *const rt_func_names[RT_NFUNC], *const rt_algo_names[RT_NALGO], *const rt_proto_names[RT_NPROTO];
@@ -50,10 +51,12 @@ struct rt_tuning {
   uint32_t algos, protos; /* masks */
   bool on_device;         /* kernels of a GPU run the schedules */
   bool all_shm;           /* no pair of neighbours has a proxy in between: LL pays off */
+  bool crowded;           /* rt_peers_are_crowded */
   int nchannels;
   int blocks; /* not 0: channels go by size, and a group's are no more than so many, for which the GPUs have room */
   uint64_t slot_size[RT_NPROTO];
   uint64_t ll_max, chunk, exchange_max;   /* RAIL_LL_MAX, RAIL_CHUNK, RAIL_EXCHANGE_MAX */
+  uint64_t exchange_max_pair;             /* of two ranks on host memory over a network: twice RAIL_EXCHANGE_MAX */
   uint64_t tree_max, tree_max_net;        /* RAIL_TREE_MAX, RAIL_TREE_MAX_NET */
   uint64_t pat_max_net;                   /* RAIL_PAT_MAX_NET */
   uint64_t small_max;                     /* RAIL_SMALL_MAX */
@@ -72,7 +75,7 @@ struct rt_choice {
   const char *algo_measured, *proto_measured; /* a file of docs/results, or NULL: there was no other choice */
 };
 
-/* The parameters' part of it; nchannels, blocks, on_device and all_shm are the communicator's. */
+/* The parameters' part of it; nchannels, blocks, on_device, all_shm and crowded are the communicator's. */
 struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_t protos);
 
 /* `bytes`: of the call's count, so of one rank's block in an all-gather or reduce-scatter. */
@@ -83,6 +86,8 @@ uint64_t rt_tune_small_max(const struct rt_tuning *t, int nranks);
 enum rt_proto rt_tune_device(const struct rt_tuning *t, enum rt_coll coll, enum rt_proto proto);
 /* May the schedule's program on the host read and write the user's buffers, where a connection allows that? */
 bool rt_tune_may_be_direct(enum rt_coll schedule);
+/* May such a program's steps land in the output? `bytes` as for rt_tune. */
+bool rt_tune_receives_direct(enum rt_coll schedule, uint64_t bytes);
 /* Connections each way that a job may have. */
 int rt_tune_links(const struct rt_choice *c, int nranks);
 /* The most elements of one step. */

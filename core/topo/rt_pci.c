@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Reads PCI paths from sysfs, compares them, and names distances; keeps nothing. Called when a communicator is made,
+ * and when a connection chooses its NIC, its memory or whether two GPUs reach each other. */
 #include "core/topo/rt_pci.h"
 
 #include <ctype.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Reads a plugin's devices and has it fuse those that NCCL_NET_FORCE_MERGE names. rt_net.c calls it when a communicator
+ * opens its plugin. */
 #include "core/transport/rt_net_devices.h"
 
 #include <stdbool.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A communicator's proxy operations, the passes over them, and the proxy thread. The thread that begins a plan or a
+ * launch submits; the proxy thread makes the passes, or, where there is none, the thread that runs plans. */
 #include "core/transport/rt_proxy.h"
 
 #include <sched.h>

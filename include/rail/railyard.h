@@ -640,7 +640,8 @@ const char *railCommNetPlugin(ncclComm_t comm);
 
 /* What the launcher's environment says of this process: torchrun (RANK, WORLD_SIZE, LOCAL_RANK...), Open MPI
  * (OMPI_COMM_WORLD_RANK...), a Slurm step (SLURM_PROCID... with SLURM_STEP_ID; a batch script is no rank), in this
- * order. ncclInvalidUsage when there is no launcher. */
+ * order. ncclInvalidUsage when there is no launcher; ncclInvalidArgument, and a line, when its rank or count is not
+ * valid. */
 typedef struct {
   int rank, nranks;
   int localRank, localSize; /* among the ranks of this host; -1 unknown */

@@ -57,10 +57,10 @@ static void wrong_calls(const struct rank *rank, void *arg) {
   REFUSED(ncclReduceScatter(a, b, 1, F, (ncclRedOp_t)5, c, NULL), ncclInvalidArgument, "op is 5");
   REFUSED(ncclAllGather(a, NULL, 1, F, c, NULL), ncclInvalidArgument, "recvbuff");
   REFUSED(ncclAllGather(a, b, 1, bad, c, NULL), ncclInvalidArgument, "datatype");
-  REFUSED(ncclBroadcast(a, b, 4, F, 1, c, NULL), ncclInvalidArgument, "root");
-  REFUSED(ncclBroadcast(a, b, 4, F, -1, c, NULL), ncclInvalidArgument, "root");
+  REFUSED(ncclBroadcast(a, b, 4, F, 1, c, NULL), ncclInvalidArgument, "root is");
+  REFUSED(ncclBroadcast(a, b, 4, F, -1, c, NULL), ncclInvalidArgument, "root is");
   REFUSED(ncclBcast(NULL, 4, F, 0, c, NULL), ncclInvalidArgument, "buff");
-  REFUSED(ncclReduce(a, b, 4, F, ncclSum, 7, c, NULL), ncclInvalidArgument, "root");
+  REFUSED(ncclReduce(a, b, 4, F, ncclSum, 7, c, NULL), ncclInvalidArgument, "root is");
   REFUSED(ncclReduce(a, NULL, 4, F, ncclSum, 0, c, NULL), ncclInvalidArgument, "recvbuff");
   REFUSED(ncclSend(a, 4, F, 1, c, NULL), ncclInvalidArgument, "peer");
   REFUSED(ncclSend(a, 4, F, -1, c, NULL), ncclInvalidArgument, "peer");
@@ -69,9 +69,9 @@ static void wrong_calls(const struct rank *rank, void *arg) {
   REFUSED(ncclRecv(a, 4, F, 1, c, NULL), ncclInvalidArgument, "peer");
   REFUSED(ncclAlltoAll(NULL, b, 4, F, c, NULL), ncclInvalidArgument, "sendbuff");
   REFUSED(ncclGather(a, NULL, 4, F, 0, c, NULL), ncclInvalidArgument, "recvbuff");
-  REFUSED(ncclGather(a, b, 4, F, -1, c, NULL), ncclInvalidArgument, "root");
+  REFUSED(ncclGather(a, b, 4, F, -1, c, NULL), ncclInvalidArgument, "root is");
   REFUSED(ncclScatter(NULL, b, 4, F, 0, c, NULL), ncclInvalidArgument, "sendbuff");
-  REFUSED(ncclScatter(a, b, 4, F, 3, c, NULL), ncclInvalidArgument, "root");
+  REFUSED(ncclScatter(a, b, 4, F, 3, c, NULL), ncclInvalidArgument, "root is");
   REFUSED(ncclCommCount(NULL, &v), ncclInvalidArgument, "comm");
   REFUSED(ncclCommCount(c, NULL), ncclInvalidArgument, "ncclCommCount");
   REFUSED(ncclCommUserRank(c, NULL), ncclInvalidArgument, "ncclCommUserRank");
@@ -101,6 +101,26 @@ static void wrong_calls(const struct rank *rank, void *arg) {
   close_comm(comm);
 }
 TEST(wrong_calls_are_refused_by_name) { job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), wrong_calls, NULL); }
+
+/* The group's error is the communicator's, and its text is the cause. */
+static void unequal_to_itself(const struct rank *rank, void *arg) {
+  (void)arg;
+  int32_t from[4] = {0}, to[4];
+  ncclComm_t comm = open_comm(rank);
+  OK(ncclGroupStart());
+  OK(ncclSend(from, 4, ncclInt32, 0, comm, NULL));
+  OK(ncclRecv(to, 3, ncclInt32, 0, comm, NULL));
+  REFUSED(ncclGroupEnd(), ncclInvalidUsage, "4 elements are sent to the own rank");
+  OK(ncclCommAbort(comm));
+  comm = open_comm(rank);
+  OK(ncclGroupStart());
+  OK(ncclRecv(to, 3, ncclInt32, 0, comm, NULL));
+  REFUSED(ncclGroupEnd(), ncclInvalidUsage, "a receive from the own rank without a send");
+  OK(ncclCommAbort(comm));
+}
+TEST(a_send_to_itself_needs_an_equal_receive) {
+  job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), unequal_to_itself, NULL);
+}
 
 static void texts(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
@@ -260,6 +280,7 @@ TEST(every_way_to_end) {
 }
 
 TEST_MAIN(TEST_CASE(wrong_makers_are_refused), TEST_CASE(wrong_calls_are_refused_by_name),
-          TEST_CASE(versions_and_texts), TEST_CASE(allocated_and_registered_memory),
+          TEST_CASE(a_send_to_itself_needs_an_equal_receive), TEST_CASE(versions_and_texts),
+          TEST_CASE(allocated_and_registered_memory),
           TEST_CASE(premulsum_reads_its_factor_when_it_said), TEST_CASE(an_operator_may_go_once_the_call_was_made),
           TEST_CASE(every_way_to_end))

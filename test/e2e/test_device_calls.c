@@ -42,6 +42,12 @@ static void each_number_of_ranks(const char *env) {
     if (n == 3 || !kit_sanitized()) job_run(env, n, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
 }
 
+/* Two ranks exchange. */
+TEST(exchange) {
+  job_run("RAIL_EXCHANGE_MAX=64K", 2, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
+  job_run("RAIL_EXCHANGE_MAX=64K NCCL_SHM_DISABLE=1", 2, kit_patience_ms(TIMEOUT_MS), in_processes, NULL);
+}
+
 TEST(shared_memory) { each_number_of_ranks(""); }
 TEST(ll) { job_run("NCCL_PROTO=LL", 3, kit_patience_ms(TIMEOUT_MS), in_processes, NULL); }
 TEST(channels) { job_run("RAIL_NCHANNELS=3", 3, kit_patience_ms(TIMEOUT_MS), in_processes, NULL); }
@@ -151,6 +157,7 @@ TEST(one_thread_and_a_network) {
   job_run("GHOST_DEVICES=2 NCCL_SHM_DISABLE=1", 1, kit_patience_ms(TIMEOUT_MS), in_one_thread, NULL);
 }
 
-TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(ll), TEST_CASE(channels), TEST_CASE(tree), TEST_CASE(network),
-          TEST_CASE(network_thread), TEST_CASE(network_ll), TEST_CASE(both), TEST_CASE(types_and_operators),
-          TEST_CASE(threads), TEST_CASE(one_thread), TEST_CASE(one_thread_and_a_network))
+TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(exchange), TEST_CASE(ll), TEST_CASE(channels), TEST_CASE(tree),
+          TEST_CASE(network), TEST_CASE(network_thread), TEST_CASE(network_ll), TEST_CASE(both),
+          TEST_CASE(types_and_operators), TEST_CASE(threads), TEST_CASE(one_thread),
+          TEST_CASE(one_thread_and_a_network))

@@ -51,6 +51,18 @@ def bad_arguments():
         expect(coll(*args), 2, *said)
 
 
+def a_launcher_with_wrong_values_is_an_error():
+    for rank, said in (("5", "RANK=5, but WORLD_SIZE=2: ranks are 0 to 1"), ("abc", "RANK=abc")):
+        expect(coll("all_reduce", "-e", "8", RANK=rank, WORLD_SIZE="2"), 3, said)
+
+
+def a_wrong_address_is_refused_before_there_are_ranks():
+    began = time.monotonic()
+    done = coll("all_reduce", "-r", "3", "-e", "8", NCCL_COMM_ID="foo")
+    expect(done, 3, "foo", "host:port")
+    assert done.stderr.count("rail-coll: ") == 1 and time.monotonic() - began < 8, done.stderr
+
+
 def help_names_every_option():
     done = coll("--help")
     expect(done, 0)
@@ -76,9 +88,11 @@ def tuning(**env):
     expect(done, 0)
     found = {}
     for line in done.stdout.splitlines()[1:]:
+        if line.startswith("#"):
+            continue
         function, ranks, transport, *row = line.split(maxsplit=7)
         found.setdefault((function, ranks, transport), []).append(tuple(row))
-    assert len(found) == 6 * 2 * 2, found
+    assert len(found) == 6 * 3 * 2, found
     return found, done.stderr
 
 
@@ -87,17 +101,25 @@ def the_tuning_table_is_printed():
     small, where = found["AllReduce", "2", "SHM"][0][4], found["AllReduce", "2", "SHM"][1][4]
     assert (ROOT / "docs" / "results" / small).is_file() and (ROOT / "docs" / "results" / where).is_file(), found
     assert found["AllReduce", "2", "SHM"] == [("4096", "Small", "-", "1", small),
-                                              ("32768", "Exchange", "Simple", "1", where),
+                                              ("65536", "Exchange", "Simple", "1", where),
                                               ("any", "Ring", "Simple", "1", where)], found
     trees = found["AllReduce", "more", "NET"][0][4]
     assert (ROOT / "docs" / "results" / trees).is_file(), trees
-    assert found["AllReduce", "more", "NET"] == [("4096", "Tree", "Simple", "1", trees),
+    assert found["AllReduce", "more", "NET"] == [("32768", "Tree", "Simple", "1", trees),
                                                  ("any", "Ring", "Simple", "1", trees)], found
+    pair = found["AllReduce", "2", "NET"][0][4]
+    assert (ROOT / "docs" / "results" / pair).is_file(), pair
+    assert found["AllReduce", "2", "NET"] == [("131072", "Exchange", "Simple", "1", pair),
+                                              ("any", "Ring", "Simple", "1", pair)], found
+    exchange = found["AllReduce", "2^k", "NET"][0][4]
+    assert (ROOT / "docs" / "results" / exchange).is_file(), exchange
+    assert found["AllReduce", "2^k", "NET"] == [("65536", "Exchange", "Simple", "1", exchange),
+                                                ("any", "Ring", "Simple", "1", exchange)], found
     assert [row[:2] for row in found["AllReduce", "more", "SHM"]] == [("4096", "Small"), ("any", "Ring")], found
     assert [row[:2] for row in found["ReduceScatter", "more", "SHM"]] == [("1365", "Small"), ("any", "Ring")], found
     assert found["SendRecv", "2", "NET"] == [("any", "-", "Simple", "1", "-")] and not said, (found, said)
     found, said = tuning(NCCL_ALGO="tree;allreduce:^ring", NCCL_PROTO="^LL", RAIL_NCHANNELS="2")
-    assert found["AllReduce", "2", "NET"] == [("any", "Exchange", "Simple", "2", where)], found
+    assert found["AllReduce", "2", "NET"] == [("any", "Exchange", "Simple", "2", pair)], found
     assert found["Reduce", "2", "SHM"] == [("any", "none", "none", "2", "-")], found
     assert not said, said
     found, said = tuning(NCCL_ALGO="ring;allreduce:tree")
@@ -112,6 +134,12 @@ def the_tuning_table_is_printed():
         ("64", "Exchange", "LL"), ("1024", "Ring", "LL"), ("any", "Ring", "Simple")], found
     assert [row[:3] for row in found["AllGather", "more", "SHM"]] == [
         ("1024", "Ring", "LL"), ("any", "Ring", "Simple")], found
+
+
+def an_algorithm_of_one_collective_only():
+    for algo in "Tree", "allgather:tree;allreduce:tree":
+        expect(coll("all_reduce", "-r", "2", "-e", "64", "-n", "2", NCCL_ALGO=algo), 0)
+    expect(coll("all_gather", "-r", "2", "-e", "64", "-n", "2", NCCL_ALGO="Tree"), 3, "AllGather", "NCCL_ALGO")
 
 
 def check_rows(name, found, nranks, types, ops, sizes):
@@ -280,9 +308,12 @@ def with_a_driver_to_link_with_only():
     expect(coll("all_reduce", "-r", "2", "-b", "64K", "-e", "64K", "-n", "2", LD_PRELOAD=stubs[0]), 0)
 
 
-main([("bad arguments", bad_arguments), ("--help names every option", help_names_every_option),
-      ("parameters are printed", parameters_are_printed),
-      ("the tuning table is printed", the_tuning_table_is_printed)]
+main([("bad arguments", bad_arguments),
+      ("a launcher with wrong values is an error", a_launcher_with_wrong_values_is_an_error),
+      ("a wrong address is refused before there are ranks", a_wrong_address_is_refused_before_there_are_ranks),
+      ("--help names every option", help_names_every_option),
+      ("parameters are printed", parameters_are_printed), ("the tuning table is printed", the_tuning_table_is_printed),
+      ("an algorithm of one collective only", an_algorithm_of_one_collective_only)]
      + [(f"{name}, {n} ranks", collective(name, n)) for name in COLLECTIVES for n in (1, 2, 3, 4)]
      + [("all collectives over the socket plugin", over_the_plugin), ("all roots", all_roots),
         ("threads and several ranks each", threads_and_several_ranks_each), ("modes", modes),

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan tsan
  *
- * Proves: an all-reduce by trees gives every rank the same right bits, over shared memory, over a plugin and over both;
- * among other calls of a group too; ranks whose calls differ get an error; and what NCCL_ALGO does not leave is refused
- * as NCCL refuses it.
+ * Proves: an all-reduce by trees, and one by exchanges, gives every rank the same right bits, over shared memory, over
+ * a plugin and over both; among other calls of a group too; ranks whose calls differ get an error; and what NCCL_ALGO
+ * does not leave is refused as NCCL refuses it.
  */
 #include <stdlib.h>
 
@@ -12,6 +12,7 @@
 
 #define TIMEOUT_MS 30000
 #define TREE "NCCL_ALGO=ring;allreduce:tree "
+#define EXCHANGE "NCCL_ALGO=ring;allreduce:exchange "
 
 /* ---- results ---- */
 
@@ -91,6 +92,16 @@ TEST(both) {
   job_run(TREE "NCCL_HOSTID=half%h RAIL_PROXY=thread", 5, kit_patience_ms(TIMEOUT_MS), sums, over_both);
 }
 
+/* With two ranks: test_collectives. */
+TEST(exchanges) {
+  job_run(EXCHANGE, 4, kit_patience_ms(TIMEOUT_MS), sums, over_shm);
+  job_run(EXCHANGE "NCCL_PROTO=LL RAIL_SMALL_MAX=0", 8, kit_patience_ms(TIMEOUT_MS), sums, over_shm);
+  need_plugin();
+  job_run(EXCHANGE "NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), sums, over_net);
+  job_run(EXCHANGE "NCCL_SHM_DISABLE=1 RAIL_NCHANNELS=3 RAIL_CHUNK=4K", 8, kit_patience_ms(TIMEOUT_MS), sums, over_net);
+  job_run(EXCHANGE "NCCL_HOSTID=half%h RAIL_PROXY=thread", 8, kit_patience_ms(TIMEOUT_MS), sums, over_both);
+}
+
 /* ---- among other calls ---- */
 
 /* The rings' and the sends' connections are the trees', too: a neighbour in the ring may be one in a tree. */
@@ -121,7 +132,10 @@ static void mixed_group(const struct rank *rank, void *arg) {
 }
 TEST(in_a_group_with_others) {
   for (int n = 2; n <= 5; n++) job_run(TREE, n, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
-  if (ranks_plugin()) job_run(TREE "NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
+  job_run(EXCHANGE, 4, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
+  if (!ranks_plugin()) return;
+  job_run(TREE "NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
+  job_run(EXCHANGE "NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), mixed_group, NULL);
 }
 
 /* ---- what does not fit ---- */
@@ -130,6 +144,7 @@ static void differ(const struct rank *rank, void *arg) {
   const int odd = *(const int *)arg;
   ncclComm_t comm = open_comm(rank);
   float v[200] = {0};
+  rank_barrier(rank); /* or the first to notice ends it for one that is still made */
   ncclResult_t r = ncclAllReduce(v, v, rank->rank == odd ? 200 : 100, ncclFloat, ncclSum, comm, NULL);
   if (r == ncclSuccess) r = railCommWait(comm);
   ENSURE(r != ncclSuccess && ncclGetLastError(comm)[0], "rank %d noticed nothing", rank->rank);
@@ -137,8 +152,38 @@ static void differ(const struct rank *rank, void *arg) {
 }
 TEST(counts_that_differ_end_with_an_error) {
   for (int odd = 0; odd < 4; odd++) job_run(TREE "NCCL_DEBUG=NONE", 4, kit_patience_ms(TIMEOUT_MS), differ, &odd);
+  for (int odd = 0; odd < 4; odd++) job_run(EXCHANGE "NCCL_DEBUG=NONE", 4, kit_patience_ms(TIMEOUT_MS), differ, &odd);
+  if (!ranks_plugin()) return;
   int odd = 2;
-  if (ranks_plugin()) job_run(TREE "NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), differ, &odd);
+  job_run(TREE "NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), differ, &odd);
+  job_run(EXCHANGE "NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), differ, &odd);
+}
+
+/* Whichever connections the odd rank's call needs, another rank makes one of them in the exchange, or the other way
+ * round. */
+struct odd_call {
+  int odd, root;
+  bool reduce;
+};
+static void another_call(const struct rank *rank, void *arg) {
+  const struct odd_call *call = arg;
+  ncclComm_t comm = open_comm(rank);
+  float v[100] = {0};
+  ncclResult_t r;
+  rank_barrier(rank);
+  if (rank->rank != call->odd) r = ncclAllReduce(v, v, 100, ncclFloat, ncclSum, comm, NULL);
+  else if (call->reduce) r = ncclReduce(v, v, 100, ncclFloat, ncclSum, call->root, comm, NULL);
+  else r = ncclBroadcast(v, v, 100, ncclFloat, call->root, comm, NULL);
+  if (r == ncclSuccess) r = railCommWait(comm);
+  ENSURE(r != ncclSuccess && ncclGetLastError(comm)[0], "rank %d noticed nothing", rank->rank);
+  OK(ncclCommDestroy(comm));
+}
+TEST(another_call_than_an_exchange_ends_with_an_error) {
+  need_plugin();
+  for (int i = 0; i < 4 * 4 * 2; i++) {
+    struct odd_call call = {.odd = i / 2 % 4, .root = i / 8, .reduce = i % 2};
+    job_run(EXCHANGE "NCCL_DEBUG=NONE NCCL_SHM_DISABLE=1", 4, kit_patience_ms(TIMEOUT_MS), another_call, &call);
+  }
 }
 
 /* As NCCL since 2.24: an algorithm that a function has not is an error of the call, and not before. */
@@ -176,5 +221,7 @@ TEST(algorithms_asked_for) {
   job_run("NCCL_DEBUG=NONE NCCL_ALGO=Exchange", 3, kit_patience_ms(TIMEOUT_MS), exchange_of_three, NULL);
 }
 
-TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(network), TEST_CASE(both), TEST_CASE(in_a_group_with_others),
-          TEST_CASE(counts_that_differ_end_with_an_error), TEST_CASE(algorithms_asked_for))
+TEST_MAIN(TEST_CASE(shared_memory), TEST_CASE(network), TEST_CASE(both), TEST_CASE(exchanges),
+          TEST_CASE(in_a_group_with_others),
+          TEST_CASE(counts_that_differ_end_with_an_error),
+          TEST_CASE(another_call_than_an_exchange_ends_with_an_error), TEST_CASE(algorithms_asked_for))

@@ -15,7 +15,7 @@ import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
-from rig import ENGINES, SLOW, Pair, Rails, check_clean, check_failed, check_line, check_sound, main, now
+from rig import ENGINES, SLOW, Pair, Rails, check_clean, check_failed, check_line, check_sound, end_clean, main, now
 
 DEADLINE = 2.0
 ENV = {"RAIL_SOCKET_DEADLINE": f"{int(DEADLINE * 1000)}ms", "RAIL_SOCKET_PEER_TIMEOUT": f"{int(DEADLINE * 1000)}ms"}
@@ -151,10 +151,7 @@ def shortly_cut(engine):
     time.sleep(DEADLINE / 2)
     net.restore()
     time.sleep(1.0)
-    pair.stop()
-    pair.finish()
-    for p in pair.both:
-        check_clean(p)
+    end_clean(pair)
 
 
 def slow_receiver(engine, how):
@@ -174,10 +171,7 @@ def slow_sender(engine, how):
     pair = flowing(Pair(env=env(engine), **FLOW))
     pair.send.tell(f"{how} {int(3 * DEADLINE * 1000)}")
     time.sleep(3 * DEADLINE + 0.5)
-    pair.stop()
-    pair.finish()
-    for p in pair.both:
-        check_clean(p)
+    end_clean(pair)
 
 
 def far_behind(engine):
@@ -190,10 +184,7 @@ def far_behind(engine):
     time.sleep(0.4)  # all that was sent is received, and 32 buffers wait
     pair.recv.tell("pause 6000")
     time.sleep(6.0)
-    pair.stop()
-    pair.finish()
-    for p in pair.both:
-        check_clean(p)
+    end_clean(pair)
 
 
 def late_accept(engine):
@@ -208,10 +199,7 @@ def late_accept(engine):
     pair.recv.signal(signal.SIGCONT)
     pair.recv.wait("connected", 10)
     time.sleep(0.3)
-    pair.stop()
-    pair.finish()
-    for p in pair.both:
-        check_clean(p)
+    end_clean(pair)
 
 
 def stall_warning(engine):
@@ -230,10 +218,7 @@ def stall_warning(engine):
     check_line(pair.send, "127.0.0.1", "lo", AGE)
     assert not pair.send.first("error"), pair.send.tail()
     pair.recv.signal(signal.SIGCONT)
-    pair.stop()
-    pair.finish()
-    for p in pair.both:
-        check_clean(p)
+    end_clean(pair)
 
 
 def close_outstanding(engine):

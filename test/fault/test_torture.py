@@ -24,7 +24,7 @@ import traceback
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "harness"))
 import rig
-from rig import ENGINES, Pair, Rails, Skip, check_clean, check_failed, check_sound
+from rig import ENGINES, Pair, Rails, Skip, check_clean, check_failed, check_sound, end_clean
 
 ROUNDS = 14 if rig.SLOW > 1 else 70
 HERE = {"peer": "127.0.0.1", "device": "lo"}
@@ -105,10 +105,7 @@ def slow(r):
     victim.tell(f"{r.rng.choice(['hold', 'pause'])} {int(1500 * DEADLINE)}")
     time.sleep(1.5 * DEADLINE)
     r.wait(0.0, 0.2)
-    pair.stop()
-    pair.finish()
-    for p in pair.both:
-        check_clean(p)
+    end_clean(pair)
 
 
 def cut(r):

@@ -5,7 +5,7 @@
  * same comm; it keeps its state in the handle between calls of connect; and it counts what is open. A message
  * that is larger than its receive fills that and is an error on both sides. MEMNET_NAME is its name, MEMNET_FUSED=1
  * gives it a fused device from the start, MEMNET_FUSED=only two of these and no others, MEMNET_FUSED=none no device
- * after the first look.
+ * after the first look. MEMNET_REG_US is how long a registration takes, but for memory that has one already.
  */
 #include "test/preload/memnet.h"
 
@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "rail/net.h"
 
@@ -26,6 +27,7 @@ struct memnet memnet;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all that follows */
 static struct listener *listeners;
+static struct registration *registrations;
 
 struct request {
   bool used, moved, failed, is_send;
@@ -53,6 +55,7 @@ struct listener {
 };
 
 struct registration {
+  struct registration *next; /* of all that are open */
   const void *comm;
   const char *data;
   size_t size;
@@ -209,16 +212,29 @@ static int close_listen(void *comm) {
 
 static int reg(void *comm, void *data, size_t size, int type, void **mhandle) {
   (void)type;
+  const char *cost = getenv("MEMNET_REG_US");
+  bool known = false;
   struct registration *r = malloc(sizeof *r);
-  *r = (struct registration){comm, data, size};
+  pthread_mutex_lock(&lock);
+  for (const struct registration *i = registrations; i; i = i->next)
+    known |= i->data <= (char *)data && (char *)data + size <= i->data + i->size;
+  *r = (struct registration){registrations, comm, data, size};
+  registrations = r;
+  pthread_mutex_unlock(&lock);
+  if (cost && !known) usleep((unsigned)atoi(cost));
   atomic_fetch_add(&memnet.registrations, 1);
+  atomic_fetch_add(&memnet.registrations_made, 1);
   *mhandle = r;
   return RAIL_OK;
 }
 
 static int dereg(void *comm, void *mhandle) {
-  struct registration *r = mhandle;
+  struct registration *r = mhandle, **at = &registrations;
   if (r->comm != comm) misuse("a registration is given back to another comm");
+  pthread_mutex_lock(&lock);
+  while (*at != r) at = &(*at)->next;
+  *at = r->next;
+  pthread_mutex_unlock(&lock);
   atomic_fetch_sub(&memnet.registrations, 1);
   free(r);
   return RAIL_OK;

@@ -9,6 +9,7 @@
 struct memnet {
   /* Open now. */
   atomic_int contexts, listens, sends, recvs, registrations;
+  atomic_int registrations_made;
   /* The first thing that no caller may do: memory outside of its registration, a registration of another comm. */
   char misuse[200];
   /* Messages from and into [watch, watch + watch_size). */

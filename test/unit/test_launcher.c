@@ -113,7 +113,7 @@ TEST(wrong_values) {
     set_env(NULL);
     setenv("RANK", bad[i][0], 1);
     setenv("WORLD_SIZE", bad[i][1], 1);
-    CHECK_MSG(railLaunchFromEnv(&l) == ncclInvalidUsage, "rank %s of %s was taken", bad[i][0], bad[i][1]);
+    CHECK_MSG(railLaunchFromEnv(&l) == ncclInvalidArgument, "rank %s of %s was taken", bad[i][0], bad[i][1]);
   }
   ENV("RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=many"); /* only a help; ignored */
   CHECK_LAUNCH("torchrun", 1, 2, -1, -1);

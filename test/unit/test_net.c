@@ -4,8 +4,8 @@
  * Proves: the NET transport as a plugin sees it. All bytes of a communicator go through test/preload/memnet.c, which
  * refuses memory outside of its registration and copies late: results are right with and without registered buffers,
  * no receive reaches behind its buffer, every comm and registration is given back, also after an abort; ranks
- * whose plugins differ get an error that says so; lines of LL are aligned whatever the buffers' size; which of the
- * plugin's devices are used.
+ * whose plugins differ get an error that says so; an operation registers its memory only where that is cheap; lines of
+ * LL are aligned whatever the buffers' size; which of the plugin's devices are used.
  */
 #include <dlfcn.h>
 #include <unistd.h>
@@ -158,6 +158,29 @@ TEST(results_are_right_with_and_without_registrations) {
   with_plugin("NCCL_PROTO=Simple RAIL_CHUNK=4K", 1, results, &direct);
   with_plugin("NCCL_PROTO=LL", 1, results, NULL);
   with_plugin("RAIL_NCHANNELS=2 RAIL_PROXY=thread", 1, results, &direct);
+}
+
+/* The buffers are registered already when the cost is measured. */
+static void registered_for_an_operation(const struct rank *rank, void *expected) {
+  (void)rank;
+  const struct memnet *m = counters();
+  ncclComm_t comm[RANKS];
+  OK(ncclCommInitAll(comm, RANKS, NULL));
+  all_reduce(comm, MOST - 1, false); /* connected */
+  int before = m->registrations_made;
+  all_reduce(comm, MOST - 1, false);
+  if (*(bool *)expected)
+    ENSURE(m->registrations_made > before, "nothing was registered, though it costs nothing");
+  else
+    ENSURE_INT(m->registrations_made, before);
+  destroy_all(comm, RANKS);
+  all_given_back(m);
+}
+
+TEST(an_operation_registers_its_memory_only_where_that_is_cheap) {
+  bool yes = true, no = false;
+  with_plugin("NCCL_PROTO=Simple", 1, registered_for_an_operation, &yes);
+  with_plugin("NCCL_PROTO=Simple MEMNET_REG_US=200", 1, registered_for_an_operation, &no);
 }
 
 /* ---- calls that differ ---- */
@@ -359,6 +382,7 @@ TEST(a_plugin_without_devices_is_refused) { with_plugin("MEMNET_FUSED=none", 1, 
 TEST(devices_are_fused_only_when_asked_for) { with_plugin("MEMNET_FUSED=1", 1, devices_with_a_fused_one, NULL); }
 
 TEST_MAIN(TEST_CASE(results_are_right_with_and_without_registrations),
+          TEST_CASE(an_operation_registers_its_memory_only_where_that_is_cheap),
           TEST_CASE(nothing_is_written_behind_a_registered_buffer), TEST_CASE(an_abort_gives_all_back),
           TEST_CASE(ranks_with_different_plugins_are_told), TEST_CASE(lines_are_aligned),
           TEST_CASE(devices_are_fused_only_when_asked_for),

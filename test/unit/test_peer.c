@@ -171,7 +171,21 @@ TEST(oversubscribed_hosts) {
   CHECK(!rt_host_is_oversubscribed(peers, 1, 0));
 }
 
-TEST_MAIN(TEST_CASE(describe), TEST_CASE(oversubscribed_hosts), TEST_CASE(disagreements_are_named),
-          TEST_CASE(another_version_is_refused_before_anything_else), TEST_CASE(places_may_differ),
-          TEST_CASE(a_gpu_that_cannot_be_is_refused), TEST_CASE(gpus_have_room), TEST_CASE(who_shares_a_gpu),
-          TEST_CASE(both_ends_choose_one_transport))
+/* Some host has more than two ranks for a core. */
+TEST(crowded_hosts) {
+  struct rt_peer peers[7];
+  memset(peers, 0, sizeof peers);
+  for (int r = 0; r < 7; r++) {
+    peers[r].host_hash = r < 2 ? 7 : 8;
+    peers[r].cores[0] = 3;
+  }
+  CHECK(!rt_peers_are_crowded(peers, 6));
+  CHECK(rt_peers_are_crowded(peers, 7));
+  peers[0].cores[0] = peers[1].cores[0] = 1;
+  CHECK(!rt_peers_are_crowded(peers, 6));
+}
+
+TEST_MAIN(TEST_CASE(describe), TEST_CASE(crowded_hosts), TEST_CASE(oversubscribed_hosts),
+          TEST_CASE(disagreements_are_named), TEST_CASE(another_version_is_refused_before_anything_else),
+          TEST_CASE(places_may_differ), TEST_CASE(a_gpu_that_cannot_be_is_refused), TEST_CASE(gpus_have_room),
+          TEST_CASE(who_shares_a_gpu), TEST_CASE(both_ends_choose_one_transport))

@@ -96,8 +96,7 @@ static void make_kernel(struct rt_program *k, struct ring *ring, const struct sh
   if (s->direct) {
     k->send_direct[0] = (struct rt_direct){send, nsend * 4, send};
     if (recv && s->coll != RT_REDUCE_SCATTER) k->send_direct[1] = (struct rt_direct){recv, nrecv * 4, recv};
-    if (recv && !reduces) k->recv_direct = (struct rt_direct){recv, nrecv * 4, recv};
-    if (recv && s->coll == RT_ALLREDUCE) k->recv_direct = (struct rt_direct){recv, nrecv * 4, recv};
+    if (recv) k->recv_direct = (struct rt_direct){recv, nrecv * 4, recv};
   }
   rt_program_init(k);
 }
@@ -366,6 +365,44 @@ TEST(steps_across_the_end_of_a_registered_range_are_copied) {
   link_close(&l);
 }
 
+/* Where rank 0 of two receives the first and the second step of a call on registered memory; NULL: into the slot. */
+static void landing(enum rt_coll coll, uint64_t bytes, enum rt_redop op, char *send, char *recv, char *at[2]) {
+  const struct shape s = {.coll = coll, .proto = RT_SIMPLE, .n = 2, .count = bytes / 4, .proxied = true,
+                          .direct = true, .in_place = send == recv};
+  struct ring ring;
+  struct rt_program k;
+  ring_init(&ring, &s);
+  make_kernel(&k, &ring, &s, 0, send, recv, s.count * (coll == RT_REDUCE_SCATTER ? 2 : 1), s.count);
+  k.fns = rt_reduce_lookup(RT_INT32, op);
+  (void)rt_program_poll(&k);
+  for (int i = 0; i < 2; i++) at[i] = ring.link[1].at_recv.slot[i].ptr;
+  ring_free(&ring);
+}
+
+/* What is reduced into the output comes there without a slot, unless something is there that is needed before. */
+TEST(reduced_steps_land_in_the_output) {
+  static char in[4 * SLOT], out[2 * SLOT];
+  char *at[2];
+  landing(RT_ALLREDUCE, 2 * SLOT, RT_SUM, in, out, at);
+  CHECK(at[0] == out && at[1] == out + SLOT);
+  landing(RT_EXCHANGE, 2 * SLOT, RT_SUM, in, out, at);
+  CHECK(at[0] == out && at[1] == out + SLOT);
+  landing(RT_REDUCE_SCATTER, 2 * SLOT, RT_SUM, in, out, at);
+  CHECK(at[0] == out && at[1] == out + SLOT);
+  landing(RT_REDUCE, 2 * SLOT, RT_SUM, in, out, at);
+  CHECK(at[0] == out && at[1] == out + SLOT);
+  /* In place; and with a pre-operation, whose result goes to the output. Only the all-gather's step is not reduced. */
+  landing(RT_ALLREDUCE, 2 * SLOT, RT_SUM, out, out, at);
+  CHECK(at[0] == NULL && at[1] == out + SLOT);
+  landing(RT_ALLREDUCE, 2 * SLOT, RT_PREMULSUM, in, out, at);
+  CHECK(at[0] == NULL && at[1] == out + SLOT);
+  /* No byte of these buffers is touched before a step comes. */
+  landing(RT_EXCHANGE, 8 << 20, RT_SUM, in, out, at);
+  CHECK(at[0] == out && at[1] == out + SLOT);
+  landing(RT_EXCHANGE, (8 << 20) + 4, RT_SUM, in, out, at);
+  CHECK(at[0] == NULL && at[1] == NULL);
+}
+
 /* The counts told to the proxies are the steps that are made. */
 TEST(step_counts_are_true) {
   for (int coll = RT_ALLREDUCE; coll <= RT_REDUCE; coll++)
@@ -415,4 +452,5 @@ TEST_MAIN(TEST_CASE(primitives_of_every_length), TEST_CASE(simple), TEST_CASE(ll
           TEST_CASE(ll_lines_of_2_to_the_32_steps_ago), TEST_CASE(sizes_that_differ_are_found),
           TEST_CASE(protocols_that_differ_are_found), TEST_CASE(mismatch_says_both_sizes),
           TEST_CASE(operations_take_turns), TEST_CASE(direct_sends_are_drained),
+          TEST_CASE(reduced_steps_land_in_the_output),
           TEST_CASE(steps_across_the_end_of_a_registered_range_are_copied), TEST_CASE(step_counts_are_true))

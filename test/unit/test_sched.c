@@ -5,11 +5,13 @@
  * contributed to it, a step is a list of elements in a FIFO of bounded depth. Every step that one end
  * sends the other end expects, with its size; every output element is written once, with every rank's
  * contribution in it once; the post-operation happens once; in place gives the same. PAT's, of up to 511 ranks,
- * take log2(ranks) steps, each rank sending at most one in a step and receiving one; its connections are as many.
+ * and an exchange take log2(ranks) steps, each rank sending at most one in a step and receiving one; its connections
+ * are as many.
  * Arithmetic of one thread: nothing for the thread sanitizer.
  */
 #include "core/host/rt_sched.h"
 
+#include "common/base/compiler.h"
 #include "core/plan/rt_tree.h"
 #include "test/harness/tap.h"
 
@@ -78,10 +80,10 @@ static enum rt_coll form_of(enum rt_coll coll) {
 }
 
 static int peer(const struct job *j, int rank, int number, bool sends) {
-  if (is_pat(j->coll)) {
-    CHECK_MSG(number < rt_sched_rounds(j->nranks), "%s: connection %d", text(j), number);
-    return (rank + (sends ? 1 << number : j->nranks - (1 << number))) % j->nranks;
-  }
+  CHECK_MSG(number < (j->coll == RT_TREE ? RT_PEERS : RAIL_MAX(rt_sched_rounds(j->nranks), 1)), "%s: connection %d",
+            text(j), number);
+  if (is_pat(j->coll)) return (rank + (sends ? 1 << number : j->nranks - (1 << number))) % j->nranks;
+  if (j->coll == RT_EXCHANGE) return rank ^ 1 << number;
   const struct rt_tree t = rt_tree_of(j->tree, rank, j->nranks);
   if (j->coll != RT_TREE) return (rank + (sends ? 1 : j->nranks - 1)) % j->nranks;
   const int p = number == RT_PARENT ? t.parent : t.child[number];
@@ -122,6 +124,7 @@ static struct element output(const struct job *j, int rank, uint64_t i) {
   struct element e = {.name = (uint32_t)i, .finished = 1, .written = 1};
   if (coll == RT_REDUCE_SCATTER) e.name = (uint32_t)((uint64_t)who(j, rank) * j->count + i);
   if (j->coll == RT_TREE && j->nranks > 1 && place(j, rank).children == 2) e.written = 2; /* the sum of some, too */
+  if (j->coll == RT_EXCHANGE) e.written = (uint8_t)RAIL_MAX(rt_sched_rounds(j->nranks), 1);
   if (coll == RT_ALLGATHER || coll == RT_BROADCAST) {
     e.ranks = mark(j, coll == RT_BROADCAST ? who(j, j->root) : (int)(i / j->count));
     e.finished = 0;
@@ -316,7 +319,8 @@ static void run_job(const struct job *j) {
 static int least_depth(enum rt_coll coll, int n) { return coll == RT_ALLREDUCE && n > 1 && n <= 4 ? 2 * n : 2; }
 
 static void all_shapes(enum rt_coll coll, bool roots) {
-  for (int n = is_pat(coll) ? 2 : 1; n <= (coll == RT_EXCHANGE ? 2 : RING_RANKS); n++) {
+  for (int n = is_pat(coll) ? 2 : 1; n <= RING_RANKS; n++) {
+    if (coll == RT_EXCHANGE && n & (n - 1)) continue;
     const uint64_t counts[] = {0, 1, 2, (uint64_t)n - 1, (uint64_t)n, (uint64_t)n + 1, 61, 64, 127, 1009};
     const uint64_t chunks[] = {1, 3, 16, 64, 100, 100000};
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
@@ -373,6 +377,14 @@ TEST(pat_takes_log2_steps_of_any_number_of_ranks) {
   }
 }
 
+TEST(exchange_takes_log2_steps_of_a_power_of_two_of_ranks) {
+  for (int n = 2, rounds = 1; n <= 256; n *= 2, rounds++) {
+    struct job j = {.coll = RT_EXCHANGE, .nranks = n, .depth = 1, .parts = 1, .esize = 4, .count = 3, .chunk = 3,
+                    .steps = rounds};
+    run_job(&j);
+  }
+}
+
 /* A step holds as many of a round's elements as fit. */
 TEST(pat_with_many_steps_a_round) {
   struct job j = {.nranks = 37, .root = 5, .depth = 1, .parts = 2, .esize = 4, .count = 19};
@@ -399,7 +411,7 @@ TEST(large_counts) {
   struct job j = {.nranks = 4, .depth = MAX_DEPTH, .parts = 3, .esize = 4, .count = 100003, .chunk = 4096};
   for (int coll = 0; coll <= RT_PAT_REDUCE; coll++) {
     j.coll = (enum rt_coll)coll;
-    if (coll <= RT_REDUCE || is_pat(j.coll)) run_job(&j);
+    if (coll <= RT_REDUCE || coll == RT_EXCHANGE || is_pat(j.coll)) run_job(&j);
   }
 }
 
@@ -472,6 +484,8 @@ TEST(huge_counts_add_up) {
 
 TEST_MAIN(TEST_CASE(allreduce), TEST_CASE(tree), TEST_CASE(exchange), TEST_CASE(reduce_scatter), TEST_CASE(allgather),
           TEST_CASE(broadcast), TEST_CASE(reduce), TEST_CASE(pat_allgather), TEST_CASE(pat_reduce_scatter),
-          TEST_CASE(pat_broadcast), TEST_CASE(pat_reduce), TEST_CASE(pat_takes_log2_steps_of_any_number_of_ranks),
+          TEST_CASE(pat_broadcast), TEST_CASE(pat_reduce),
+          TEST_CASE(exchange_takes_log2_steps_of_a_power_of_two_of_ranks),
+          TEST_CASE(pat_takes_log2_steps_of_any_number_of_ranks),
           TEST_CASE(pat_with_many_steps_a_round), TEST_CASE(any_order_of_ranks), TEST_CASE(large_counts),
           TEST_CASE(point_to_point), TEST_CASE(huge_counts_add_up))

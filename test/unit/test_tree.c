@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Proves: for every number of ranks from 1 to 64 both trees are trees over all ranks, as shallow as promised, and no
- * rank is inside both; and kernels that go by them add up right over connections in plain memory: all types and
- * operators, both protocols, with and without proxies, in place and not, every rank with the same bits.
+ * rank is inside both; and programs that go by them, or by the exchange, add up right over connections in plain memory:
+ * all types and operators, both protocols, with and without proxies, in place and not, every rank with the same bits.
  */
 #include "core/plan/rt_tree.h"
 
@@ -76,14 +76,15 @@ TEST(depth_is_the_logarithm) {
   }
 }
 
-/* ---- kernels ---- */
+/* ---- programs ---- */
 
-#define KERNEL_RANKS 9
+#define PROGRAM_RANKS 9
 #define SLOT 256u
 #define POLLS 200000
 #define MOST 700u /* elements */
 
 struct shape {
+  enum rt_coll coll; /* RT_TREE or RT_EXCHANGE */
   int n, tree, type, op;
   enum rt_proto proto;
   uint64_t count;
@@ -92,14 +93,15 @@ struct shape {
 
 struct world {
   const struct shape *s;
-  struct link *link[KERNEL_RANKS][KERNEL_RANKS]; /* from, to; where there is an edge */
-  struct rt_program kernel[KERNEL_RANKS];
-  _Alignas(64) char in[KERNEL_RANKS][8 * MOST], out[KERNEL_RANKS][8 * MOST + 8];
+  struct link *link[PROGRAM_RANKS][PROGRAM_RANKS]; /* from, to; where there is an edge */
+  struct rt_program program[PROGRAM_RANKS];
+  _Alignas(64) char in[PROGRAM_RANKS][8 * MOST], out[PROGRAM_RANKS][8 * MOST + 8];
 };
 
 static const char *text(const struct shape *s) {
   static char t[160];
-  snprintf(t, sizeof t, "%d ranks, tree %d, %s, op %d, %s, count %llu%s%s", s->n, s->tree, rt_type_name(s->type), s->op,
+  snprintf(t, sizeof t, "%s of %d ranks, tree %d, %s, op %d, %s, count %llu%s%s",
+           s->coll == RT_TREE ? "tree" : "exchange", s->n, s->tree, rt_type_name(s->type), s->op,
            s->proto == RT_LL ? "LL" : "Simple", (unsigned long long)s->count, s->proxied ? ", proxied" : "",
            s->in_place ? ", in place" : "");
   return t;
@@ -139,20 +141,37 @@ static int expected(const struct shape *s, uint64_t i) {
   }
 }
 
-static void make_kernel(struct world *w, int r) {
-  const struct shape *s = w->s;
-  const struct rt_tree t = rt_tree_of(s->tree, r, s->n);
+static void connect(struct world *w, int r, int link, int peer) {
+  w->program[r].recv[link] = &link_at(w, peer, r)->recv;
+  w->program[r].send[link] = &link_at(w, r, peer)->send;
+}
+
+static void connect_exchange(struct world *w, int r) {
+  for (int k = 0; k < rt_sched_rounds(w->s->n); k++) connect(w, r, k, r ^ 1 << k);
+}
+
+static void connect_tree(struct world *w, int r) {
+  const struct rt_tree t = rt_tree_of(w->s->tree, r, w->s->n);
   const int peers[RT_PEERS] = {t.child[0], t.child[1], t.parent};
+  for (int p = 0; p < RT_PEERS; p++)
+    if (peers[p] >= 0) connect(w, r, p, peers[p]);
+  w->program[r].sched.tree = (struct rt_tree_node){.children = (uint8_t)((t.child[0] >= 0) + (t.child[1] >= 0)),
+                                                   .has_parent = t.parent >= 0,
+                                                   .depth = (uint16_t)t.depth};
+}
+
+static void make_program(struct world *w, int r) {
+  const struct shape *s = w->s;
   const size_t esize = rt_type_size(s->type);
   char two[8];
-  struct rt_program *k = &w->kernel[r];
+  struct rt_program *k = &w->program[r];
   memset(k, 0, sizeof *k);
   k->proto = s->proto;
   k->fns = rt_reduce_lookup(s->type, s->op);
   element_put(two, s->type, 2);
   if (s->op == RT_AVG) rt_scalar_avg(&k->scalar, s->type, s->n);
   if (s->op == RT_PREMULSUM) rt_scalar_premul(&k->scalar, s->type, two);
-  k->sched = (struct rt_sched){.coll = RT_TREE,
+  k->sched = (struct rt_sched){.coll = s->coll,
                                .rank = r,
                                .nranks = s->n,
                                .esize = esize,
@@ -161,13 +180,10 @@ static void make_kernel(struct world *w, int r) {
                                .count = s->count,
                                .len = s->count,
                                .chunk = rt_proto_payload(s->proto, SLOT) / esize};
-  k->sched.tree.children = (uint8_t)((t.child[0] >= 0) + (t.child[1] >= 0));
-  k->sched.tree.has_parent = t.parent >= 0;
-  k->sched.tree.depth = (uint16_t)t.depth;
-  for (int p = 0; p < RT_PEERS; p++) {
-    k->recv[p] = peers[p] < 0 ? NULL : &link_at(w, peers[p], r)->recv;
-    k->send[p] = peers[p] < 0 ? NULL : &link_at(w, r, peers[p])->send;
-  }
+  if (s->coll == RT_EXCHANGE)
+    connect_exchange(w, r);
+  else
+    connect_tree(w, r);
   rt_program_init(k);
 }
 
@@ -182,12 +198,12 @@ static void move_all(struct world *w) {
 }
 
 static void poll_all(struct world *w) {
-  bool done[KERNEL_RANKS] = {0};
+  bool done[PROGRAM_RANKS] = {0};
   for (int left = w->s->n, polls = 0; left > 0; polls++) {
     CHECK_MSG(polls < POLLS, "%s: no end", text(w->s));
     for (int r = 0; r < w->s->n; r++) {
       if (done[r]) continue;
-      const enum rt_program_state state = rt_program_poll(&w->kernel[r]);
+      const enum rt_program_state state = rt_program_poll(&w->program[r]);
       CHECK_MSG(state != RT_PROGRAM_MISMATCH, "%s: rank %d: a mismatch", text(w->s), r);
       if (state == RT_PROGRAM_DONE) done[r] = true, left--;
     }
@@ -219,7 +235,7 @@ static void run_shape(const struct shape *s) {
     memset(w->out[r] + bytes, 0x5a, 8);
   }
   for (int again = 0; again < 1 + !s->in_place; again++) { /* counters go on from call to call */
-    for (int r = 0; r < s->n; r++) make_kernel(w, r);
+    for (int r = 0; r < s->n; r++) make_program(w, r);
     poll_all(w);
   }
   for (int r = 0; r < s->n; r++) {
@@ -236,12 +252,15 @@ static void run_shape(const struct shape *s) {
   free(w);
 }
 
-TEST(kernels_add_up) {
+static bool is_possible(enum rt_coll coll, int n) { return coll == RT_TREE || (n & (n - 1)) == 0; }
+
+static void add_up(enum rt_coll coll) {
   const uint64_t counts[] = {0, 1, 2, 31, 33, 64, 129, MOST};
-  for (int n = 1; n <= KERNEL_RANKS; n++)
-    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
+  for (int n = 1; n <= PROGRAM_RANKS; n++)
+    for (size_t c = 0; is_possible(coll, n) && c < sizeof counts / sizeof *counts; c++)
       for (int how = 0; how < 16; how++)
-        run_shape(&(struct shape){.n = n,
+        run_shape(&(struct shape){.coll = coll,
+                                  .n = n,
                                   .tree = how & 1,
                                   .type = RT_INT32,
                                   .op = RT_SUM,
@@ -250,20 +269,28 @@ TEST(kernels_add_up) {
                                   .proxied = how & 4,
                                   .in_place = how & 8});
 }
+TEST(trees_add_up) { add_up(RT_TREE); }
+TEST(exchanges_add_up) { add_up(RT_EXCHANGE); }
 
-TEST(types_and_operators) {
+static void all_types(enum rt_coll coll) {
   for (int type = 0; type < RT_TYPE_COUNT; type++)
     for (int op = 0; op < RT_OP_COUNT; op++)
-      for (int n = 2; n <= 7; n++)
-        run_shape(&(struct shape){.n = n,
+      for (int n = 2; n <= 8; n++) {
+        if (!is_possible(coll, n)) continue;
+        run_shape(&(struct shape){.coll = coll,
+                                  .n = n,
                                   .tree = (type + op + n) % 2,
                                   .type = type,
                                   .op = op,
                                   .proto = (op + n) % 2 ? RT_LL : RT_SIMPLE,
                                   .count = 61,
-                                  .proxied = n % 3 == 0,
+                                  .proxied = n % 3 == 0 || n == 4,
                                   .in_place = (type + n) % 2});
+      }
 }
+TEST(types_and_operators_of_trees) { all_types(RT_TREE); }
+TEST(types_and_operators_of_exchanges) { all_types(RT_EXCHANGE); }
 
 TEST_MAIN(TEST_CASE(every_rank_is_in_both_trees_once), TEST_CASE(nobody_is_inside_both),
-          TEST_CASE(depth_is_the_logarithm), TEST_CASE(kernels_add_up), TEST_CASE(types_and_operators))
+          TEST_CASE(depth_is_the_logarithm), TEST_CASE(trees_add_up), TEST_CASE(exchanges_add_up),
+          TEST_CASE(types_and_operators_of_trees), TEST_CASE(types_and_operators_of_exchanges))

@@ -206,10 +206,11 @@ TEST(choice_of_algorithm) {
     int nranks;
     uint64_t bytes;
     enum rt_coll is;
-  } cases[] = {{NULL, 2, 32768, RT_EXCHANGE},     {NULL, 2, 32769, RT_ALLREDUCE},     {NULL, 4, 4096, RT_TREE},
+  } cases[] = {{NULL, 2, 32768, RT_EXCHANGE},     {NULL, 2, 32769, RT_ALLREDUCE},     {NULL, 3, 4096, RT_TREE},
                {NULL, 4, 65537, RT_ALLREDUCE},    {NULL, 1, 8, RT_ALLREDUCE},         {"ring", 2, 8, RT_ALLREDUCE},
-               {"ring", 4, 8, RT_ALLREDUCE},      {"^tree", 4, 8, RT_ALLREDUCE},
-               {"^ring", 2, 1 << 30, RT_EXCHANGE},
+               {"ring", 4, 8, RT_ALLREDUCE},      {"^tree", 3, 8, RT_ALLREDUCE},
+               {"^ring", 2, 1 << 30, RT_EXCHANGE}, {"exchange", 8, 1 << 30, RT_EXCHANGE},
+               {"^ring", 4, 1 << 30, RT_TREE},
                {"^ring", 3, 1 << 30, RT_TREE},    {"tree", 2, 8, RT_TREE},            {"tree", 4, 1 << 30, RT_TREE},
                {"tree,ring", 2, 8, RT_ALLREDUCE}, {"tree,ring", 4, 8, RT_TREE},       {"exchange", 2, 1, RT_EXCHANGE},
                {"tree", 1, 8, RT_ALLREDUCE},      {"^exchange", 2, 1, RT_ALLREDUCE},  {"nvls", 1, 8, RT_ALLREDUCE}};
@@ -233,6 +234,48 @@ TEST(choice_of_algorithm) {
     CHECK_INT(rt_tune(&t, (enum rt_coll)coll, 8, 2).schedule, coll);
     CHECK_INT(rt_tune(&t, (enum rt_coll)coll, 8, 2).algo, RT_ALGO_RING);
   }
+}
+
+TEST(small_exchanges_and_reduces_take_slots) {
+  CHECK(!rt_tune_receives_direct(RT_EXCHANGE, 65536) && !rt_tune_receives_direct(RT_REDUCE, 1 << 20));
+  CHECK(rt_tune_receives_direct(RT_EXCHANGE, 65537) && rt_tune_receives_direct(RT_ALLREDUCE, 8));
+}
+
+TEST(a_pair_over_a_network) {
+  struct rt_tuning t = tuning();
+  t.all_shm = false, t.exchange_max_pair = 65536;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65536, 2).algo, RT_ALGO_EXCHANGE);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65537, 2).algo, RT_ALGO_RING);
+  t.on_device = true;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 32769, 2).algo, RT_ALGO_RING);
+}
+
+/* Of more than two ranks: a power of two of them, on host memory. */
+TEST(an_exchange_over_a_network) {
+  struct rt_tuning t = tuning();
+  t.all_shm = false;
+  for (int n = 3; n <= 1024; n++) {
+    const bool power = (n & (n - 1)) == 0;
+    CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 32768, n).algo, power ? RT_ALGO_EXCHANGE : RT_ALGO_TREE);
+    CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 32769, n).algo, RT_ALGO_TREE);
+  }
+  const struct rt_choice c = rt_tune(&t, RT_ALLREDUCE, 8, 64);
+  CHECK_INT(c.schedule, RT_EXCHANGE);
+  CHECK_INT(rt_tune_links(&c, 64), 6);
+  t.crowded = true; /* the fewest messages */
+  t.exchange_max = 128 << 10;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 128 << 10, 64).algo, RT_ALGO_TREE);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 128 << 10, 3).algo, RT_ALGO_TREE);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 128 << 10, 2).algo, RT_ALGO_EXCHANGE);
+  t.on_device = true;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 128 << 10, 3).algo, RT_ALGO_RING);
+  t.crowded = t.on_device = false;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 128 << 10, 3).algo, RT_ALGO_RING);
+  t.on_device = true;
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 8, 4).algo, RT_ALGO_TREE);
+  CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 8, 2).algo, RT_ALGO_EXCHANGE);
+  t.algos = rt_algo_masks("exchange");
+  CHECK(rt_tune(&t, RT_ALLREDUCE, 8, 4).none && !rt_tune(&t, RT_ALLREDUCE, 8, 2).none);
 }
 
 TEST(small_calls) {
@@ -428,7 +471,8 @@ TEST(estimates_go_by_what_a_rank_sends) {
       const struct { enum rt_coll coll; double steps, sent; } rows[] = {
           {RT_ALLREDUCE, 2 * (n - 1), 2.0 * (n - 1) / n}, {RT_ALLGATHER, n - 1, n - 1},
           {RT_REDUCE_SCATTER, n - 1, n - 1},
-          {RT_BROADCAST, n - 1, 1}, {RT_REDUCE, n - 1, 1}, {RT_EXCHANGE, 1, 1}, {RT_RECV, 1, 1},
+          {RT_BROADCAST, n - 1, 1}, {RT_REDUCE, n - 1, 1}, {RT_RECV, 1, 1},
+          {RT_EXCHANGE, rt_sched_rounds(n), rt_sched_rounds(n)},
           {RT_TREE, 2 * rt_tree_depth(n), 2},
           {RT_PAT_ALLGATHER, rt_sched_rounds(n), n - 1},
           {RT_PAT_REDUCE_SCATTER, rt_sched_rounds(n), n - 1},
@@ -446,14 +490,11 @@ TEST(estimates_go_by_what_a_rank_sends) {
 }
 
 TEST_MAIN(TEST_CASE(words), TEST_CASE(algorithms), TEST_CASE(each_function_its_list), TEST_CASE(long_lists),
-          TEST_CASE(wrong_words_are_named),
-          TEST_CASE(nothing_may_be_left), TEST_CASE(choice_of_protocol),
-          TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm),
-          TEST_CASE(small_calls), TEST_CASE(trees_go_further_over_a_network),
-          TEST_CASE(log2_steps_over_a_network),
+          TEST_CASE(wrong_words_are_named), TEST_CASE(nothing_may_be_left), TEST_CASE(choice_of_protocol),
+          TEST_CASE(each_call_goes_by_its_function), TEST_CASE(choice_of_algorithm), TEST_CASE(a_pair_over_a_network),
+          TEST_CASE(small_exchanges_and_reduces_take_slots), TEST_CASE(an_exchange_over_a_network),
+          TEST_CASE(small_calls), TEST_CASE(trees_go_further_over_a_network), TEST_CASE(log2_steps_over_a_network),
           TEST_CASE(sends_have_no_algorithm), TEST_CASE(both_trees_share_what_is_worth_it),
-          TEST_CASE(calls_that_must_fail),
-          TEST_CASE(where_it_was_measured), TEST_CASE(chunks_fit_their_slots),
-          TEST_CASE(chunks_over_a_network_are_larger), TEST_CASE(payload_and_bytes_agree),
-          TEST_CASE(channels_of_gpus), TEST_CASE(estimates_go_by_what_a_rank_sends),
-          TEST_CASE(kernels_of_a_gpu))
+          TEST_CASE(calls_that_must_fail), TEST_CASE(where_it_was_measured), TEST_CASE(chunks_fit_their_slots),
+          TEST_CASE(chunks_over_a_network_are_larger), TEST_CASE(payload_and_bytes_agree), TEST_CASE(channels_of_gpus),
+          TEST_CASE(estimates_go_by_what_a_rank_sends), TEST_CASE(kernels_of_a_gpu))

@@ -20,10 +20,10 @@
 /* ---- failures ---- */
 
 int rc_failed(struct rc_worker *w, const struct rc_rank *r, const char *what, ncclResult_t result) {
-  ncclComm_t comm = atomic_load(&r->comm); /* NULL when the watchdog took it and reported why */
+  /* The text of this thread's call: the communicator's may be of a later failure of another rank. */
   if (!atomic_exchange(&w->process->failed, true))
     fprintf(stderr, RC_NAME ": rank %d: %s: %s: %s\n", r->rank, what, ncclGetErrorString(result),
-            ncclGetLastError(comm));
+            ncclGetLastError(NULL));
   w->status = TOOL_EXIT_FAILED;
   return -1;
 }

@@ -14,6 +14,7 @@
 __attribute__((constructor)) static void gpu_rings(void) {
   setenv("RAIL_SMALL_MAX", "0", 0);
   setenv("RAIL_PAT_MAX_NET", "0", 0);
+  setenv("RAIL_EXCHANGE_MAX", "0", 0); /* of more than two ranks the host's alone */
 }
 
 /* Several threads launch: their numbers are not one's own. */
