@@ -24,7 +24,7 @@ TREE = "Ring;AllReduce:Tree"
 # (a, b): shown is how much longer b takes than a, and up to which size a is at least as fast
 PAIRS_OF_TWO = [("shm-exchange", "shm-ring"), ("net-exchange", "net-ring"), ("shm-exchange-ll", "shm-exchange"),
                 ("shm-ring-ll", "shm-ring")]
-PAIRS_OF_MORE = [("shm-tree", "shm-ring"), ("net-tree", "net-ring")]
+PAIRS_OF_MORE = [("shm-tree", "shm-ring"), ("net-tree", "net-ring"), ("net-exchange", "net-tree")]
 
 
 def make_columns(build, ranks):
@@ -36,10 +36,13 @@ def make_columns(build, ranks):
         return allreduce.Railyard(key, title, tool, ranks, "NET/RailSocket" if more else "SHM", env)
 
     if ranks > 2:
-        return [column("shm-ring", "SHM Ring", "Ring", "Simple"),
-                column("shm-tree", "SHM Tree", TREE, "Simple"),
-                column("net-ring", "NET Ring", "Ring", "Simple", net),
-                column("net-tree", "NET Tree", TREE, "Simple", net)]
+        columns = [column("shm-ring", "SHM Ring", "Ring", "Simple"),
+                   column("shm-tree", "SHM Tree", TREE, "Simple"),
+                   column("net-ring", "NET Ring", "Ring", "Simple", net),
+                   column("net-tree", "NET Tree", TREE, "Simple", net)]
+        if ranks & (ranks - 1) == 0:
+            columns.append(column("net-exchange", "NET Exchange", EXCHANGE, "Simple", net))
+        return columns
     return [column("shm-ring", "SHM Ring", "Ring", "Simple"),
             column("shm-exchange", "SHM Exchange", EXCHANGE, "Simple"),
             column("shm-ring-ll", "SHM Ring LL", "Ring", "LL"),
@@ -92,6 +95,7 @@ def tables(columns, pairs, times):
                           f"{report.number(max(all_us))})"
     head = ["size"] + [c.title for c in columns]
     body = [[report.size_name(s)] + [cell(times[c.key][s]) for c in columns] for s in sizes]
+    pairs = [(a, b) for a, b in pairs if a in times and b in times]
     against = {(a, b): ratios(times, a, b) for a, b in pairs}
     ratio_head = ["size"] + [f"{titles[b]} / {titles[a]}" for a, b in pairs]
     ratio_body = [[report.size_name(s)] + [f"{against[p][s]:.2f}x" for p in pairs] for s in sizes]

@@ -28,7 +28,7 @@ SIZES, QUICK_SIZES, METRICS = "8,4K,64K,1M", "8,64K", ("bw", "lat")
 METRICS_HELP = "bw: transfers; lat: ping-pong (both)"
 SECONDS, WARMUP, WAIT = (1, 0.3), (0.3, 0.1), 60  # full, quick
 QUICK_HELP = "one short round of 8 B and 64 KiB"
-COLUMNS_HELP = f"{OURS}, write_bw, write_bw_polled, send_bw, write_lat, and each plugin's name"
+COLUMNS_HELP = f"{OURS}, write_bw, write_bw_polled, send_bw, send_bw_events, write_lat, and each plugin's name"
 MUST_BE_RIGHT = (OURS,)
 GROUP = "mtu"  # what a run notes besides its cell
 PORTS_MTU = "the port's"  # a group of its own where the MTU is not ours to set
@@ -88,14 +88,16 @@ class Perftest(Counted):
     """ib_write_bw and ib_send_bw: as many messages outstanding on all queue pairs as a plugin has in its window, a
     completion for each, polled without a pause. ib_write_lat: the peer's memory is looked at without a pause.
 
-    beside: what runs beside the receiving side, which in ib_write_bw sleeps."""
+    beside: what runs beside the receiving side, which in ib_write_bw sleeps. events: who waits for completions sleeps
+    until an event tells of them."""
 
     FIRST = (400, 4 << 20)
     LEAST = 5
 
-    def __init__(self, program, ports, env=None, key=None, title=None, beside=()):
+    def __init__(self, program, ports, env=None, key=None, title=None, beside=(), events=False):
         super().__init__(key or program.removeprefix("ib_"), title or program, env)
         self.program, self.ports, self.wire, self.beside = program, ports, program, list(beside)
+        self.events = ["-e"] if events else []
 
     def has(self, cell):
         if self.program.endswith("_lat"):
@@ -106,6 +108,7 @@ class Perftest(Counted):
         argv = ["ip", "netns", "exec", self.ports.netns[side]] if self.ports.netns else []
         argv += self.beside if side == 1 else []
         argv += [self.program, "-d", self.ports.devices[side], "-p", str(port), "-s", str(cell.size), "-F"]
+        argv += self.events
         argv += ["-x", str(self.ports.gid_index)] if self.ports.gid_index is not None else []
         if cell.kind == "bw":
             argv += ["-q", str(cell.qps), "-t", str(max(1, cell.window // cell.qps)), "-Q", "1", "-N"]
@@ -148,6 +151,7 @@ def columns_between(ports, program, plugins, env):
     """plugins: [(key, title, path)]"""
     columns = [Plugin(key, title, program, path, ports, env.get(key)) for key, title, path in plugins]
     columns += [Perftest(name, ports) for name in ("ib_write_bw", "ib_send_bw", "ib_write_lat")]
+    columns += [Perftest("ib_send_bw", ports, key="send_bw_events", title="ib_send_bw -e", events=True)]
     return columns + [Perftest("ib_write_bw", ports, key="write_bw_polled", title="ib_write_bw + poll", beside=POLLER)]
 
 
