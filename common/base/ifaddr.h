@@ -52,5 +52,6 @@ bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *p
 /* The PCI function that a link in sysfs leads to, or lies below. */
 bool rail_pci_path(const char *link, char *path, size_t cap);
 uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname); /* of the MAC, else of the name; not 0 */
+unsigned int rail_interface_vendor(const char *sysfs_root, const char *ifname); /* PCI's number; 0 where unknown */
 
 #endif

@@ -34,6 +34,14 @@ int rail_interface_speed(const char *sysfs_root, const char *ifname) {
   return (int)speed;
 }
 
+unsigned int rail_interface_vendor(const char *sysfs_root, const char *ifname) {
+  char text[32], *end;
+  if (!read_attribute(sysfs_root, ifname, "device/vendor", text, sizeof text)) return 0;
+  errno = 0;
+  unsigned long vendor = strtoul(text, &end, 16);
+  return errno || end == text || *end || vendor > 0xffff ? 0 : (unsigned int)vendor;
+}
+
 /* "0000:3b:00.1": NCCL copies the last component into 32 bytes unchecked and
  * parses it, so nothing else may be handed to it. */
 static bool is_pci_address(const char *text) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Threads without signals. */
+ * Threads without signals; cores. */
 #include "common/base/thread.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stddef.h>
 #include <sys/prctl.h>
@@ -27,3 +28,8 @@ int rail_thread_start(const char *name, void *(*run)(void *), void *arg, pthread
 }
 
 void rail_thread_coarse_timers(void) { (void)prctl(PR_SET_TIMERSLACK, COARSE_NS, 0, 0, 0); }
+
+unsigned int rail_thread_cores(void) {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? (unsigned int)CPU_COUNT(&cores) : 0;
+}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The one way in which a thread of ours is started. */
+ * The one way in which a thread of ours is started; what the calling one may use. */
 #ifndef RAIL_THREAD_H
 #define RAIL_THREAD_H
 
@@ -12,5 +12,8 @@ int rail_thread_start(const char *name, void *(*run)(void *), void *arg, pthread
 /* The calling thread's sleeps may end up to 10 ms late, so that the kernel joins its wake-ups with others. For threads
  * that look at limits of seconds some times a second. */
 void rail_thread_coarse_timers(void);
+
+/* Cores that the calling thread may use; 0: unknown. */
+unsigned int rail_thread_cores(void);
 
 #endif

@@ -264,6 +264,9 @@ static void make_sysfs(void) {
   CHECK_OK(symlink(target, at("class/net/eth0/device")));
   snprintf(target, sizeof target, "%s/devices/pci0000:00/0000:00:03.0/virtio0", root);
   CHECK_OK(symlink(target, at("class/net/eth1/device")));
+  put("devices/pci0000:3a/0000:3b:00.1/vendor", "0x1d0f\n");
+  put("devices/pci0000:00/0000:00:03.0/virtio0/vendor", "0x1af4\n");
+  put("class/net/eth2/device/vendor", "0x1d0f1\n");
   put("class/net/eth0/speed", "100000\n");
   put("class/net/eth1/speed", "-1\n");
   put("class/net/br0/speed", "fast\n");
@@ -288,6 +291,12 @@ TEST(sysfs_facts) {
   CHECK_INT(rail_interface_speed(root, "br0"), 10000);
   CHECK_INT(rail_interface_speed(root, "nosuch"), 10000);
   CHECK_INT(rail_interface_speed(root, "eth2"), 10000); /* 0 */
+
+  CHECK_INT(rail_interface_vendor(root, "eth0"), 0x1d0f);
+  CHECK_INT(rail_interface_vendor(root, "eth1"), 0x1af4); /* what it says itself: not its PCI function */
+  CHECK_INT(rail_interface_vendor(root, "eth2"), 0);      /* "0x1d0f1" */
+  CHECK_INT(rail_interface_vendor(root, "br0"), 0);
+  CHECK_INT(rail_interface_vendor(root, "nosuch"), 0);
 
   CHECK(rail_interface_pci_path(root, "eth0", path, sizeof path));
   CHECK_STR(path, at("devices/pci0000:3a/0000:3b:00.1"));
