@@ -302,7 +302,8 @@ rail_result_t sk_acceptor_open(const struct sk_device *device, int traffic_class
   TAILQ_INIT(&a->half_open);
   rail_result_t result =
     rail_listener_init(&a->listener, &listener_ops, a, device->name, (uint64_t)sk_params.handshake_ms);
-  a->listener.handle.param = (uint8_t)(sk_params.streams | (sk_params.tls ? SK_HANDLE_TLS : 0));
+  a->listener.handle.param = (uint8_t)(sk_choose_streams(&sk_params, device->vendor).count |
+                                         (sk_params.tls ? SK_HANDLE_TLS : 0));
   for (unsigned int i = 0; i < device->nrails && result == RAIL_OK; i++) {
     result = rail_listener_add(&a->listener, &ports, device->rails[i]->name, &device->rails[i]->addr);
     /* Accepted sockets inherit these; set later, sizes would not count for the TCP window, and the first packets would

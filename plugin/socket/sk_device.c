@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "common/base/thread.h"
 #include "common/net/fuse.h"
 #include "plugin/socket/sk_param.h"
 
@@ -25,14 +26,41 @@ static struct sk_device *listed[RAIL_MAX_INTERFACES + MAX_FUSED];
 static _Atomic int count;
 static bool loaded;
 
+unsigned int sk_devices_vendor(void) {
+  unsigned int most = 0, vendor = 0;
+  for (int i = 0; i < ninterfaces; i++) {
+    unsigned int threads = sk_choose_threads(&sk_params, interfaces[i].vendor, UINT_MAX).count;
+    if (threads <= most) continue;
+    most = threads;
+    vendor = interfaces[i].vendor;
+  }
+  return vendor;
+}
+
+/* What its listeners ask for, and who moves the process's connections. */
+static void log_device(int n, const struct sk_device *d) {
+  static bool warned;
+  char addr[RAIL_ADDR_TEXT], engine[32] = "inline";
+  struct sk_choice streams = sk_choose_streams(&sk_params, d->vendor);
+  struct sk_choice threads = sk_choose_threads(&sk_params, sk_devices_vendor(), rail_thread_cores());
+  if (threads.count)
+    snprintf(engine, sizeof engine, "epoll with %u thread%s", threads.count, threads.count > 1 ? "s" : "");
+  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: device %d is %s, address %s%s, %d Mb/s; %u stream%s%s (%s), "
+            "engine %s (%s)", n, d->name, rail_addr_text(&d->addr, addr), d->nrails > 1 ? " and others" : "", d->speed,
+            streams.count, streams.count > 1 ? "s" : "", d->nrails > 1 ? " per rail" : "", streams.why, engine,
+            threads.why);
+  if (streams.asked <= streams.count || warned) return;
+  warned = true;
+  RAIL_WARN("RailSocket: NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD are %lld sockets per connection; there may be %d "
+            "streams, so %u are used", (long long)streams.asked, SK_MAX_STREAMS, streams.count);
+}
+
 static void list_device(struct sk_device *d) {
   int n = atomic_load_explicit(&count, memory_order_relaxed);
-  char text[RAIL_ADDR_TEXT];
   listed[n] = d;
   if (!d->nmembers) d->members[d->nmembers++] = n;
   atomic_store_explicit(&count, n + 1, memory_order_release);
-  RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: device %d is %s, address %s%s, %d Mb/s", n, d->name,
-            rail_addr_text(&d->addr, text), d->nrails > 1 ? " and others" : "", d->speed);
+  log_device(n, d);
 }
 
 /* ---- fusing ----------------------------------------------------------- */
@@ -51,7 +79,8 @@ static struct sk_device *new_fused(const struct sk_device *const *rails, unsigne
   struct sk_device *d = &fused[nfused++];
   size_t at = 0;
   int64_t speed = 0;
-  *d = (struct sk_device){.addr = rails[0]->addr, .pci_path = rails[0]->pci_path, .nrails = nrails};
+  *d = (struct sk_device){.addr = rails[0]->addr, .vendor = rails[0]->vendor, .pci_path = rails[0]->pci_path,
+                          .nrails = nrails};
   for (unsigned int i = 0; i < nrails; i++) {
     d->rails[i] = rails[i];
     speed += rails[i]->speed;
@@ -192,6 +221,7 @@ void sk_devices_load(void) {
     d->addr = chosen[i].addr;
     d->speed = rail_interface_speed("/sys", d->name);
     d->guid = rail_interface_guid("/sys", d->name);
+    d->vendor = rail_interface_vendor("/sys", d->name);
     if (rail_interface_pci_path("/sys", d->name, pci_paths[i], sizeof pci_paths[i])) d->pci_path = pci_paths[i];
     d->rails[d->nrails++] = d;
   }

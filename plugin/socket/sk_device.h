@@ -16,6 +16,7 @@ struct sk_device {
   char name[SK_MAX_RAILS * IFNAMSIZ]; /* "eth0", "eth0+eth1" */
   const char *pci_path;               /* NULL if none; a fused device has its first rail's */
   union rail_addr addr;               /* port 0; the first rail's */
+  unsigned int vendor;                /* PCI's number, 0 if unknown; the first rail's */
   uint64_t guid;
   int speed; /* Mb/s, of all rails together */
   /* The interfaces: itself, or those that it is fused from, in the order of the machine. */
@@ -30,6 +31,8 @@ struct sk_device {
 void sk_devices_load(void);
 
 int sk_device_count(void);
+/* Of the interfaces: one for whose cards NCCL wants threads, if there is one. */
+unsigned int sk_devices_vendor(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct sk_device *sk_device_at(int dev, const char *call);
 rail_result_t sk_get_properties(int dev, struct rail_net_props_v12 *props);

@@ -36,7 +36,6 @@
 #define EVENTS_AT_ONCE 64
 #define YIELD_POLLS 4   /* a spinning thread calls sched_yield after so many polls */
 #define SHARED_NS 20000 /* and stops spinning when that, or a poll, took so long: another thread needs the core */
-#define AUTO_CORES 4    /* engine auto: fewer are busy with the callers' threads */
 #define GAP_FACTOR 8    /* longest gap that counts in the mean, in units of the longest spin: it must come down again */
 
 struct poll_thread;
@@ -77,6 +76,7 @@ struct poll_thread {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool forking; /* a fork waits until no thread is within a comm; set under the lock */
 static struct {
+  unsigned int vendor;
   bool tried; /* also when it failed: the reason was logged */
   pid_t owner; /* of the threads */
   uint32_t count;
@@ -297,11 +297,10 @@ static void after_fork_child(void) {
   after_fork_parent();
 }
 
-/* Threads of our own pay where the caller's have cores to spare. */
-static bool is_wanted(void) {
-  cpu_set_t cores;
-  if (sk_params.engine != SK_ENGINE_AUTO) return sk_params.engine == SK_ENGINE_EPOLL;
-  return sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) >= AUTO_CORES;
+void sk_engine_load(unsigned int vendor) {
+  pthread_mutex_lock(&lock);
+  engine.vendor = vendor;
+  pthread_mutex_unlock(&lock);
 }
 
 /* Under the lock. */
@@ -310,14 +309,19 @@ static void start_once(void) {
   if (engine.tried) return;
   engine.tried = true;
   if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
-  if (!is_wanted()) return;
-  uint32_t wanted = (uint32_t)sk_params.threads;
+  struct sk_choice choice = sk_choose_threads(&sk_params, engine.vendor, rail_thread_cores());
+  const uint32_t wanted = choice.count;
+  if (!wanted) {
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: engine inline (%s)", choice.why);
+    return;
+  }
   engine.owner = getpid();
   engine.threads = calloc(wanted, sizeof *engine.threads);
   while (engine.threads && engine.count < wanted && start_thread(&engine.threads[engine.count], engine.count))
     engine.count++;
   if (engine.count) {
-    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: engine epoll with %u of %u threads", engine.count, wanted);
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: engine epoll with %u of %u threads (%s)", engine.count, wanted,
+              choice.why);
     return;
   }
   RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: no thread for engine epoll (%s); the caller's calls move data",

@@ -32,6 +32,10 @@ enum sk_poll_result {
  * so. */
 typedef enum sk_poll_result (*sk_poll_fn)(void *arg, bool readable);
 
+/* The vendor of the interfaces, which has a say in how many threads there are (sk_choose_threads). Before the first
+ * call of sk_engine_attach. */
+void sk_engine_load(unsigned int vendor);
+
 /* A poll context for these sockets at the least busy thread, if there is an engine (started by the first call). *ctx is
  * set before the first call of `fn`; NULL: the caller's calls move the comm. */
 void sk_engine_attach(struct sk_poll_ctx **ctx, sk_poll_fn fn, void *arg, const int *fds, uint32_t n);

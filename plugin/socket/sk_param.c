@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The one table of parameters of the socket plugin, and the socket options that they name. */
+ * The one table of parameters of the socket plugin, what it and NCCL's rule choose, and the socket options that it
+ * names. */
 #include "plugin/socket/sk_param.h"
 
 #include <errno.h>
@@ -57,9 +58,19 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_WINDOW", .type = RAIL_PARAM_BYTES, .def = "1M", .lo = 0, .hi = 1 << 30, .offset = AT(window),
    .doc = "Receive window that a stream begins with; the system adapts it from there. 0, or NCCL_SOCKET_RCVBUF, leaves "
           "it to the system, which begins with tcp_rmem's 128K and may stay there for long."},
-  {.name = "RAIL_SOCKET_STREAMS", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = SK_MAX_STREAMS,
+  {.name = "NCCL_SOCKET_NTHREADS", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = INT32_MAX,
+   .offset = AT(nthreads),
+   .doc = "NCCL's helper threads, at most 16: here threads of the engine epoll, for all connections of the process and "
+          "not for each. 0: none, and one stream. -2: 0, but 2 on AWS and 4 on Google Cloud (by the vendor of the "
+          "interface's card), where the process may use 4 cores or more."},
+  {.name = "NCCL_NSOCKS_PERTHREAD", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = INT32_MAX,
+   .offset = AT(nsocks),
+   .doc = "TCP streams per connection for each of these threads; the product is at most 16. -2: 1, but 8 on AWS. "
+          "Without threads it has no effect."},
+  {.name = "RAIL_SOCKET_STREAMS", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = SK_MAX_STREAMS,
    .offset = AT(streams),
-   .doc = "TCP streams per connection. The receiving side's value counts."},
+   .doc = "TCP streams per connection; of a fused device, per interface. The receiving side's value counts. 0: as "
+          "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD say, by default 1, but 16 on AWS and 4 on Google Cloud."},
   {.name = "RAIL_SOCKET_CHUNK", .type = RAIL_PARAM_BYTES, .def = "256K", .lo = SK_MAX_EAGER, .hi = SK_MAX_FRAME,
    .offset = AT(chunk),
    .doc = "With several streams, the largest chunk of a message that one stream takes at a time. A message is cut into "
@@ -83,12 +94,15 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_ZEROCOPY", .type = RAIL_PARAM_STRING, .def = "auto", .offset = AT(zerocopy_text),
    .doc = "Payloads of at least so many bytes (16K or more; K, M) are not copied into the kernel (MSG_ZEROCOPY). 0: "
           "all are copied. auto: 256K where the interface has hardware of its own. Never with several devices."},
-  {.name = "RAIL_SOCKET_ENGINE", .type = RAIL_PARAM_ENUM, .def = "inline", .words = "inline|epoll|auto",
+  {.name = "RAIL_SOCKET_ENGINE", .type = RAIL_PARAM_ENUM, .def = "nccl", .words = "inline|epoll|auto|nccl",
    .offset = AT(engine),
    .doc = "Who moves data: inline, the calls of the caller; epoll, threads of the plugin's own, which wait for sockets "
-          "to become ready; auto: epoll where the process may use 4 cores or more, else inline."},
-  {.name = "RAIL_SOCKET_THREADS", .type = RAIL_PARAM_INT, .def = "1", .lo = 1, .hi = 16, .offset = AT(threads),
-   .doc = "Threads of the engine epoll, for all connections of the process."},
+          "to become ready; auto: epoll where the process may use 4 cores or more, else inline; nccl: as "
+          "NCCL_SOCKET_NTHREADS says, which is inline by default, but auto on AWS and Google Cloud."},
+  {.name = "RAIL_SOCKET_THREADS", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = SK_MAX_THREADS,
+   .offset = AT(threads),
+   .doc = "Threads of the engine epoll, for all connections of the process. 0: as many as NCCL_SOCKET_NTHREADS says, "
+          "but at least 1."},
   {.name = "RAIL_SOCKET_SPIN", .type = RAIL_PARAM_INT, .def = "20", .lo = 0, .hi = 1000000, .offset = AT(spin_us),
    .doc = "Microseconds that such a thread at most polls before it sleeps. It polls shorter, or not at all, where that "
           "does not pay: when news comes more rarely, or when others need its core."},
@@ -159,7 +173,79 @@ void sk_params_load(void) {
               (long long)sk_params.eager_bytes, (long long)sk_params.eager, (long long)least);
     sk_params.eager_bytes = least;
   }
+  if (sk_params.nthreads > SK_MAX_THREADS)
+    RAIL_WARN("NCCL_SOCKET_NTHREADS=%lld is more than %d; %d is used", (long long)sk_params.nthreads, SK_MAX_THREADS,
+              SK_MAX_THREADS);
   rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
+}
+
+/* ---- streams and threads ------------------------------------------------------ */
+
+#define AUTO_CORES 4 /* with fewer they are busy with the callers' threads */
+#define FEW_CORES "fewer than 4 cores"
+
+/* What NCCL does where it is not told. The first row is for all cards that no other one names. */
+static const struct cloud {
+  unsigned int vendor;
+  int64_t nthreads, nsocks;
+  const char *why;
+} clouds[] = {
+  {0, 0, 1, "default"},
+  {0x1d0f, 2, 8, "NCCL's default on AWS"},
+  {0x1ae0, 4, 1, "NCCL's default on Google Cloud"},
+};
+
+static const struct cloud *cloud_of(unsigned int vendor) {
+  for (size_t i = 1; i < RAIL_COUNT_OF(clouds); i++)
+    if (clouds[i].vendor == vendor) return &clouds[i];
+  return &clouds[0];
+}
+
+static int64_t sockets_per_thread(const struct sk_params *p, const struct cloud *cloud) {
+  return p->nsocks < 0 ? cloud->nsocks : p->nsocks;
+}
+
+/* None without sockets: NCCL's threads have nothing to do then. */
+static int64_t nccl_threads(const struct sk_params *p, const struct cloud *cloud) {
+  if (sockets_per_thread(p, cloud) == 0) return 0;
+  return p->nthreads < 0 ? cloud->nthreads : RAIL_MIN(p->nthreads, SK_MAX_THREADS);
+}
+
+struct sk_choice sk_choose_streams(const struct sk_params *p, unsigned int vendor) {
+  const struct cloud *cloud = cloud_of(vendor);
+  struct sk_choice choice = {.count = (unsigned int)p->streams, .asked = p->streams, .why = "RAIL_SOCKET_STREAMS"};
+  if (p->streams > 0) return choice;
+  int64_t sockets = nccl_threads(p, cloud) * sockets_per_thread(p, cloud);
+  choice.asked = RAIL_MAX(sockets, 1);
+  choice.count = (unsigned int)RAIL_MIN(choice.asked, SK_MAX_STREAMS);
+  choice.why = cloud->why;
+  if (p->nthreads >= 0 || p->nsocks >= 0) choice.why = "NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD";
+  if (sockets == 0 && p->nthreads < 0 && p->nsocks > 0)
+    choice.why = "NCCL_NSOCKS_PERTHREAD has no effect without NCCL_SOCKET_NTHREADS";
+  return choice;
+}
+
+struct sk_choice sk_choose_threads(const struct sk_params *p, unsigned int vendor, unsigned int cores) {
+  const struct cloud *cloud = cloud_of(vendor);
+  const bool enough = cores >= AUTO_CORES, told = p->nthreads >= 0;
+  int64_t nccl = nccl_threads(p, cloud);
+  bool wanted = false;
+  struct sk_choice choice = {.why = "RAIL_SOCKET_ENGINE"};
+  switch ((enum sk_engine_kind)p->engine) {
+    case SK_ENGINE_INLINE: break;
+    case SK_ENGINE_EPOLL: wanted = true; break;
+    case SK_ENGINE_AUTO:
+      wanted = enough;
+      if (!enough) choice.why = FEW_CORES;
+      break;
+    case SK_ENGINE_NCCL:
+      wanted = nccl > 0 && (told || enough);
+      choice.why = told ? "NCCL_SOCKET_NTHREADS" : nccl > 0 && !enough ? FEW_CORES : cloud->why;
+      break;
+  }
+  if (wanted) choice.count = (unsigned int)(p->threads ? p->threads : told || enough ? RAIL_MAX(nccl, 1) : 1);
+  choice.asked = choice.count;
+  return choice;
 }
 
 /* ---- socket options --------------------------------------------------------- */

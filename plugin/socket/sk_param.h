@@ -5,8 +5,10 @@
 
 #include "common/base/param.h"
 
+#define SK_MAX_THREADS 16 /* of the engine, and NCCL's */
+
 enum sk_tls_mode { SK_TLS_OFF, SK_TLS_PSK };
-enum sk_engine_kind { SK_ENGINE_INLINE, SK_ENGINE_EPOLL, SK_ENGINE_AUTO };
+enum sk_engine_kind { SK_ENGINE_INLINE, SK_ENGINE_EPOLL, SK_ENGINE_AUTO, SK_ENGINE_NCCL };
 
 struct sk_params {
   const char *ifname;  /* NULL: NCCL's default choice */
@@ -24,14 +26,15 @@ struct sk_params {
   const char *congestion; /* NULL: the system's */
   int64_t sndbuf, rcvbuf; /* bytes; -1: the system's */
   int64_t window;         /* bytes; 0: the system's */
-  int64_t streams;
+  int64_t nthreads, nsocks; /* NCCL's; negative: auto */
+  int64_t streams;     /* 0: by nthreads and nsocks */
   int64_t chunk;       /* bytes: the largest chunk */
   int64_t eager;       /* bytes */
   int64_t ahead;       /* bytes */
   int64_t eager_count; /* messages */
   int64_t eager_bytes;
   int64_t engine;      /* enum sk_engine_kind */
-  int64_t threads;
+  int64_t threads;     /* 0: by nthreads */
   int64_t spin_us;
   int64_t handshake_ms;
   int64_t connect_ms;
@@ -48,6 +51,23 @@ extern const struct rail_param_table sk_param_table;
 extern struct sk_params sk_params; /* filled by sk_params_load, read-only afterwards */
 
 void sk_params_load(void);
+
+/* ---- streams and threads ------------------------------------------------------
+ *
+ * RAIL_SOCKET_STREAMS, RAIL_SOCKET_ENGINE and RAIL_SOCKET_THREADS, each where it is set. Else NCCL's rule
+ * (ncclNetSocketGetNsockNthread in net_socket.cc): NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD sockets, or one without
+ * threads; one that is not set goes by the vendor of the card. Pure functions. */
+
+struct sk_choice {
+  unsigned int count;
+  int64_t asked;   /* more than count: that was the limit */
+  const char *why; /* a name, for the log */
+};
+
+/* Per rail of a listener on a card of this vendor: 1..SK_MAX_STREAMS. */
+struct sk_choice sk_choose_streams(const struct sk_params *params, unsigned int vendor);
+/* Threads of the engine, for a process that may use so many cores. 0: the caller's calls move data. */
+struct sk_choice sk_choose_threads(const struct sk_params *params, unsigned int vendor, unsigned int cores);
 
 /* ---- options that a socket must have before it connects or listens ------------
  *
