@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -163,6 +165,26 @@ static int64_t zerocopy_of(const char *text) {
   return -1;
 }
 
+/* One line that names the variables of NCCL's own transport that are set and have no effect here. */
+static void log_ineffective(void) {
+  static const struct { const char *name, *instead; } ineffective[] = {
+    {"NCCL_SOCKET_INLINE", "RAIL_SOCKET_EAGER"},
+    {"NCCL_SOCKET_MIN_TASKSIZE", "RAIL_SOCKET_CHUNK"},
+    {"NCCL_SOCKET_RETRY_CNT", "RAIL_SOCKET_CONNECT_TIMEOUT"},
+    {"NCCL_SOCKET_RETRY_SLEEP_MSEC", "RAIL_SOCKET_CONNECT_TIMEOUT"},
+    {"NCCL_SOCKET_MAGIC", "RAIL_SOCKET_AUTH_FILE"},
+  };
+  char text[512];
+  size_t at = 0;
+  for (size_t i = 0; i < RAIL_COUNT_OF(ineffective); i++) {
+    const char *value = getenv(ineffective[i].name);
+    if (value && *value)
+      at += (size_t)snprintf(text + at, sizeof text - at, "%s%s (instead: %s)", at ? ", " : "", ineffective[i].name,
+                             ineffective[i].instead);
+  }
+  if (at) RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: set, but without effect on its connections: %s", text);
+}
+
 void sk_params_load(void) {
   const struct rail_param_table *const tables[] = {&sk_param_table};
   rail_param_load(&sk_param_table, &sk_params);
@@ -176,6 +198,7 @@ void sk_params_load(void) {
   if (sk_params.nthreads > SK_MAX_THREADS)
     RAIL_WARN("NCCL_SOCKET_NTHREADS=%lld is more than %d; %d is used", (long long)sk_params.nthreads, SK_MAX_THREADS,
               SK_MAX_THREADS);
+  log_ineffective();
   rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Proves: how many streams and threads follow from the parameters, NCCL's rule, the card's vendor and the cores. */
+ * Proves: how many streams and threads follow from the parameters, NCCL's rule, the card's vendor and the cores; which
+ * of NCCL's variables are named as having no effect. */
 #include "common/base/compiler.h"
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_wire.h"
@@ -190,6 +191,32 @@ TEST(from_the_environment) {
   CHECK_INT(sk_choose_threads(&sk_params, OTHER, CORES).count, 0);
 }
 
+/* All at once: nothing is cut off. */
+TEST(variables_without_effect) {
+  static const char *const names[][2] = {{"NCCL_SOCKET_INLINE", "RAIL_SOCKET_EAGER"},
+                                         {"NCCL_SOCKET_MIN_TASKSIZE", "RAIL_SOCKET_CHUNK"},
+                                         {"NCCL_SOCKET_RETRY_CNT", "RAIL_SOCKET_CONNECT_TIMEOUT"},
+                                         {"NCCL_SOCKET_RETRY_SLEEP_MSEC", "RAIL_SOCKET_CONNECT_TIMEOUT"},
+                                         {"NCCL_SOCKET_MAGIC", "RAIL_SOCKET_AUTH_FILE"}};
+  char said[128];
+  load("", "");
+  CHECK(!log_said("without effect"));
+  setenv("NCCL_SOCKET_MAGIC", "", 1);
+  setenv("NCCL_SOCKET_RETRY_CNT", "3", 1);
+  load("1", "1"); /* which have an effect */
+  CHECK_STR(log_lines, "RailSocket: set, but without effect on its connections: NCCL_SOCKET_RETRY_CNT (instead: "
+                       "RAIL_SOCKET_CONNECT_TIMEOUT)\n");
+  for (size_t i = 0; i < RAIL_COUNT_OF(names); i++) setenv(names[i][0], "1", 1);
+  load("", "");
+  CHECK_INT(log_count("without effect"), 1);
+  for (size_t i = 0; i < RAIL_COUNT_OF(names); i++) {
+    snprintf(said, sizeof said, "%s (instead: %s)", names[i][0], names[i][1]);
+    CHECK(log_said(said));
+    CHECK_OK(unsetenv(names[i][0]));
+  }
+  CHECK_INT(log_warnings(), 0);
+}
+
 TEST_MAIN(TEST_CASE(by_the_variables_of_nccl), TEST_CASE(as_many_streams_as_nccl_has_sockets),
           TEST_CASE(streams_that_are_set), TEST_CASE(engine_and_threads_that_are_set), TEST_CASE(why),
-          TEST_CASE(from_the_environment))
+          TEST_CASE(from_the_environment), TEST_CASE(variables_without_effect))
