@@ -27,6 +27,7 @@ from ib_rig import rig
 
 STEADY_S = 2    # from the first bytes until figures count
 CHANGE_S = 5    # between two changes of a NIC
+LEAST_S = 3     # of a run that count
 DRAIN_S = 2     # at the end, until what is outstanding has arrived
 OUTSTANDING = 8
 SLOW = 10       # a slow NIC has this part of the others' rate
@@ -165,6 +166,8 @@ def main():
     p.add_argument("--path-timeout", help="RAIL_IB_PATH_TIMEOUT (sum: 0, else 2s)")
     p.add_argument("what", nargs="*", metavar="case", help=" ".join(CASES))
     given = p.parse_args()
+    if given.seconds < LEAST_S:
+        p.error(f"--seconds {given.seconds:g}: at least {LEAST_S}, for a slow NIC brings a message a second")
     if unknown := set(given.what) - set(CASES):
         p.error(f"no case {' '.join(sorted(unknown))}")
     try:

@@ -93,7 +93,7 @@ lab_boot = @python3 test/lab/boot.py \
 lab_needs := all $(filter $(BUILD)/test/lab/% $(BUILD)/test/verbs/% $(BUILD)/test/fault/traffic,$(test_bins))
 
 # The command through the environment: it may have quotes of any kind.
-lab:  ## a guest with RDMA: CMD='…' runs there, else the lab's tests; HOSTS=4 NICS=3 MTU=1500 OUT=dir LIMIT=s
+lab:  ## a guest with RDMA: the lab's tests, or CMD='…' with HOSTS=4 NICS=3 MTU=1500 OUT=dir LIMIT=s
 	$(setup) build lab rdma
 	$(build_with) BUILD='$(BUILD)' SAN= $(lab_needs)
 	$(if $(CMD),$(lab_boot) -- "$$CMD",@$(runner) --build '$(BUILD)' --kind lab $(RUN))
