@@ -5,7 +5,9 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct kit_json kit_json_start(FILE *f) { return (struct kit_json){.f = f}; }
 
@@ -113,6 +115,16 @@ FILE *kit_file_open(const char *program, const char *path) {
   FILE *f = fopen(path, "we");
   if (!f) fprintf(stderr, "%s: cannot write %s: %s\n", program, path, strerror(errno));
   return f;
+}
+
+bool kit_file_check(const char *program, const char *path) {
+  const char *slash = path ? strrchr(path, '/') : NULL;
+  if (!path || strcmp(path, "-") == 0) return true;
+  char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+  bool found = folder && (access(path, W_OK) == 0 || (errno == ENOENT && access(folder, W_OK | X_OK) == 0));
+  if (!found) fprintf(stderr, "%s: cannot write %s: %s\n", program, path, strerror(errno));
+  free(folder);
+  return found;
 }
 
 bool kit_file_close(const char *program, FILE *f, const char *path) {

@@ -34,6 +34,8 @@ int kit_utf8_size(const unsigned char *p);
 /* The FILE of an option like --json FILE: standard output for "-" and for NULL (not given). NULL: it cannot be opened,
  * reported on stderr as of `program`. */
 FILE *kit_file_open(const char *program, const char *path);
+/* Could it be opened? Before a run that takes long; nothing is made. False: reported the same way. */
+bool kit_file_check(const char *program, const char *path);
 /* False: it did not take all, reported on stderr. Standard output stays open. */
 bool kit_file_close(const char *program, FILE *f, const char *path);
 

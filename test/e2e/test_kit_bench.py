@@ -244,10 +244,28 @@ def all_bytes_are_checked():
 
 
 def what_cannot_be_loaded():
-    found = measure("/nonexistent.so", SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, status=3)
+    found = measure(f"bad={__file__}", SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, status=1)
     bad, good = found["cells"][0]["results"]
-    assert bad["verdict"] == "failed" and "/nonexistent.so" in bad["rounds"][0]["what"], bad
+    assert bad["verdict"] == "failed" and __file__ in bad["rounds"][0]["what"], bad
     assert good["verdict"] == "ok", good
+
+
+@in_folder
+def what_is_not_there(folder):
+    """One line, and no process has measured, nor is the file of an earlier run emptied."""
+    old = folder / "old.json"
+    bench(*SHORT, SOCKET, "--kind", "bw", "--size", 64, "--comms", 1, "--json", old)
+    before = old.read_text()
+    for args, named in (([SOCKET, "/nonexistent.so"], "/nonexistent.so"), ([SOCKET, "nosuch"], "nosuch"),
+                        ([SOCKET, "--plot", folder / "none/x.svg"], "none/x.svg"),
+                        (["--compare", old, folder / "new"], "/new"), (["--compare", old, "new"], "new")):
+        done = run([KIT, "bench", *SHORT, *args, "--kind", "bw", "--size", 64] +
+                   ([] if "--compare" in args else ["--json", old]))
+        expect(done, 3, named)
+        assert len(done.stderr.splitlines()) == 1 and not done.stdout, done
+        assert old.read_text() == before, named
+    shutil.copy(old, folder / "other")  # results by another name
+    assert "figures compared" in bench("--compare", old, folder / "other").stdout
 
 
 def a_thousand_connections():
@@ -417,6 +435,7 @@ main([("patterns and kinds", patterns_and_kinds), ("sixteen sides", sixteen_side
       ("each trouble is a result of its cell", each_trouble_is_a_result),
       ("planted defects", planted_defects),
       ("all bytes are checked", all_bytes_are_checked), ("what cannot be loaded", what_cannot_be_loaded),
+      ("what is not there", what_is_not_there),
       ("a thousand connections leave nothing", a_thousand_connections),
       ("time ends a cell of many connections", time_ends_a_cell_of_many_connections), ("GPU memory", gpu_memory),
       ("two hosts", two_hosts), ("network namespaces", network_namespaces), ("comparing", comparing),

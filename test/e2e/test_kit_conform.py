@@ -204,7 +204,10 @@ def files():
         assert len(cases["close.never_used"]) == 0
         stored = json.loads(out.read_text())
         assert stored["format"] == 1 and stored["summary"]["failed_must"] == 1 and stored["date"].endswith("Z"), stored
-    expect(kit(REF, "--only", "close.null", "--json", "/nonexistent/x.json"), 3, "/nonexistent/x.json")
+    for option in "--json", "--junit":
+        done = kit(REF, "--only", "close.null", option, "/nonexistent/x")
+        expect(done, 3, "/nonexistent/x")
+        assert "close.null" not in done.stdout, done.stdout
 
 
 def junit_of_odd_plugins():

@@ -280,6 +280,9 @@ def broken_files_are_told():
     told(b"RAILTRCE" + b"\xff" * 200, "offset 8")
     done = run([KIT, "trace", bad + ".none"])
     expect(done, 3, "No such file")
+    done = run([KIT, "trace", good, bad + ".none"])
+    expect(done, 3, "No such file")
+    assert not done.stdout, done.stdout[:300]
 
 
 def a_killed_process_leaves_its_calls():

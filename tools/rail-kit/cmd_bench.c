@@ -8,6 +8,7 @@
 #include "kit/bench/kit_bench.h"
 #include "kit/kit_json.h"
 #include "kit/kit_plot.h"
+#include "kit/kit_probe.h"
 #include "rail/version.h"
 #include "tools/rail-kit/commands.h"
 
@@ -228,6 +229,29 @@ static int add_env(struct bench_options *o) {
   return 0;
 }
 
+/* A plugin that is not there is an error before anything runs; one that cannot be used is a result of its cells. A name
+ * without a slash is for the dynamic linker to find, in a process like those that will load it; for a column with
+ * --env, which may be for the linker, only they know. */
+static bool is_there(const struct bench_options *o, const struct kit_bench_column *column, char *why, size_t size) {
+  struct kit_probe probe;
+  if (strchr(column->plugin, '/')) {
+    if (access(column->plugin, R_OK) == 0) return true;
+    snprintf(why, size, "%s: %s", column->plugin, strerror(errno));
+    return false;
+  }
+  return column->nenv > 0 || kit_probe(column->plugin, &o->plan.placement, &probe, why, size) || probe.versions;
+}
+
+static bool finds_plugins(const struct bench_options *o) {
+  char why[1024];
+  for (unsigned int i = 0; i < o->plan.ncolumns; i++) {
+    if (!*o->columns[i].plugin || is_there(o, &o->columns[i], why, sizeof why)) continue; /* "": --tcp */
+    fprintf(stderr, RK_NAME " bench: %s\n", why);
+    return false;
+  }
+  return true;
+}
+
 static int set_up(struct bench_options *o, char **words) {
   for (; *words; words++)
     if (add_column(o, *words, false) != 0) return -1;
@@ -283,17 +307,10 @@ static int write_results(const struct bench_options *o, const struct kit_bench_r
   return o->before ? compare_results(o, r, about, table) : TOOL_EXIT_OK;
 }
 
-/* A name without a slash is for the dynamic linker to find. */
-static bool is_missing(const struct kit_bench_column *column) {
-  return strchr(column->plugin, '/') && access(column->plugin, R_OK) != 0;
-}
-
 /* What a cell could not do here is no fault of the plugin. */
 static int status_of(const struct kit_bench_results *r) {
   int status = TOOL_EXIT_OK;
   size_t n = (size_t)r->plan->rounds * r->plan->ncells * r->plan->ncolumns;
-  for (unsigned int k = 0; k < r->plan->ncolumns; k++)
-    if (is_missing(&r->plan->columns[k])) return TOOL_EXIT_FAILED;
   for (size_t i = 0; i < n; i++) {
     if (r->all[i].verdict == KIT_BENCH_ERROR) return TOOL_EXIT_FAILED;
     if (r->all[i].verdict != KIT_BENCH_OK && r->all[i].verdict != KIT_BENCH_SKIPPED) status = TOOL_EXIT_RESULT;
@@ -325,9 +342,14 @@ static int one_plugin(const struct bench_options *o) {
   return TOOL_EXIT_USAGE;
 }
 
-static bool is_file(const char *word) {
+/* What --json wrote, by its name or its first byte; no plugin begins with a brace. */
+static bool is_results(const char *word) {
   size_t n = strlen(word);
-  return n > 5 && strcmp(word + n - 5, ".json") == 0;
+  if (n > 5 && strcmp(word + n - 5, ".json") == 0) return true;
+  FILE *f = fopen(word, "re");
+  bool brace = f && fgetc(f) == '{';
+  if (f) fclose(f);
+  return brace;
 }
 
 int rk_bench(int argc, char **argv) {
@@ -336,7 +358,7 @@ int rk_bench(int argc, char **argv) {
   char **words;
   int status, r = tool_options_read(&command, argc, argv, &o, &words);
   if (r != 0) return r > 0 ? TOOL_EXIT_OK : TOOL_EXIT_USAGE;
-  if (o.before && words[0] && is_file(words[0]) && !words[1] && !o.tcp) {
+  if (o.before && words[0] && is_results(words[0]) && !words[1] && !o.tcp) {
     r = kit_bench_compare(o.before, words[0], o.fail_below, stdout);
     return r < 0 ? TOOL_EXIT_FAILED : r ? TOOL_EXIT_RESULT : TOOL_EXIT_OK;
   }
@@ -344,6 +366,7 @@ int rk_bench(int argc, char **argv) {
     return tool_misuse(&command, "only with --compare:", "--fail-below"), TOOL_EXIT_USAGE;
   if (set_up(&o, words) != 0) return TOOL_EXIT_USAGE;
   if (o.before && !kit_bench_can_compare(o.before)) return TOOL_EXIT_FAILED;
+  if (!finds_plugins(&o) || !kit_file_check(RK_NAME " bench", o.plot)) return TOOL_EXIT_FAILED;
   r = rk_hosts_open(&o.hosts, o.columns[0].plugin, &o.plan.link, &status);
   if (r != 0) return status;
   status = o.plan.link ? one_plugin(&o) : TOOL_EXIT_OK;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `rail-kit conform`: the contract, checked. */
 #include "kit/conform/kit_conform.h"
+#include "kit/kit_json.h"
 #include "tools/rail-kit/commands.h"
 
 struct conform_options {
@@ -61,6 +62,7 @@ int rk_conform(int argc, char **argv) {
   if (o.how.all_versions && o.how.version)
     return tool_misuse(&command, "not with --all-versions:", "--abi"), TOOL_EXIT_USAGE;
   o.how.plugin = plugins[0];
+  if (!kit_file_check(RK_NAME, o.how.json) || !kit_file_check(RK_NAME, o.how.junit)) return TOOL_EXIT_FAILED;
   r = rk_hosts_open(&o.hosts, o.how.plugin, &o.how.link, &status);
   if (r != 0) return status;
   if (o.how.link && rk_has_placement(&o.how.placement)) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `rail-kit fault`: faults while data flows. */
 #include "kit/fault/kit_fault.h"
+#include "kit/kit_json.h"
 #include "tools/rail-kit/commands.h"
 
 struct fault_options {
@@ -74,6 +75,7 @@ int rk_fault(int argc, char **argv) {
   if (!plugins[0]) return tool_misuse(&command, "a plugin is missing", NULL), TOOL_EXIT_USAGE;
   if (plugins[1]) return tool_misuse(&command, "one plugin at a time, not also", plugins[1]), TOOL_EXIT_USAGE;
   o.how.plugin = plugins[0];
+  if (!kit_file_check(RK_NAME, o.how.json) || !kit_file_check(RK_NAME, o.how.junit)) return TOOL_EXIT_FAILED;
   r = rk_hosts_open(&o.hosts, o.how.plugin, &o.how.link, &status);
   if (r != 0) return status;
   if (o.how.link && rk_has_placement(&o.how.placement)) {

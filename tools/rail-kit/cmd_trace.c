@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `rail-kit trace`: prints what railtrace recorded. */
+#include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kit/kit_filter.h"
 #include "kit/kit_json.h"
@@ -79,6 +81,12 @@ int rk_trace(int argc, char **argv) {
   if (!o.how.files[0]) return tool_misuse(&command, "a file is missing", NULL), TOOL_EXIT_USAGE;
   const char *conflict = find_conflict(&o);
   if (conflict) return tool_misuse(&command, conflict, NULL), TOOL_EXIT_USAGE;
+  for (char **file = o.how.files; *file; file++) {
+    if (access(*file, R_OK) == 0) continue;
+    fprintf(stderr, RK_NAME ": %s: %s\n", *file, strerror(errno));
+    return TOOL_EXIT_FAILED;
+  }
+  if (!kit_file_check(RK_NAME, o.how.plot)) return TOOL_EXIT_FAILED;
   FILE *out = kit_file_open(RK_NAME, o.json);
   if (!out) return TOOL_EXIT_FAILED;
   o.how.json = o.json != NULL;
