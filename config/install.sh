@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # config/install.sh install PROGRAM... | uninstall
-# Where things go is in the environment: BUILD, DESTDIR, PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, MANDIR, VERSION,
-# PLUGINS (names). What is installed is noted in DATADIR/railyard/manifest, and that list is what uninstall removes: it
-# works from any later state of the tree.
+# Where things go is in the environment: BUILD, DESTDIR, PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, MANDIR, DOCDIR,
+# VERSION, PLUGINS (names). What is installed is noted in DATADIR/railyard/manifest, and that list is what uninstall
+# removes: it works from any later state of the tree.
 set -euo pipefail
 
-for dir in PREFIX BINDIR LIBDIR INCLUDEDIR DATADIR MANDIR; do
+for dir in PREFIX BINDIR LIBDIR INCLUDEDIR DATADIR MANDIR DOCDIR; do
   [[ ${!dir} == /* ]] || { echo "$dir must be an absolute path, not '${!dir}'" >&2; exit 1; }
 done
 manifest=$DATADIR/railyard/manifest
@@ -57,6 +57,7 @@ do_install() {
   put 755 kit/plot.py "$DATADIR/railyard/plot.py"
   for f in include/rail/*.h; do put 644 "$f" "$INCLUDEDIR/rail/${f##*/}"; done
   for f in docs/man/*.[1-9]; do put 644 "$f" "$MANDIR/man${f##*.}/${f##*/}"; done
+  for f in README.md docs/*.md; do put 644 "$f" "$DOCDIR/${f##*/}"; done
   tmp=$(mktemp)
   pkg_config >"$tmp"
   put 644 "$tmp" "$LIBDIR/pkgconfig/railyard.pc"
@@ -70,8 +71,8 @@ do_uninstall() {
   while IFS= read -r f; do rm -f "$DESTDIR$f"; done <"$DESTDIR$manifest"
   rm -f "$DESTDIR$manifest"
   # Only folders that are ours alone; lib, bin and the like belong to others, too.
-  rmdir "$DESTDIR$DATADIR/railyard" "$DESTDIR$INCLUDEDIR/rail" "$DESTDIR$LIBDIR"/{nccl,railyard/emu,railyard} \
-    2>/dev/null || true
+  rmdir "$DESTDIR$DATADIR/railyard" "$DESTDIR$DOCDIR" "$DESTDIR$INCLUDEDIR/rail" \
+    "$DESTDIR$LIBDIR"/{nccl,railyard/emu,railyard} 2>/dev/null || true
   echo "removed railyard from $DESTDIR$PREFIX"
 }
 

@@ -7,6 +7,7 @@ LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 DATADIR ?= $(PREFIX)/share
 MANDIR ?= $(DATADIR)/man
+DOCDIR ?= $(DATADIR)/doc/railyard
 DESTDIR ?=
 
 .PHONY: install uninstall deb rpm test-packages FORCE
@@ -32,10 +33,10 @@ $(foreach t,$(installed_tools),$(eval $(call tool_rule,$(BUILD)/relinked/$(t),$(
 FORCE:
 
 install_sh = @BUILD='$(BUILD)' DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' BINDIR='$(BINDIR)' LIBDIR='$(LIBDIR)' \
-  INCLUDEDIR='$(INCLUDEDIR)' DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' VERSION='$(VERSION)' \
+  INCLUDEDIR='$(INCLUDEDIR)' DATADIR='$(DATADIR)' MANDIR='$(MANDIR)' DOCDIR='$(DOCDIR)' VERSION='$(VERSION)' \
   PLUGINS='$(installed_plugins)' bash config/install.sh
 
-install: all  ## copy everything under DESTDIR; PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, MANDIR say where to
+install: all  ## copy everything under DESTDIR; PREFIX, BINDIR, LIBDIR, INCLUDEDIR, DATADIR, MANDIR, DOCDIR say where to
 	$(if $(places_differ),+$(Q)$(MAKE) BUILD='$(BUILD)' $(relinked))
 	$(install_sh) install $(addprefix $(BUILD)/$(if $(places_differ),relinked,bin)/,$(installed_tools))
 

@@ -42,6 +42,10 @@ for lib in "$RAIL_BUILD"/lib/emu/*; do
 done
 for header in include/rail/*.h; do check "${header##*/}" has "opt/rail/include/rail/${header##*/}"; done
 check "railyard.pc" has opt/rail/lib/pkgconfig/railyard.pc
+named=$(grep -rhoE '"[^"]*docs/[a-z-]+\.md' plugin core common loader kit tools emu --include='*.[ch]' |
+  grep -o 'docs/.*' | sort -u)
+check "messages name documents" test -n "$named"
+for file in $named; do check "$file, which messages name" has "opt/rail/share/doc/railyard/${file##*/}"; done
 check "the stand-in for libnccl" test "$(readlink -f "$top/root/opt/rail/lib/nccl/libnccl.so")" = \
   "$(readlink -f "$top/root")/opt/rail/lib/librailyard.so.$(<VERSION)"
 check "the name that programs ask for" test "$(readlink "$top/root/opt/rail/lib/nccl/libnccl.so.2")" = \
@@ -82,9 +86,11 @@ check "it leaves nothing of ours" no_files
 check "a second uninstall is harmless" make_it uninstall
 
 # Folders that are no neighbours: programs find libraries and scripts all the same.
-places=(BINDIR=/opt/programs LIBDIR=/opt/rail/lib/any INCLUDEDIR=/opt/headers DATADIR=/opt/data MANDIR=/opt/man)
+places=(BINDIR=/opt/programs LIBDIR=/opt/rail/lib/any INCLUDEDIR=/opt/headers DATADIR=/opt/data MANDIR=/opt/man
+  DOCDIR=/opt/doc)
 check "install into other folders" make_it install "${places[@]}"
 for file in programs/rail-{coll,kit,stat} headers/rail/railyard.h data/railyard/plot.py man/man1/rail-kit.1 \
+  doc/roce.md \
   rail/lib/any/{"$soname",libnccl-net-socket.so,nccl/libnccl.so.2,railyard/librail-fault.so,pkgconfig/railyard.pc}
 do
   check "$file" has "opt/$file"

@@ -37,6 +37,11 @@ quiet_lintian() { # a line for whatever it finds, and for an override that is no
 check "lintian" quiet_lintian
 for package in "${packages[@]}"; do check "$package is there" compgen -G "$folder/${package}_${version}_*.deb"; done
 
+for document in install net-ib parameters rdma-errors roce trace tuning-tcp; do
+  check "$document.md is in the plugins' package" \
+    bash -c "dpkg -c '$folder/libnccl-net-railyard_${version}_'*.deb | grep -q '/$document\.md'"
+done
+
 ((EUID == 0)) || skip_rest "debootstrap and chroot need root"
 work=$(mktemp -d)
 mount -t tmpfs none "$work" && mkdir "$work"/{upper,work,root} &&

@@ -31,7 +31,8 @@ check "the spec is readable" rpmspec -P packaging/railyard.spec
 spec_version() { [[ $(rpmspec -q --srpm --qf '%{version}' packaging/railyard.spec) == "$version" ]]; }
 check "its version is that of VERSION" spec_version
 lib='/usr/lib[^ ]*'
-check "libnccl-net-railyard" has libnccl-net-railyard "$lib/libnccl-net-"{socket,ib,ofi,railtrace}'\.so'
+check "libnccl-net-railyard" has libnccl-net-railyard "$lib/libnccl-net-"{socket,ib,ofi,railtrace}'\.so' \
+  ".*/"{install,net-ib,parameters,rdma-errors,roce,trace,tuning-tcp}"\.md"
 check "librailyard0" has librailyard0 "$lib/librailyard\.so\.${version%%.*}" "$lib/nccl/libnccl\.so\.2"
 check "railyard-tools" has railyard-tools /usr/bin/rail-{coll,kit,stat} "$lib/railyard/librail-fault\.so" \
   "$lib/railyard/emu/"{libibverbs,librdmacm}'\.so\.1' \
