@@ -74,7 +74,9 @@ RAIL_EXPORT const char *ncclGetErrorString(ncclResult_t result) {
 }
 
 RAIL_EXPORT const char *ncclGetLastError(ncclComm_t comm) {
-  if (comm && comm->magic == RT_COMM_MAGIC && rt_comm_failed(comm)) return comm->error;
+  /* The cause is the communicator's, but for a call that was refused for another reason since. */
+  if (comm && comm->magic == RT_COMM_MAGIC && rt_comm_failed(comm) && !rt_error_refused_since(comm->failed_at))
+    return comm->error;
   return rt_error_text();
 }
 

@@ -115,6 +115,7 @@ struct ncclComm {
   atomic_int abort_flag; /* ends the bootstrap's waits */
   pthread_mutex_t error_lock;
   char error[512];
+  unsigned long failed_at; /* rt_error_moment; both are set before `failed` */
   atomic_int users;      /* calls in other threads that use it: destroy and abort wait for them */
   atomic_bool ending;    /* a thread is in the call that will free it */
   atomic_int init_state; /* ncclInProgress while a non-blocking init runs */

@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "core/comm/rt_comm.h"
+#include "core/comm/rt_error.h"
 
 /* True for the first error. */
 static bool record_failure(struct ncclComm *comm, rail_result_t result, const char *text) {
@@ -12,6 +13,7 @@ static bool record_failure(struct ncclComm *comm, rail_result_t result, const ch
   bool first = atomic_load(&comm->failed) == 0;
   if (first) {
     snprintf(comm->error, sizeof comm->error, "%s", text);
+    comm->failed_at = rt_error_moment();
     if (!atomic_load(&comm->revoked)) atomic_store(&comm->abort_flag, 1);
     atomic_store_explicit(&comm->failed, (int)result, memory_order_release);
   }

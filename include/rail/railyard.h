@@ -24,8 +24,8 @@
  * All that libnccl.so.2 of that release exports is here; docs/standin.md says what of it is honoured, ignored or
  * refused.
  *
- * Every call returns an ncclResult_t; the text of the last error of the
- * calling thread or of a communicator is ncclGetLastError.
+ * Every call returns an ncclResult_t. ncclGetLastError is the text of the calling thread's last error; given a
+ * communicator that has failed, of that failure, unless a call of this thread was refused since for another reason.
  */
 #ifndef RAIL_RAILYARD_H
 #define RAIL_RAILYARD_H

@@ -458,7 +458,10 @@ static void differ(const struct rank *rank, void *arg) {
   ncclResult_t async = ncclSuccess;
   OK(ncclCommGetAsyncError(comm, &async));
   ENSURE_INT(async, r);
+  ENSURE_INT(ncclCommGetAsyncError(comm, NULL), ncclInvalidArgument); /* refused for another reason */
+  ENSURE(strstr(ncclGetLastError(comm), "asyncError is NULL"), "\"%s\"", ncclGetLastError(comm));
   ENSURE_INT(ncclAllReduce(a, b, 1, ncclFloat, ncclSum, comm, NULL), r); /* it stays so */
+  ENSURE(!strstr(ncclGetLastError(comm), "asyncError is NULL"), "\"%s\"", ncclGetLastError(comm));
   free(a);
   free(b);
   OK(ncclCommDestroy(comm));
