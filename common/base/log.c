@@ -79,6 +79,13 @@ static void line_to_stderr(enum rail_log_level level, const char *prefix, const 
   }
 }
 
+/* Plugins' texts begin with the plugin's name, which a prefix has already. */
+static const char *without_name(const char *prefix, const char *text) {
+  const char *slash = prefix ? strrchr(prefix, '/') : NULL;
+  size_t n = slash ? strlen(slash + 1) : 0;
+  return n && strncmp(text, slash + 1, n) == 0 && strncmp(text + n, ": ", 2) == 0 ? text + n + 2 : text;
+}
+
 void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *file, int line, const char *fmt, ...) {
   int saved = errno;
   rail_logger_fn sink = atomic_load(&log_sink);
@@ -94,7 +101,8 @@ void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *fi
   else if ((size_t)n >= sizeof text) memcpy(text + sizeof text - 4, "...", 4);
 
   const char *prefix = atomic_load(&log_prefix);
-  if (sink) sink(level, subsys, file, line, "%s%s%s", prefix ? prefix : "", prefix ? " : " : "", text);
-  else line_to_stderr(level, prefix, text);
+  const char *rest = without_name(prefix, text);
+  if (sink) sink(level, subsys, file, line, "%s%s%s", prefix ? prefix : "", prefix ? " : " : "", rest);
+  else line_to_stderr(level, prefix, rest);
   errno = saved;
 }

@@ -12,7 +12,8 @@
 #include "rail/net.h"
 #include <stdbool.h>
 
-/* What each line begins with: the module, "NET/RailSocket". Kept by reference. */
+/* What each line begins with: the module, "NET/RailSocket". A text that begins "RailSocket: " loses that then. Kept by
+ * reference. */
 void rail_log_set_prefix(const char *prefix);
 
 /* Sets the sink; NULL returns to stderr. A later set replaces the earlier:

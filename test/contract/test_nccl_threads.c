@@ -66,7 +66,7 @@ static int connected_ends(void) {
 static char device_line[1024];
 
 static void keep_device_line(const char *text) {
-  if (strstr(text, "RailSocket: device 0 is ")) snprintf(device_line, sizeof device_line, "%s", text);
+  if (strstr(text, "RailSocket : device 0 is ")) snprintf(device_line, sizeof device_line, "%s", text);
 }
 
 /* The kernel says a little later that a new link runs. */

@@ -45,6 +45,13 @@ TEST(sink_gets_the_line) {
   RAIL_INFO(RAIL_SUB_NET, "info"); /* the sink filters, not we */
   CHECK_INT(seen.calls, 2);
   CHECK_INT((int64_t)seen.subsys, RAIL_SUB_NET);
+  rail_log_set_prefix("NET/Rail"); /* a name is said once */
+  RAIL_WARN("Rail: 1");
+  CHECK_STR(seen.text, "NET/Rail : 1");
+  RAIL_WARN("Railway: 2");
+  CHECK_STR(seen.text, "NET/Rail : Railway: 2");
+  RAIL_WARN("Rail");
+  CHECK_STR(seen.text, "NET/Rail : Rail");
   rail_log_set_prefix(NULL);
   errno = EBADF;
   RAIL_WARN("bare: %s", strerror(errno));
