@@ -436,7 +436,7 @@ $(BUILD)/test/broken/libnccl-net-broken-%.so: $(BUILD)/test/broken/libnccl-net-r
 
 # The parameter tables of every module, for docs/parameters.md.
 # Those of plugins that are left out, too.
-gen_params_obj := config/gen_params.o core/comm/rt_param.o \
+gen_params_obj := config/gen_params.o core/comm/rt_param.o core/comm/rt_conf.o \
   $(foreach p,$(known_plugins),plugin/$(p)/$(call prefix_of,$(p))_param.o)
 $(O)/config/gen_params.o $(O)/config/gen_params.c.ok: CPPFLAGS += \
   -DPLUGIN_TABLES='$(foreach p,$(known_plugins),TABLE($(call prefix_of,$(p))_param_table))'

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A line is formatted once into a buffer on the stack and then handed, whole,
- * to NCCL's logger or to stderr. Nothing here allocates or takes a lock, so a
+ * to NCCL's logger, to a file or to stderr. Nothing here allocates or takes a lock, so a
  * line may be logged from any thread, after fork, and out of memory.
  */
 #include "common/base/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,6 +22,8 @@
 
 static _Atomic(const char *) log_prefix;
 static _Atomic(rail_logger_fn) log_sink;
+static _Atomic(const char *) log_file; /* pattern of its name; NULL: stderr */
+static atomic_int log_fd = -1;         /* the file, once there was a line */
 static atomic_int log_threshold = -1; /* enum rail_log_level; -1: NCCL_DEBUG not read yet */
 
 /* Row order is verbosity. "Version" prints no warnings, as in NCCL. */
@@ -56,15 +60,57 @@ static const char *level_word(enum rail_log_level level) {
   return "?";
 }
 
+/* Without the domain. */
+static void host_name(char host[64]) {
+  if (gethostname(host, 64) != 0) strcpy(host, "?");
+  host[63] = 0;
+  host[strcspn(host, ".")] = 0;
+}
+
+void rail_log_set_file(const char *pattern) { atomic_store(&log_file, pattern); }
+
+/* As NCCL reads it: what is neither %h, %p nor %% stays as it is. */
+static void expand(const char *pattern, char *path, size_t size) {
+  char host[64];
+  size_t n = 0;
+  host_name(host);
+  for (const char *p = pattern; *p && n + sizeof host < size; p++) {
+    if (*p != '%' || !p[1] || !strchr("hp%", p[1])) {
+      path[n++] = *p;
+      continue;
+    }
+    p++;
+    n += (size_t)(*p == 'h'   ? snprintf(path + n, size - n, "%s", host)
+                  : *p == 'p' ? snprintf(path + n, size - n, "%d", (int)getpid())
+                              : snprintf(path + n, size - n, "%%"));
+  }
+  path[n] = 0;
+}
+
+static int output(void) {
+  char path[PATH_MAX];
+  const char *pattern = atomic_load(&log_file);
+  int fd = atomic_load(&log_fd), none = -1;
+  if (!pattern) return STDERR_FILENO;
+  if (fd >= 0) return fd;
+  expand(pattern, path, sizeof path);
+  fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    atomic_store(&log_file, NULL);
+    RAIL_WARN("NCCL_DEBUG_FILE=%s: %s: %s; lines go to standard error", pattern, path, strerror(errno));
+    return STDERR_FILENO;
+  }
+  if (atomic_compare_exchange_strong(&log_fd, &none, fd)) return fd;
+  close(fd);
+  return none; /* another thread's */
+}
+
 /* "host:pid:tid [prefix] WARN text", one write, so that lines of many ranks that
  * share a terminal do not interleave. */
-static void line_to_stderr(enum rail_log_level level, const char *prefix, const char *text) {
+static void line_out(enum rail_log_level level, const char *prefix, const char *text) {
   char host[64];
-  if (gethostname(host, sizeof host) != 0) strcpy(host, "?");
-  host[sizeof host - 1] = 0;
-  char *dot = strchr(host, '.');
-  if (dot) *dot = 0;
-
+  int fd = output();
+  host_name(host);
   char line[LOG_LINE + 256];
   int n = snprintf(line, sizeof line - 1, "%s:%d:%ld %s%s%s%s %s", host, (int)getpid(), (long)syscall(SYS_gettid),
                    prefix ? "[" : "", prefix ? prefix : "", prefix ? "] " : "", level_word(level), text);
@@ -72,7 +118,7 @@ static void line_to_stderr(enum rail_log_level level, const char *prefix, const 
   size_t len = RAIL_MIN((size_t)n, sizeof line - 2);
   line[len++] = '\n';
   for (size_t at = 0; at < len;) {
-    ssize_t wrote = write(STDERR_FILENO, line + at, len - at);
+    ssize_t wrote = write(fd, line + at, len - at);
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote <= 0) return; /* nowhere left to say so */
     at += (size_t)wrote;
@@ -103,6 +149,6 @@ void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *fi
   const char *prefix = atomic_load(&log_prefix);
   const char *rest = without_name(prefix, text);
   if (sink) sink(level, subsys, file, line, "%s%s%s", prefix ? prefix : "", prefix ? " : " : "", rest);
-  else line_to_stderr(level, prefix, rest);
+  else line_out(level, prefix, rest);
   errno = saved;
 }

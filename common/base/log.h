@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Logging. A plugin logs through the logger that NCCL hands to init; until
- * then, and in programs without NCCL, lines go to stderr filtered by
+ * then, and in programs without NCCL, lines go to stderr, or a file, filtered by
  * NCCL_DEBUG (NONE, VERSION, WARN, INFO, TRACE; default WARN).
  * All functions preserve errno and may be called from any thread.
  */
@@ -19,6 +19,10 @@ void rail_log_set_prefix(const char *prefix);
 /* Sets the sink; NULL returns to stderr. A later set replaces the earlier:
  * NCCL's own logger is one function per process. */
 void rail_log_set_sink(rail_logger_fn sink);
+
+/* Lines go to this file, at its end, instead of stderr: NCCL_DEBUG_FILE's text, where %h is the host, %p the process
+ * and %% a %. It is opened at the first line. The text is kept by reference. */
+void rail_log_set_file(const char *pattern);
 
 void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *file, int line, const char *fmt, ...)
     RAIL_PRINTF(5, 6);

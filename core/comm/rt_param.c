@@ -6,9 +6,12 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/compiler.h"
+#include "common/base/log.h"
 #include "common/base/param.h"
+#include "core/comm/rt_conf.h"
 #include "rail/railyard.h"
 
 #define AT(field) .offset = offsetof(struct rt_params, field)
@@ -135,6 +138,11 @@ static const struct rail_param rows[] = {
 
   {.name = "NCCL_DEBUG", .type = RAIL_PARAM_STRING, AT(debug),
    .doc = "What is logged: NONE, VERSION, WARN (default), INFO or TRACE."},
+  {.name = "NCCL_DEBUG_FILE", .type = RAIL_PARAM_STRING, AT(debug_file),
+   .doc = "File that lines are appended to instead of standard error: %h is the host, %p the process."},
+  {.name = "NCCL_CONF_FILE", .type = RAIL_PARAM_STRING, AT(conf_file),
+   .doc = "File of NAME=value lines that are taken for variables, where the environment has none of that name; unset: "
+          ".nccl.conf in the home folder. /etc/nccl.conf follows."},
   {.name = "NCCL_DEBUG_SUBSYS", .type = RAIL_PARAM_STRING, AT(debug_subsys),
    .doc = "Read by NCCL, whose logger filters a plugin's lines by it; the runtime's own lines are not filtered."},
 };
@@ -156,12 +164,29 @@ static void drop_empty_texts(void) {
   }
 }
 
+/* Names of NCCL's that neither the runtime nor a plugin reads, in one line. */
+static void name_ignored(void) {
+  static const char *const plugins[] = {"NCCL_IB_", "NCCL_SOCKET_", "NCCL_IBVERBS_LIB=", "NCCL_GDR_FLUSH_DISABLE="};
+  char list[1024] = "";
+  for (char **env = environ; env && *env; env++) {
+    size_t n = strcspn(*env, "="), used = strlen(list);
+    bool known = strncmp(*env, "NCCL_", 5) != 0;
+    for (size_t i = 0; i < RAIL_COUNT_OF(plugins); i++) known |= strncmp(*env, plugins[i], strlen(plugins[i])) == 0;
+    for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) known |= !strncmp(*env, rows[i].name, n) && !rows[i].name[n];
+    if (!known) snprintf(list + used, sizeof list - used, "%s%.*s", used ? ", " : "", (int)n, *env);
+  }
+  if (*list) RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_ENV, "without effect in Railyard: %s", list);
+}
+
 static void load(void) {
   const struct rail_param_table *const tables[] = {&table};
+  rt_conf_load();
   rail_param_load(&table, &params);
   drop_empty_texts();
+  if (params.debug_file) rail_log_set_file(params.debug_file);
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) names[i] = rows[i].name;
   rail_param_check_unknown(tables, RAIL_COUNT_OF(tables));
+  name_ignored();
 }
 
 const struct rt_params *rt_params(void) {

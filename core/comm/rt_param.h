@@ -62,6 +62,8 @@ struct rt_params {
   const char *cuda_kernels;
   const char *nvml_lib;
   const char *sysfs;
+  const char *debug_file;
+  const char *conf_file; /* read by rt_conf.c */
   /* read by common/base/log.c itself; rows here so that they are listed with the rest */
   const char *debug;
   const char *debug_subsys;

@@ -117,6 +117,39 @@ TEST(stderr_line_format) {
   CHECK_STR(out, want);
 }
 
+static void two_files(void) {
+  char path[300];
+  rail_log_set_file("log_%h_%p_%%_%q%"); /* in a folder of its own */
+  RAIL_WARN("one");
+  RAIL_WARN("two");
+  snprintf(path, sizeof path, "log_%s_%d_%%_%%q%%", getenv("SHORT_HOST"), (int)getpid());
+  FILE *f = fopen(path, "r");
+  char line[2][300];
+  bool both = f && fgets(line[0], sizeof line[0], f) && fgets(line[1], sizeof line[1], f) && !fgets(path, 2, f);
+  if (!both || !strstr(line[0], " WARN one\n") || !strstr(line[1], " WARN two\n")) dprintf(2, "wrong file\n");
+}
+static void no_file(void) {
+  rail_log_set_file("/nonexistent/%p");
+  RAIL_WARN("one");
+}
+TEST(lines_go_to_a_file) {
+  char out[4096], host[64], folder[] = "/tmp/test_log.XXXXXX", command[64];
+  int home = open(".", O_RDONLY | O_DIRECTORY);
+  pid_t pid;
+  gethostname(host, sizeof host);
+  host[strcspn(host, ".")] = 0;
+  setenv("SHORT_HOST", host, 1);
+  CHECK(mkdtemp(folder) && chdir(folder) == 0);
+  child_stderr(NULL, two_files, out, sizeof out, &pid);
+  CHECK(fchdir(home) == 0);
+  close(home);
+  CHECK_STR(out, "");
+  snprintf(command, sizeof command, "rm -r %s", folder);
+  CHECK_OK(system(command));
+  child_stderr(NULL, no_file, out, sizeof out, &pid);
+  CHECK(strstr(out, "NCCL_DEBUG_FILE=/nonexistent/%p: /nonexistent/") && strstr(out, " WARN one\n"));
+}
+
 static void on_alarm(int signal) { (void)signal; }
 
 /* A full pipe, so that the line waits, and a signal meanwhile. */
@@ -207,5 +240,6 @@ TEST(lines_of_threads_stay_whole) {
 }
 
 TEST_MAIN(TEST_CASE(sink_gets_the_line), TEST_CASE(long_line_is_cut_visibly), TEST_CASE(stderr_line_format),
+          TEST_CASE(lines_go_to_a_file),
           TEST_CASE(a_signal_does_not_end_a_line),
           TEST_CASE(levels), TEST_CASE(lines_of_threads_stay_whole))
