@@ -115,9 +115,10 @@ struct async_init {
 static void *async_init_thread(void *arg) {
   struct async_init *a = arg;
   rail_result_t r = rt_comm_init(a->comm, &a->args);
-  if (r != RAIL_OK)
-    rt_comm_fail(a->comm, r, "%s",
-                 rt_error_count() ? rt_error_text() : "the communicator could not be made; earlier lines say why");
+  if (r != RAIL_OK && rt_error_count())
+    rt_comm_fail_logged(a->comm, r, rt_error_text());
+  else if (r != RAIL_OK)
+    rt_comm_fail(a->comm, r, "the communicator could not be made; earlier lines say why");
   atomic_store(&a->comm->init_state, (int)r);
   free(a);
   return NULL;

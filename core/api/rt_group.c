@@ -68,8 +68,9 @@ static void finish_member(struct group_member *m, rail_result_t result, unsigned
 static void *init_member(void *arg) {
   struct group_member *m = arg;
   const unsigned errors = rt_error_count();
-  finish_member(m, rt_comm_init(m->comm, &m->init), errors,
-                "the communicator could not be made; earlier lines say why");
+  const rail_result_t r = rt_comm_init(m->comm, &m->init);
+  if (r != RAIL_OK && rt_error_count() != errors) rt_comm_fail_logged(m->comm, r, rt_error_text());
+  finish_member(m, r, errors, "the communicator could not be made; earlier lines say why");
   return NULL;
 }
 

@@ -253,11 +253,9 @@ static rail_result_t open_rendezvous(const struct rt_boot_id *id, union rail_add
 
 /* Ends the rendezvous thread that rt_unique_id_create started and that no other rank will join. */
 static void end_rendezvous(struct rt_rendezvous_rank *me, uint64_t timeout_ms) {
-  union rail_addr table;
-  uint8_t session[RT_SECRET_BYTES];
   if (me->well_known) return;
   me->timeout_ms = RAIL_MIN(timeout_ms, (uint64_t)END_MS);
-  rt_rendezvous_join(me, &table, session);
+  rt_rendezvous_end(me);
 }
 
 /* The rendezvous is of another version than this rank: that ends it for the ranks that wait there, too. */
@@ -265,7 +263,7 @@ static void refuse_version(const struct rt_boot_id *id, struct rt_rendezvous_ran
   me->secret = id->secret;
   me->own.in.sin_family = AF_INET;
   me->timeout_ms = RAIL_MIN(me->timeout_ms, (uint64_t)END_MS);
-  rt_rendezvous_decline(me);
+  rt_rendezvous_end(me);
   rt_error(RAIL_BAD_USAGE,
            "bootstrap: rank %d: the unique id is of version %d of the bootstrap protocol, this rank speaks version %d; "
            "install one version of librailyard on all ranks",

@@ -34,9 +34,10 @@ struct rt_rendezvous_rank {
 rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail_addr *table,
                                  uint8_t session[RT_SECRET_BYTES]);
 
-/* For a rank that cannot join because the rendezvous is of another version: sends a hello of its own version, which
- * ends the wait of the other ranks. Best effort, nothing is logged. */
-void rt_rendezvous_decline(const struct rt_rendezvous_rank *me);
+/* Ends a rendezvous by a hello, for a rank that needs no answer: it is the only one, or cannot join since the
+ * rendezvous is of another version, and the other ranks' wait ends. Best effort, nothing is logged; it takes no time
+ * where the rendezvous is over. */
+void rt_rendezvous_end(const struct rt_rendezvous_rank *me);
 
 /* "2, 5, 7 and 12 more": the ranks whose here[] is 0. */
 void rt_rendezvous_missing(const uint8_t *here, int nranks, char *text, size_t cap);

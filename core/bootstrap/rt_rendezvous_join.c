@@ -82,17 +82,27 @@ static rail_result_t join_once(const struct rt_rendezvous_rank *me, uint64_t dea
   return read_answer(me, *fd, deadline + GRACE_MS * 1000000ull, table, session, &outcome->logged);
 }
 
-void rt_rendezvous_decline(const struct rt_rendezvous_rank *me) {
+static bool aborted(const struct rt_rendezvous_rank *me) { return me->abort_flag && atomic_load(me->abort_flag); }
+
+/* Where nothing listens is no rendezvous any more. */
+static rail_result_t connect_once(const struct rt_rendezvous_rank *me, uint64_t deadline, int *fd) {
+  rail_result_t result = rail_sock_connect(&me->root, NULL, fd);
+  while (result == RAIL_IN_PROGRESS && !aborted(me) && !rail_deadline_passed(deadline)) {
+    struct pollfd p = {.fd = *fd, .events = POLLOUT};
+    poll(&p, 1, RAIL_MIN(RT_BOOT_RETRY_MS, rail_deadline_left_ms(deadline)));
+    result = rail_sock_connected(*fd);
+  }
+  return result;
+}
+
+void rt_rendezvous_end(const struct rt_rendezvous_rank *me) {
   uint64_t deadline = rail_deadline_in_ms(me->timeout_ms);
   char byte;
   int fd = -1;
-  if (rail_sock_connect_all(&me->root, NULL, deadline, me->abort_flag, &fd) == RAIL_OK &&
-      send_hello(me, fd, deadline) == RAIL_OK)
+  if (connect_once(me, deadline, &fd) == RAIL_OK && send_hello(me, fd, deadline) == RAIL_OK)
     rail_sock_recv_all(fd, &byte, 1, deadline, me->abort_flag); /* until the rendezvous has read it */
   rail_sock_close(&fd);
 }
-
-static bool aborted(const struct rt_rendezvous_rank *me) { return me->abort_flag && atomic_load(me->abort_flag); }
 
 rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail_addr *table,
                                  uint8_t session[RT_SECRET_BYTES]) {

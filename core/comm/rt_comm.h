@@ -164,6 +164,8 @@ void rt_comm_drop_id(struct ncclComm *comm);
 
 /* Records the error, logs it and reports it to the other ranks. Only the first call has an effect. */
 void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) RAIL_PRINTF(3, 4);
+/* The same without a line, for an error that rt_error has logged. */
+void rt_comm_fail_logged(struct ncclComm *comm, rail_result_t result, const char *text);
 /* The failure when two ranks' calls differ: `got` bytes came from rank `peer`. */
 RAIL_COLD void rt_comm_fail_mismatch(struct ncclComm *comm, int peer, uint64_t got, uint64_t expected);
 /* Ends every wait of this rank as a failure does, but does not report it, and the bootstrap stays usable. */

@@ -21,23 +21,33 @@ static bool record_failure(struct ncclComm *comm, rail_result_t result, const ch
   return first;
 }
 
-void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) {
-  char text[sizeof comm->error];
+static void fail(struct ncclComm *comm, rail_result_t result, const char *text, bool logged) {
+  char cause[sizeof comm->error];
   struct rt_bootstrap *bootstrap = __atomic_load_n(&comm->bootstrap, __ATOMIC_ACQUIRE);
   /* The error that the bootstrap has found or received comes first: this one may be its consequence, seen before
    * rt_comm_bootstrap_failed was called. */
-  rail_result_t earlier = bootstrap ? rt_bootstrap_failure(bootstrap, text, sizeof text) : RAIL_OK;
+  rail_result_t earlier = bootstrap ? rt_bootstrap_failure(bootstrap, cause, sizeof cause) : RAIL_OK;
   if (earlier != RAIL_OK) {
-    record_failure(comm, earlier, text);
+    record_failure(comm, earlier, cause);
     return;
   }
+  if (!record_failure(comm, result, text)) return;
+  if (!logged)
+    RAIL_WARN("rank %d of %d: %s (%s)", comm->rank, comm->nranks, text, rail_result_name((int)result));
+  if (bootstrap) rt_bootstrap_abort(bootstrap, result, text);
+}
+
+void rt_comm_fail(struct ncclComm *comm, rail_result_t result, const char *fmt, ...) {
+  char text[sizeof comm->error];
   va_list ap;
   va_start(ap, fmt);
   vsnprintf(text, sizeof text, fmt, ap);
   va_end(ap);
-  if (!record_failure(comm, result, text)) return;
-  RAIL_WARN("rank %d of %d: %s (%s)", comm->rank, comm->nranks, text, rail_result_name((int)result));
-  if (bootstrap) rt_bootstrap_abort(bootstrap, result, text);
+  fail(comm, result, text, false);
+}
+
+void rt_comm_fail_logged(struct ncclComm *comm, rail_result_t result, const char *text) {
+  fail(comm, result, text, true);
 }
 
 void rt_comm_fail_mismatch(struct ncclComm *comm, int peer, uint64_t got, uint64_t expected) {

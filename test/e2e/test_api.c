@@ -122,6 +122,31 @@ TEST(a_send_to_itself_needs_an_equal_receive) {
   job_run("NCCL_DEBUG=NONE", 1, kit_patience_ms(TIMEOUT_MS), unequal_to_itself, NULL);
 }
 
+/* Its rendezvous is over, which takes no time to find out, and the only rank needs none. */
+static void one_id_twice(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  char name[64], line[2][300] = {"", ""};
+  ncclUniqueId id;
+  ncclComm_t comm[2] = {NULL, NULL};
+  OK(ncclGetUniqueId(&id));
+  OK(ncclCommInitRank(&comm[0], 1, id, 0));
+  const uint64_t t0 = rail_now_ns();
+  OK(ncclCommInitRank(&comm[1], 1, id, 0));
+  ENSURE(rail_now_ns() - t0 < 1000000000ull, "%.3f s", (double)(rail_now_ns() - t0) / 1e9);
+  for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comm[i]));
+  memset(&id, 1, sizeof id);
+  REFUSED(ncclCommInitRank(&comm[0], 2, id, 0), ncclInvalidArgument, "unique id");
+  snprintf(name, sizeof name, "/tmp/rail-test-api.%d", (int)getpid());
+  FILE *f = fopen(name, "r");
+  unlink(name);
+  ENSURE(f && fgets(line[0], sizeof line[0], f) && strstr(line[0], "not a unique id"), "\"%s\"", line[0]);
+  ENSURE(!fgets(line[1], sizeof line[1], f), "one more: %s", line[1]);
+  fclose(f);
+}
+TEST(one_rank_uses_an_id_twice) {
+  job_run("NCCL_DEBUG=WARN NCCL_DEBUG_FILE=/tmp/rail-test-api.%p", 1, kit_patience_ms(TIMEOUT_MS), one_id_twice, NULL);
+}
+
 static void texts(const struct rank *rank, void *arg) {
   (void)rank, (void)arg;
   int v = 0;
@@ -281,6 +306,7 @@ TEST(every_way_to_end) {
 
 TEST_MAIN(TEST_CASE(wrong_makers_are_refused), TEST_CASE(wrong_calls_are_refused_by_name),
           TEST_CASE(a_send_to_itself_needs_an_equal_receive), TEST_CASE(versions_and_texts),
+          TEST_CASE(one_rank_uses_an_id_twice),
           TEST_CASE(allocated_and_registered_memory),
           TEST_CASE(premulsum_reads_its_factor_when_it_said), TEST_CASE(an_operator_may_go_once_the_call_was_made),
           TEST_CASE(every_way_to_end))
