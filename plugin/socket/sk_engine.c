@@ -212,9 +212,11 @@ static void *thread_main(void *arg) {
 
 /* ---- begin and end -------------------------------------------------------- */
 
+/* A child of fork keeps contexts of the thread: the numbers are soon those of other files. */
 static void close_fds(struct poll_thread *t) {
   if (t->wake_fd >= 0) close(t->wake_fd);
   if (t->epoll_fd >= 0) close(t->epoll_fd);
+  t->wake_fd = t->epoll_fd = -1;
 }
 
 /* False with errno. */

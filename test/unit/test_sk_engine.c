@@ -2,6 +2,7 @@
  * Connections that the epoll engine moves, with the peer's ends in the test's hands: nothing of what a socket says, a
  * caller leaves or another owner held up is lost, though the caller stays away.
  * TEST-SAN: asan tsan */
+#include <sys/eventfd.h>
 #include <sys/wait.h>
 
 #include "plugin/socket/sk_engine.h"
@@ -297,9 +298,39 @@ TEST(a_fork_waits_until_the_threads_have_left_the_connections) {
   end(&d);
 }
 
+static enum sk_poll_result nothing_to_do(void *arg, bool readable) {
+  (void)arg, (void)readable;
+  return SK_POLL_IDLE;
+}
+
+/* The numbers of the threads' descriptors are those of other files in the child; a context of the parent's leaves them
+ * alone. */
+TEST(a_child_writes_into_no_other_file) {
+  struct data d;
+  struct sk_poll_ctx *ctx;
+  int fds[16], status;
+  begin(&d, SK_RECEIVER);
+  sk_engine_attach(&ctx, nothing_to_do, &d, NULL, 0);
+  CHECK(ctx != NULL);
+  usleep(50000); /* the thread sleeps, so that waking it is a write */
+  pid_t child = fork();
+  if (child == 0) {
+    for (size_t i = 0; i < RAIL_COUNT_OF(fds); i++) fds[i] = eventfd(0, EFD_NONBLOCK);
+    sk_engine_notify(ctx);
+    for (size_t i = 0; i < RAIL_COUNT_OF(fds); i++)
+      if (read(fds[i], &(uint64_t){0}, sizeof(uint64_t)) > 0) _exit(1);
+    _exit(fds[0] < 0);
+  }
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", (unsigned int)status);
+  sk_engine_detach(ctx, NULL, 0);
+  end(&d);
+}
+
 TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_the_last),
           TEST_CASE(an_event_while_another_thread_owns), TEST_CASE(a_receive_while_another_thread_owns),
           TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_message_that_waits_and_the_end_behind_it),
           TEST_CASE(a_socket_that_has_room_again),
           TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go),
-          TEST_CASE(a_fork_waits_until_the_threads_have_left_the_connections))
+          TEST_CASE(a_fork_waits_until_the_threads_have_left_the_connections),
+          TEST_CASE(a_child_writes_into_no_other_file))
