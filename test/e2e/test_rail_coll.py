@@ -25,8 +25,8 @@ OPS = "sum prod max min avg mulsum".split()
 
 def bad_arguments():
     for args, said in [
-        ((), ("a collective is missing",)),
-        (("all_reduse",), ("no such collective", "all_reduse")),
+        ((), ("a collective is missing", *COLLECTIVES)),
+        (("all_reduse",), ("no such collective", "'all_reduse'", *COLLECTIVES)),
         (("all_reduce", "all_gather"), ("more than one collective", "all_gather")),
         (("all_reduce", "-b", "12Q"), ("--minbytes", "12Q", "64K")),
         (("all_reduce", "-b", "-1"), ("--minbytes", "-1")),

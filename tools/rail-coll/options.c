@@ -220,10 +220,23 @@ static int check_graphs(const struct rc_options *o) {
   return 0;
 }
 
+static int no_collective(const char *what, const char *word) {
+  const struct rc_collective *c;
+  char text[400];
+  snprintf(text, sizeof text, "%s (there are ", what);
+  for (size_t i = 0; (c = rc_collective_at(i)) != NULL; i++) {
+    size_t used = strlen(text);
+    snprintf(text + used, sizeof text - used, "%s%s", i ? ", " : "", c->name);
+  }
+  size_t used = strlen(text);
+  snprintf(text + used, sizeof text - used, word ? "):" : ")");
+  return tool_misuse(&command, text, word);
+}
+
 static int complete(char **words, struct rc_options *o) {
-  if (!words[0]) return tool_misuse(&command, "a collective is missing (all_reduce, all_gather, ...)", NULL);
+  if (!words[0]) return no_collective("a collective is missing", NULL);
   o->collective = rc_collective_find(words[0]);
-  if (!o->collective) return tool_misuse(&command, "no such collective:", words[0]);
+  if (!o->collective) return no_collective("no such collective", words[0]);
   if (words[1]) return tool_misuse(&command, "more than one collective:", words[1]);
   if (check_sizes(o) != 0 || check_memory(o) != 0) return -1;
   if (!o->out_of_place && !o->in_place) o->out_of_place = o->in_place = true;
