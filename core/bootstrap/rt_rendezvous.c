@@ -150,8 +150,15 @@ static void raise_fd_limit(int nranks) {
   struct rlimit limit;
   rlim_t want = (rlim_t)nranks + PENDING_MAX + 256;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= want) return;
+  const rlim_t before = limit.rlim_cur;
   limit.rlim_cur = RAIL_MIN(want, limit.rlim_max);
-  setrlimit(RLIMIT_NOFILE, &limit);
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = before;
+  static atomic_flag said = ATOMIC_FLAG_INIT;
+  if (limit.rlim_cur < want && !atomic_flag_test_and_set(&said))
+    RAIL_INFO(RAIL_SUB_BOOTSTRAP | RAIL_SUB_INIT,
+              "bootstrap: the rendezvous of %d ranks wants %llu descriptors, the limit is %llu (RLIMIT_NOFILE; hard: "
+              "%llu); ranks may find no place", nranks, (unsigned long long)want, (unsigned long long)limit.rlim_cur,
+              (unsigned long long)limit.rlim_max);
 }
 
 /* The first valid hello sets the number of ranks. */

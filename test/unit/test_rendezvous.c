@@ -346,8 +346,46 @@ TEST(well_known_address) {
   }
 }
 
+static atomic_int limits_named;
+
+__attribute__((format(printf, 5, 6))) static void hear_limit(enum rail_log_level level, unsigned long flags,
+                                                             const char *file, int line, const char *fmt, ...) {
+  char text[1200];
+  va_list ap;
+  (void)flags, (void)file, (void)line;
+  va_start(ap, fmt);
+  vsnprintf(text, sizeof text, fmt, ap);
+  va_end(ap);
+  if (level == RAIL_LOG_INFO && strstr(text, "1 ranks wants 769 descriptors, the limit is 300 ")) limits_named++;
+}
+
+/* In a process of its own: a hard limit does not come back. Said once. */
+TEST(a_limit_of_descriptors_that_is_too_low_is_named) {
+  int status;
+  pid_t child = fork();
+  if (child == 0) {
+    const struct rlimit low = {.rlim_cur = 200, .rlim_max = 300};
+    char id[RT_UNIQUE_ID_BYTES];
+    struct rt_boot_id parts;
+    union rail_addr addr;
+    if (setrlimit(RLIMIT_NOFILE, &low) != 0) _exit(2);
+    rail_log_set_sink(hear_limit);
+    for (int i = 0; i < 2; i++) {
+      make_root(&parts, id, &addr);
+      int fd = connect_to(&addr);
+      send_hello(fd, &parts, 0, 1, RT_BOOT_VERSION);
+      (void)read_refusal(fd); /* the table */
+      rail_sock_close(&fd);
+    }
+    _exit(limits_named != 1);
+  }
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", (unsigned int)status);
+}
+
 static const struct tap_case cases[] = {
   TEST_CASE(ranks_that_have_said_hello_need_no_place), /* it forks: before there are other threads */
+  TEST_CASE(a_limit_of_descriptors_that_is_too_low_is_named), /* the same */
   TEST_CASE(unauthenticated_at_the_rendezvous), TEST_CASE(missing_rank), TEST_CASE(the_shortest_timeout_counts),
   TEST_CASE(the_oldest_silent_connection_goes), TEST_CASE(wrong_nranks_and_duplicates),
   TEST_CASE(a_rank_of_another_version_ends_the_rendezvous),
