@@ -15,7 +15,7 @@ static const struct rail_stats_counter comm_counters[] = {
                               "Messages that went ahead of the receiver's buffer."},
   [SK_COMM_GRANTED_MESSAGES] = {"granted_messages", RAIL_STATS_COUNTER,
                                 "Messages that waited for the receiver's buffer."},
-  [SK_COMM_CHUNKS] = {"chunks", RAIL_STATS_COUNTER, "Chunks that messages were cut into."},
+  [SK_COMM_CHUNKS] = {"chunks", RAIL_STATS_COUNTER, "Chunks of messages that its streams moved, in all."},
   [SK_COMM_SYSTEM_CALLS] = {"system_calls", RAIL_STATS_COUNTER, "System calls that moved bytes, or tried to; with "
                             "RAIL_SOCKET_TLS calls of TLS, which make one or more each."},
   [SK_COMM_CONTROL_FRAMES] = {"control_frames", RAIL_STATS_COUNTER, "Frames of grants, credit or counts, no payload."},
@@ -33,7 +33,7 @@ _Static_assert(RAIL_COUNT_OF(comm_counters) == SK_COMM_COUNTERS, "a row each");
 
 static const struct rail_stats_counter stream_counters[] = {
   [SK_STREAM_BYTES] = {"bytes", RAIL_STATS_COUNTER, "Payload that this stream moved."},
-  [SK_STREAM_CHUNKS] = {"chunks", RAIL_STATS_COUNTER, "Chunks of messages that this stream took."},
+  [SK_STREAM_CHUNKS] = {"chunks", RAIL_STATS_COUNTER, "Chunks of messages that this stream moved."},
   [SK_STREAM_ALIVE] = {"alive", RAIL_STATS_GAUGE, "1 while the stream is up, 0 after it was lost."},
   [SK_STREAM_LOST] = {"lost", RAIL_STATS_COUNTER, "How often the stream was lost."},
 };
