@@ -67,7 +67,11 @@ static void host_name(char host[64]) {
   host[strcspn(host, ".")] = 0;
 }
 
-void rail_log_set_file(const char *pattern) { atomic_store(&log_file, pattern); }
+void rail_log_set_file(const char *pattern) {
+  static char kept[PATH_MAX];
+  snprintf(kept, sizeof kept, "%s", pattern);
+  atomic_store(&log_file, kept);
+}
 
 /* As NCCL reads it: what is neither %h, %p nor %% stays as it is. */
 static void expand(const char *pattern, char *path, size_t size) {
