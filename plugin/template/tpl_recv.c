@@ -48,49 +48,23 @@ struct tpl_recv_comm {
   size_t out_have, out_done;
 };
 
-/* ---- GRANT and DONE frames --------------------------------------------- */
-
-static void queue_frame(struct tpl_recv_comm *rc, const struct tpl_frame *frame) {
-  if (rc->out_done) {
-    rc->out_have -= rc->out_done;
-    memmove(rc->out, rc->out + rc->out_done, rc->out_have);
-    rc->out_done = 0;
-  }
-  tpl_frame_encode(frame, rc->out + rc->out_have);
-  rc->out_have += TPL_FRAME_SIZE;
-}
-
-/* As many as the socket takes. None is left where out_have is 0. */
-static rail_result_t write_frames(struct tpl_recv_comm *rc) {
-  if (!rc->out_have) return RAIL_OK;
-  rail_result_t result = rail_sock_send_some(rc->base.fd, rc->out, rc->out_have, &rc->out_done);
-  if (result == RAIL_IN_PROGRESS) return RAIL_OK;
-  if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
-  rc->out_have = rc->out_done = 0;
-  return RAIL_OK;
-}
-
-/* ---- irecv ------------------------------------------------------------- */
+/* ---- the steps of a receive, in their order ---------------------------- */
 
 /* Takes a free slot for the request, and grants its buffers. Without one the answer is "not now". */
 static rail_result_t start_recv(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
-                                const int *tags, void **mhandles, void **request) {
-  unsigned int slot = 0;
-  while (slot < TPL_SLOTS && rc->recvs[slot].base.state != TPL_FREE) slot++;
-  if (slot == TPL_SLOTS) return RAIL_OK;
-  struct tpl_recv *r = &rc->recvs[slot];
-  r->n = r->missing = n;
-  r->base.state = TPL_ACTIVE;
-  for (unsigned int i = 0; i < n; i++) {
-    const struct tpl_frame grant = {.type = TPL_GRANT, .slot = slot, .buffer = i, .tag = tags[i], .size = sizes[i]};
-    r->buffers[i] = (struct buffer){.state = BUFFER_GRANTED, .data = data[i], .capacity = sizes[i],
-                                    .mr = mhandles ? mhandles[i] : NULL};
-    tpl_mr_hold(r->buffers[i].mr);
-    queue_frame(rc, &grant);
-  }
-  *request = r;
-  return write_frames(rc);
-}
+                                const int *tags, void **mhandles, void **request);
+/* A GRANT or a DONE. */
+static void queue_frame(struct tpl_recv_comm *rc, const struct tpl_frame *frame);
+/* As many as the socket takes. None is left where out_have is 0. */
+static rail_result_t write_frames(struct tpl_recv_comm *rc);
+/* Reads headers, and what follows each into its buffer. */
+static rail_result_t read_messages(struct tpl_recv_comm *rc);
+static rail_result_t begin_message(struct tpl_recv_comm *rc);
+static void end_message(struct tpl_recv_comm *rc);
+/* Their bytes have arrived, and their DONEs are with the kernel: here what start_recv began is complete. */
+static void complete_arrived(struct tpl_recv_comm *rc);
+
+/* ---- irecv ------------------------------------------------------------- */
 
 rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                         void **phandles, void **request) {
@@ -112,7 +86,82 @@ rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   return result;
 }
 
+static rail_result_t start_recv(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
+                                const int *tags, void **mhandles, void **request) {
+  unsigned int slot = 0;
+  while (slot < TPL_SLOTS && rc->recvs[slot].base.state != TPL_FREE) slot++;
+  if (slot == TPL_SLOTS) return RAIL_OK;
+  struct tpl_recv *r = &rc->recvs[slot];
+  r->n = r->missing = n;
+  r->base.state = TPL_ACTIVE;
+  for (unsigned int i = 0; i < n; i++) {
+    const struct tpl_frame grant = {.type = TPL_GRANT, .slot = slot, .buffer = i, .tag = tags[i], .size = sizes[i]};
+    r->buffers[i] = (struct buffer){.state = BUFFER_GRANTED, .data = data[i], .capacity = sizes[i],
+                                    .mr = mhandles ? mhandles[i] : NULL};
+    tpl_mr_hold(r->buffers[i].mr);
+    queue_frame(rc, &grant);
+  }
+  *request = r;
+  return write_frames(rc);
+}
+
+/* ---- GRANT and DONE frames --------------------------------------------- */
+
+static void queue_frame(struct tpl_recv_comm *rc, const struct tpl_frame *frame) {
+  if (rc->out_done) {
+    rc->out_have -= rc->out_done;
+    memmove(rc->out, rc->out + rc->out_done, rc->out_have);
+    rc->out_done = 0;
+  }
+  tpl_frame_encode(frame, rc->out + rc->out_have);
+  rc->out_have += TPL_FRAME_SIZE;
+}
+
+static rail_result_t write_frames(struct tpl_recv_comm *rc) {
+  if (!rc->out_have) return RAIL_OK;
+  rail_result_t result = rail_sock_send_some(rc->base.fd, rc->out, rc->out_have, &rc->out_done);
+  if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+  if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
+  rc->out_have = rc->out_done = 0;
+  return RAIL_OK;
+}
+
 /* ---- from test --------------------------------------------------------- */
+
+rail_result_t tpl_recv_progress(struct tpl_comm *comm) {
+  struct tpl_recv_comm *rc = rail_container_of(comm, struct tpl_recv_comm, base);
+  RAIL_TRY(rail_first_error(&comm->error));
+  RAIL_TRY(write_frames(rc)); /* what the socket had no room for */
+  complete_arrived(rc);       /* before an error that comes next */
+  RAIL_TRY(read_messages(rc));
+  RAIL_TRY(write_frames(rc));
+  complete_arrived(rc);
+  return RAIL_OK;
+}
+
+static rail_result_t read_messages(struct tpl_recv_comm *rc) {
+  for (size_t moved = 0; moved < TPL_STEP_BYTES; moved += TPL_FRAME_SIZE) {
+    if (!rc->buffer) {
+      rail_result_t result = rail_sock_recv_some(rc->base.fd, rc->header, sizeof rc->header, &rc->have);
+      if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+      if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
+      RAIL_TRY(begin_message(rc));
+    }
+    struct buffer *b = rc->buffer;
+    if (b->have < b->size) {
+      struct iovec iov = {.iov_base = b->data + b->have,
+                          .iov_len = RAIL_MIN(b->size - b->have, (size_t)TPL_STEP_BYTES)};
+      size_t n;
+      rail_result_t result = rail_sock_recvv(rc->base.fd, &iov, 1, &n);
+      if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+      if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
+      b->have += n;
+      moved += n;
+    }
+    if (b->have == b->size) end_message(rc);
+  }
+  return RAIL_OK;
+}
 
 static rail_result_t begin_message(struct tpl_recv_comm *rc) {
   struct tpl_frame *frame = &rc->arriving;
@@ -145,31 +194,6 @@ static void end_message(struct tpl_recv_comm *rc) {
   if (--r->missing == 0) STAILQ_INSERT_TAIL(&rc->arrived, r, link);
 }
 
-static rail_result_t read_messages(struct tpl_recv_comm *rc) {
-  for (size_t moved = 0; moved < TPL_STEP_BYTES; moved += TPL_FRAME_SIZE) {
-    if (!rc->buffer) {
-      rail_result_t result = rail_sock_recv_some(rc->base.fd, rc->header, sizeof rc->header, &rc->have);
-      if (result == RAIL_IN_PROGRESS) return RAIL_OK;
-      if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
-      RAIL_TRY(begin_message(rc));
-    }
-    struct buffer *b = rc->buffer;
-    if (b->have < b->size) {
-      struct iovec iov = {.iov_base = b->data + b->have,
-                          .iov_len = RAIL_MIN(b->size - b->have, (size_t)TPL_STEP_BYTES)};
-      size_t n;
-      rail_result_t result = rail_sock_recvv(rc->base.fd, &iov, 1, &n);
-      if (result == RAIL_IN_PROGRESS) return RAIL_OK;
-      if (result != RAIL_OK) return tpl_fail_errno(&rc->base, result);
-      b->have += n;
-      moved += n;
-    }
-    if (b->have == b->size) end_message(rc);
-  }
-  return RAIL_OK;
-}
-
-/* Its bytes have arrived, and its DONEs are with the kernel: here what start_recv began is complete. */
 static void complete_arrived(struct tpl_recv_comm *rc) {
   struct tpl_recv *r;
   while (!rc->out_have && (r = STAILQ_FIRST(&rc->arrived))) {
@@ -178,24 +202,13 @@ static void complete_arrived(struct tpl_recv_comm *rc) {
   }
 }
 
-rail_result_t tpl_recv_progress(struct tpl_comm *comm) {
-  struct tpl_recv_comm *rc = rail_container_of(comm, struct tpl_recv_comm, base);
-  RAIL_TRY(rail_first_error(&comm->error));
-  RAIL_TRY(write_frames(rc)); /* what the socket had no room for */
-  complete_arrived(rc);       /* before an error that comes next */
-  RAIL_TRY(read_messages(rc));
-  RAIL_TRY(write_frames(rc));
-  complete_arrived(rc);
-  return RAIL_OK;
-}
-
 void tpl_recv_finish(struct tpl_request *request, int *sizes) {
   struct tpl_recv *r = rail_container_of(request, struct tpl_recv, base);
   for (unsigned int i = 0; sizes && i < r->n; i++) sizes[i] = (int)RAIL_MIN(r->buffers[i].size, (size_t)INT_MAX);
   request->state = TPL_FREE;
 }
 
-/* ---- the receiver's part of a comm: made and freed --------------------- */
+/* ---- the receiver's side of a comm: made and freed --------------------- */
 
 rail_result_t tpl_recv_create(const struct tpl_device *device, const union rail_addr *peer, int fd, void **recv_comm) {
   struct tpl_recv_comm *rc = calloc(1, sizeof *rc);

@@ -52,41 +52,45 @@ struct tpl_send_comm {
   size_t have;
 };
 
+/* ---- the steps of a send, in their order ------------------------------- */
+
+/* Matches the message with a grant, and queues it. */
+static rail_result_t start_send(struct tpl_send_comm *sc, const void *data, size_t size, int tag, struct tpl_mr *mr,
+                                void **request);
+/* Messages of the queue, as far as the socket takes them: isend does this, and test for what is left. */
+static rail_result_t write_queue(struct tpl_send_comm *sc);
+/* RAIL_OK: the connection is there. RAIL_IN_PROGRESS: the peer has not accepted it yet. */
+static rail_result_t await_welcome(struct tpl_send_comm *sc);
+/* All that is there, up to a bound: a peer has no more frames to send than the table has places. */
+static rail_result_t read_frames(struct tpl_send_comm *sc);
+/* The receiver has posted a buffer. */
+static bool on_grant(struct tpl_send_comm *sc, const struct tpl_frame *frame);
+/* The receiver has the message: here what start_send began is complete. */
+static bool on_done(struct tpl_send_comm *sc, const struct tpl_frame *frame);
+
 /* ---- isend ------------------------------------------------------------- */
+
+rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
+                        void **request) {
+  (void)phandle; /* no events for NCCL's profiler; common/obs/profile.h would make them */
+  struct tpl_comm *comm = tpl_comm_of(send_comm, TPL_SEND_MAGIC, "isend");
+  if (!comm) return RAIL_BAD_ARGUMENT;
+  if (size > RAIL_NET_MAX_BYTES) {
+    RAIL_WARN(TPL_NAME ": isend to %s: %zu bytes; allowed: %llu", comm->peer, size, RAIL_NET_MAX_BYTES);
+    return RAIL_BAD_ARGUMENT;
+  }
+  pthread_mutex_lock(&comm->lock);
+  rail_result_t result = rail_first_error(&comm->error);
+  if (result == RAIL_OK) result = start_send(send_comm, data, size, tag, mhandle, request);
+  pthread_mutex_unlock(&comm->lock);
+  return result;
+}
 
 static struct tpl_grant *oldest_grant(struct tpl_send_comm *sc, int tag) {
   struct tpl_grant *g;
   TAILQ_FOREACH(g, &sc->grants, link)
     if (g->tag == tag) return g;
   return NULL;
-}
-
-/* Messages of the queue, as far as the socket takes them: isend does this, and test for what is left. */
-static rail_result_t write_queue(struct tpl_send_comm *sc) {
-  struct tpl_send *s;
-  for (size_t moved = 0; moved < TPL_STEP_BYTES && (s = STAILQ_FIRST(&sc->queue));) {
-    bool too_large = s->size > s->grant->size; /* the frame goes out, so that the receiver learns of it */
-    size_t whole = TPL_FRAME_SIZE + (too_large ? 0 : s->size), n;
-    struct iovec iov[2];
-    int count = 0;
-    if (s->written < TPL_FRAME_SIZE)
-      iov[count++] = (struct iovec){.iov_base = s->frame + s->written, .iov_len = TPL_FRAME_SIZE - s->written};
-    size_t at = s->written < TPL_FRAME_SIZE ? 0 : s->written - TPL_FRAME_SIZE;
-    if (whole > TPL_FRAME_SIZE)
-      iov[count++] = (struct iovec){.iov_base = (void *)(uintptr_t)(s->data + at),
-                                    .iov_len = RAIL_MIN(s->size - at, (size_t)TPL_STEP_BYTES)};
-    rail_result_t result = rail_sock_sendv(sc->base.fd, iov, count, &n);
-    if (result == RAIL_IN_PROGRESS) return RAIL_OK;
-    if (result != RAIL_OK) return tpl_fail_errno(&sc->base, result);
-    s->written += n;
-    moved += n;
-    if (s->written < whole) continue;
-    if (too_large)
-      return tpl_fail(&sc->base, RAIL_BAD_USAGE, "a send of %zu bytes with tag %d meets a receive of %llu; they must "
-                      "agree, or the receive be larger", s->size, s->grant->tag, (unsigned long long)s->grant->size);
-    STAILQ_REMOVE_HEAD(&sc->queue, link);
-  }
-  return RAIL_OK;
 }
 
 /* Takes the oldest grant of the tag and a request, and queues the message. Without either the answer is "not now": the
@@ -118,23 +122,45 @@ static rail_result_t start_send(struct tpl_send_comm *sc, const void *data, size
   return write_queue(sc);
 }
 
-rail_result_t tpl_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
-                        void **request) {
-  (void)phandle; /* no events for NCCL's profiler; common/obs/profile.h would make them */
-  struct tpl_comm *comm = tpl_comm_of(send_comm, TPL_SEND_MAGIC, "isend");
-  if (!comm) return RAIL_BAD_ARGUMENT;
-  if (size > RAIL_NET_MAX_BYTES) {
-    RAIL_WARN(TPL_NAME ": isend to %s: %zu bytes; allowed: %llu", comm->peer, size, RAIL_NET_MAX_BYTES);
-    return RAIL_BAD_ARGUMENT;
+static rail_result_t write_queue(struct tpl_send_comm *sc) {
+  struct tpl_send *s;
+  for (size_t moved = 0; moved < TPL_STEP_BYTES && (s = STAILQ_FIRST(&sc->queue));) {
+    bool too_large = s->size > s->grant->size; /* the frame goes out, so that the receiver learns of it */
+    size_t whole = TPL_FRAME_SIZE + (too_large ? 0 : s->size), n;
+    struct iovec iov[2];
+    int count = 0;
+    if (s->written < TPL_FRAME_SIZE)
+      iov[count++] = (struct iovec){.iov_base = s->frame + s->written, .iov_len = TPL_FRAME_SIZE - s->written};
+    size_t at = s->written < TPL_FRAME_SIZE ? 0 : s->written - TPL_FRAME_SIZE;
+    if (whole > TPL_FRAME_SIZE)
+      iov[count++] = (struct iovec){.iov_base = (void *)(uintptr_t)(s->data + at),
+                                    .iov_len = RAIL_MIN(s->size - at, (size_t)TPL_STEP_BYTES)};
+    rail_result_t result = rail_sock_sendv(sc->base.fd, iov, count, &n);
+    if (result == RAIL_IN_PROGRESS) return RAIL_OK;
+    if (result != RAIL_OK) return tpl_fail_errno(&sc->base, result);
+    s->written += n;
+    moved += n;
+    if (s->written < whole) continue;
+    if (too_large)
+      return tpl_fail(&sc->base, RAIL_BAD_USAGE, "a send of %zu bytes with tag %d meets a receive of %llu; they must "
+                      "agree, or the receive be larger", s->size, s->grant->tag, (unsigned long long)s->grant->size);
+    STAILQ_REMOVE_HEAD(&sc->queue, link);
   }
-  pthread_mutex_lock(&comm->lock);
-  rail_result_t result = rail_first_error(&comm->error);
-  if (result == RAIL_OK) result = start_send(send_comm, data, size, tag, mhandle, request);
-  pthread_mutex_unlock(&comm->lock);
-  return result;
+  return RAIL_OK;
 }
 
 /* ---- from test --------------------------------------------------------- */
+
+rail_result_t tpl_send_progress(struct tpl_comm *comm) {
+  struct tpl_send_comm *sc = rail_container_of(comm, struct tpl_send_comm, base);
+  RAIL_TRY(rail_first_error(&comm->error));
+  if (sc->attempt) {
+    rail_result_t result = await_welcome(sc);
+    if (result != RAIL_OK) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
+  }
+  RAIL_TRY(write_queue(sc));
+  return read_frames(sc);
+}
 
 static void free_attempt(struct tpl_send_comm *sc) {
   if (!sc->attempt) return;
@@ -143,7 +169,6 @@ static void free_attempt(struct tpl_send_comm *sc) {
   sc->attempt = NULL;
 }
 
-/* RAIL_OK: the connection is there. RAIL_IN_PROGRESS: the peer has not accepted it yet. */
 static rail_result_t await_welcome(struct tpl_send_comm *sc) {
   struct tpl_attempt *a = sc->attempt;
   struct rail_message message;
@@ -164,30 +189,6 @@ static rail_result_t await_welcome(struct tpl_send_comm *sc) {
   return RAIL_OK;
 }
 
-static bool on_grant(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
-  struct tpl_grant *g = &sc->table[frame->slot][frame->buffer];
-  if (g->state != GRANT_NONE) return false;
-  g->state = GRANT_OPEN;
-  g->tag = frame->tag;
-  g->size = frame->size;
-  TAILQ_INSERT_TAIL(&sc->grants, g, link);
-  return true;
-}
-
-/* The receiver has the message: here what start_send began is complete. */
-static bool on_done(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
-  struct tpl_grant *g = &sc->table[frame->slot][frame->buffer];
-  struct tpl_send *s = g->send;
-  if (g->state != GRANT_TAKEN || s->written < TPL_FRAME_SIZE + s->size) return false;
-  g->state = GRANT_NONE;
-  s->base.state = TPL_COMPLETE;
-  tpl_mr_release(s->mr);
-  tpl_count(&sc->base, TPL_SENT_BYTES, s->size);
-  tpl_count(&sc->base, TPL_MESSAGES, 1);
-  return true;
-}
-
-/* All that is there, up to a bound: a peer has no more frames to send than the table has places. */
 static rail_result_t read_frames(struct tpl_send_comm *sc) {
   for (int i = 0; i < 2 * MAX_SENDS / FRAMES_AT_ONCE; i++) {
     struct iovec iov = {.iov_base = sc->in + sc->have, .iov_len = sizeof sc->in - sc->have};
@@ -212,15 +213,26 @@ static rail_result_t read_frames(struct tpl_send_comm *sc) {
   return RAIL_OK;
 }
 
-rail_result_t tpl_send_progress(struct tpl_comm *comm) {
-  struct tpl_send_comm *sc = rail_container_of(comm, struct tpl_send_comm, base);
-  RAIL_TRY(rail_first_error(&comm->error));
-  if (sc->attempt) {
-    rail_result_t result = await_welcome(sc);
-    if (result != RAIL_OK) return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
-  }
-  RAIL_TRY(write_queue(sc));
-  return read_frames(sc);
+static bool on_grant(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
+  struct tpl_grant *g = &sc->table[frame->slot][frame->buffer];
+  if (g->state != GRANT_NONE) return false;
+  g->state = GRANT_OPEN;
+  g->tag = frame->tag;
+  g->size = frame->size;
+  TAILQ_INSERT_TAIL(&sc->grants, g, link);
+  return true;
+}
+
+static bool on_done(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
+  struct tpl_grant *g = &sc->table[frame->slot][frame->buffer];
+  struct tpl_send *s = g->send;
+  if (g->state != GRANT_TAKEN || s->written < TPL_FRAME_SIZE + s->size) return false;
+  g->state = GRANT_NONE;
+  s->base.state = TPL_COMPLETE;
+  tpl_mr_release(s->mr);
+  tpl_count(&sc->base, TPL_SENT_BYTES, s->size);
+  tpl_count(&sc->base, TPL_MESSAGES, 1);
+  return true;
 }
 
 void tpl_send_finish(struct tpl_request *request, int *sizes) {
@@ -231,7 +243,7 @@ void tpl_send_finish(struct tpl_request *request, int *sizes) {
   STAILQ_INSERT_TAIL(&sc->free, s, link);
 }
 
-/* ---- the sender's part of a comm: made and freed ----------------------- */
+/* ---- the sender's side of a comm: made and freed ----------------------- */
 
 rail_result_t tpl_send_create(const struct tpl_device *device, struct tpl_attempt *attempt, void **send_comm) {
   struct tpl_send_comm *sc = calloc(1, sizeof *sc);
