@@ -155,7 +155,8 @@ struct ib_remote_ring {
 
 struct ib_request {
   uint32_t magic;
-  uint32_t pending;     /* completions to come, and 1 until all is posted; a receive: buffers. 0: done */
+  uint32_t pending;     /* 0: done. Else a send's signaled writes, and 1 until all is posted; a receive's buffers; a
+                         * flush's reads */
   rail_result_t result; /* an error of this request alone: the connection lives */
   struct ib_comm *comm;
   SLIST_ENTRY(ib_request) free; /* in its pool */
@@ -166,17 +167,17 @@ static inline bool ib_request_is_outstanding(const struct ib_request *r) {
   return r->magic - IB_REQ_SEND <= IB_REQ_FLUSH - IB_REQ_SEND;
 }
 
-/* How far a part is posted. All of it goes over one QP. */
+/* How far the part is posted that is begun. All of it goes over one QP. */
 struct ib_cursor {
   uint64_t body_posted; /* bytes of its body, or one of these: */
-  uint16_t qp;          /* of a part that is begun */
+  uint16_t qp;          /* over which it goes */
 };
-#define IB_NOT_BEGUN 0u /* so it begins, and so it ends: when the part's tail is posted it is the next part's */
+#define IB_BETWEEN_PARTS 0u /* none is begun: of each part all is posted, or nothing */
 /* A QP has refused the first writes: some may be posted, and no completion tells how far. The QP is lost, and the part
  * begins again. */
 #define IB_PERHAPS_POSTED 1u
 
-static inline bool ib_cursor_is_begun(const struct ib_cursor *cursor) { return cursor->body_posted != IB_NOT_BEGUN; }
+static inline bool ib_is_begun(const struct ib_cursor *cursor) { return cursor->body_posted != IB_BETWEEN_PARTS; }
 
 /* Place and size of a part, where parts are not equal (ib_stripe.h). */
 struct ib_share {
@@ -191,15 +192,18 @@ struct ib_send {
   const uint8_t *data;
   uint64_t size;
   uint64_t length;       /* bytes that are written: size, or 0 if that is more than the buffer holds */
-  struct ib_cursor cursor; /* of `part` */
+  struct ib_cursor cursor; /* of `next_part` */
   uint16_t first_qp;     /* part i goes over QP live[first_qp + i], modulo their number; or IB_QP_BY_SHARE */
-  uint16_t nparts, part; /* `part`: the first that is not all posted */
+  uint16_t nparts, next_part; /* next_part: the first that is not all posted */
   uint16_t number;       /* of the request: its place in `sends` */
   const struct ib_cts *buffer;
   struct ib_mhandle *mr;
   struct ib_share *shares; /* of its parts, with striping; NULL: without, where parts are equal */
 };
 #define IB_QP_BY_SHARE 0x8000u /* first_qp: the share of a part names its QP. Above all numbers of QPs */
+
+/* From here on its `pending` is signaled writes, or SENDs, that have not completed, and nothing else. */
+static inline void ib_send_all_posted(struct ib_send *send) { send->base.pending--; }
 
 /* One buffer of an irecv. */
 struct ib_buffer {

@@ -290,7 +290,7 @@ static rail_result_t await_peer(struct ib_comm *comm, unsigned int index) {
 static rail_result_t resend_all(struct ib_comm *comm) {
   if (!comm->sender) return ib_recv_resend(ib_recv_comm_of(comm));
   struct ib_send_comm *sc = ib_send_comm_of(comm);
-  if (ib_cursor_is_begun(&sc->resend)) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
+  if (ib_is_begun(&sc->resend)) RAIL_TRY(ib_send_resend(sc, &comm->qps[sc->resend_of]));
   for (unsigned int i = 0; i < comm->plan.nqps; i++)
     if (ib_failover_qp(comm, i)->state == IB_FAILOVER_DOWN) RAIL_TRY(ib_send_resend(sc, &comm->qps[i]));
   return RAIL_OK;

@@ -383,7 +383,7 @@ RAIL_COLD rail_result_t ib_recv_resend(struct ib_recv_comm *rc) {
   return RAIL_OK;
 }
 
-/* ---- the receiver's part of a comm: made ----------------------------------- */
+/* ---- the receiver's side of a comm: made ----------------------------------- */
 
 struct ib_comm *ib_recv_comm_alloc(void) {
   struct ib_recv_comm *rc = calloc(1, sizeof *rc);

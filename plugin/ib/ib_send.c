@@ -2,12 +2,11 @@
  *
  * A send from isend to its completion.
  *
- * isend matches its tag in the CTS ring, takes a request, splits the message into parts, each for a QP of its own, and
- * posts them: plain RDMA writes, and per part one write with immediate that the receiver's completion reports. What a
- * send queue has no room for waits in `unposted`, and later sends behind it; ib_progress resumes there. test calls
- * ib_send_done for each completion; the send is done when the last write of each part has completed. Where a QP was
- * lost (ib_failover.c) the parts that the receiver has not had on it are resent. With the SEND protocol a send is
- * posted when its turn comes (ib_two_sided.c).
+ * isend matches its tag in the CTS ring, takes a request, splits the message into parts, one QP each, and posts them:
+ * plain RDMA writes, and as each part's last one with immediate, its tail, which reports it to the receiver. What a
+ * send queue has no room for waits in `unposted`, and later sends behind it; ib_send_resume goes on there. test calls
+ * ib_send_done for each completion; the send is done when all tails have completed. Where a QP was lost (ib_failover.c)
+ * what the receiver has not had over it is resent. With the SEND protocol a send waits for its turn (ib_two_sided.c).
  */
 #include "plugin/ib/ib_progress.h"
 
@@ -39,53 +38,29 @@ struct chain {
 
 /* ---- the steps of a send, in their order ------------------------------------ */
 
-/* There is no buffer to send to. */
+/* There is no buffer to send to; or one that is too small. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found);
-/* Posts a send that nothing is posted of, over `qp` first. Most messages are one part, and below whole_below a part is
- * its tail: one write. */
+RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag);
+/* The parts go over the next QPs. Returns the first part's. */
+static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *send);
+/* The rest of isend with the SEND protocol: the receive says over which QPs, and messages leave in the order of
+ * receives. */
+static rail_result_t isend_in_turn(struct ib_send_comm *sc, struct ib_send *send, void *phandle);
+/* Posts a send, over `qp` first: mostly one part, and below whole_below one write, its tail. */
 RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp);
 /* Posts the parts that are left of one, each over a QP. RAIL_IN_PROGRESS: a send queue is full, or the QP of a part
  * that was begun is lost. */
 static rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send);
-/* Of a part up to BATCH writes: mostly all of it, without a loop. Then its cursor is not begun any more. */
+/* Of a part up to BATCH writes: mostly all of it, without a loop. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain);
 /* A part that is one write, its tail, or of which only that is left. */
-RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_part *part);
+RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_layout *layout);
 /* Of a part with a body, or what is left of it: up to a batch. */
-static rail_result_t post_body(struct ib_send_comm *sc, struct chain chain, const struct ib_part *part);
+static rail_result_t post_body(struct ib_send_comm *sc, struct chain chain, const struct ib_layout *layout);
 /* One ibv_post_send. Its last write is signaled; that one's completion stands for all of them. */
 RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct chain *chain);
 
 /* ---- isend ----------------------------------------------------------------- */
-
-/* Only an immediate with an error code is written: both sides report the error. */
-RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag) {
-  RAIL_WARN("RailIB: isend to %s over %s: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
-            "send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
-            (unsigned long long)send->size, tag, (unsigned long long)send->buffer->size);
-  send->base.result = RAIL_BAD_USAGE;
-  send->length = 0;
-}
-
-/* Returns the first part's QP. */
-static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *send) {
-  struct ib_qp *first = sc->live[sc->next_qp];
-  send->first_qp = (uint16_t)sc->next_qp;
-  sc->next_qp += send->nparts; /* at most nlive */
-  if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
-  return first;
-}
-
-/* With the SEND protocol the receive says over how many QPs, and which, and messages are posted in the order of
- * receives. The request exists: test reports what fails. */
-static __attribute__((noinline)) rail_result_t isend_in_turn(struct ib_send_comm *sc, struct ib_send *send,
-                                                             void *phandle) {
-  if (!ib_two_sided_take_turn(sc, send)) (void)ib_error_invalid_cts(sc);
-  if (sc->base.profiler) ib_profile_start(&send->base, &phandle);
-  (void)ib_send_resume(sc);
-  if (!STAILQ_EMPTY(&sc->unposted)) rail_stats_add(&sc->base.stats[IB_COMM_WAITS_ROOM], 1);
-  return RAIL_OK;
-}
 
 rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void *phandle,
                        void **request) {
@@ -108,18 +83,18 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
 
   /* Take the request. */
   SLIST_REMOVE_HEAD(&sc->free, free);
-  ib_request_begin(comm, r, IB_REQ_SEND, 1); /* pending: 1 until all is posted */
+  ib_request_begin(comm, r, IB_REQ_SEND, 1); /* pending: until ib_send_all_posted */
   send->data = data;
   send->size = send->length = size;
-  send->cursor.body_posted = IB_NOT_BEGUN;
-  send->part = 0;
+  send->cursor.body_posted = IB_BETWEEN_PARTS;
+  send->next_part = 0;
   send->mr = size ? mhandle : NULL;
   if (send->mr) rail_net_memory_hold(&send->mr->memory);
   if (rail_unlikely(size > send->buffer->size)) refuse_size(sc, send, (uint32_t)tag);
 
   /* Split: over how many QPs, and which. */
   *request = send;
-  send->nparts = (uint16_t)ib_split_parts(send->length, sc->most_parts, sc->min_part);
+  send->nparts = (uint16_t)ib_count_parts(send->length, sc->most_parts, sc->min_part);
   struct ib_qp *first;
   if (rail_likely(sc->rotates_qps)) first = rotate_qps(sc, send);
   else if (sc->two_sided) return isend_in_turn(sc, send, phandle);
@@ -133,7 +108,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   return RAIL_OK;
 }
 
-/* ---- no buffer to send to ---------------------------------------------------- */
+/* ---- no buffer to send to, or one too small ------------------------------------- */
 
 /* Counts for how long sends have found the ring as it is; any change of it restarts the timer. So does a send of
  * another tag when the first tag's time is up: the caller may have given that one up. */
@@ -189,26 +164,55 @@ RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
   return ms && has_expired(sc, &sc->turn_timer, 0, ms) ? ib_error_turn_timeout(sc) : RAIL_OK;
 }
 
+/* Only an immediate with an error code is written: both sides report the error. */
+RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag) {
+  RAIL_WARN("RailIB: isend to %s over %s: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
+            "send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
+            (unsigned long long)send->size, tag, (unsigned long long)send->buffer->size);
+  send->base.result = RAIL_BAD_USAGE;
+  send->length = 0;
+}
+
+/* ---- split ------------------------------------------------------------------ */
+
+static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *send) {
+  struct ib_qp *first = sc->live[sc->next_qp];
+  send->first_qp = (uint16_t)sc->next_qp;
+  sc->next_qp += send->nparts; /* at most nlive */
+  if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
+  return first;
+}
+
+/* The request exists: test reports what fails. */
+static __attribute__((noinline)) rail_result_t isend_in_turn(struct ib_send_comm *sc, struct ib_send *send,
+                                                             void *phandle) {
+  if (!ib_two_sided_take_turn(sc, send)) (void)ib_error_invalid_cts(sc);
+  if (sc->base.profiler) ib_profile_start(&send->base, &phandle);
+  (void)ib_send_resume(sc);
+  if (!STAILQ_EMPTY(&sc->unposted)) rail_stats_add(&sc->base.stats[IB_COMM_WAITS_ROOM], 1);
+  return RAIL_OK;
+}
+
 /* ---- post ------------------------------------------------------------------- */
 
 RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
   if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))
     return post_parts(sc, send);
-  const struct ib_part whole = {.size = send->length};
+  const struct ib_layout whole = {.size = send->length};
   RAIL_TRY(post_tail(sc, (struct chain){.send = send, .cursor = &send->cursor, .qp = qp}, &whole));
-  send->base.pending--; /* its write remains */
+  ib_send_all_posted(send);
   return RAIL_OK;
 }
 
 /* The QP that the next part is given to. One comparison finds most of them. */
 static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_send *send) {
-  const unsigned int place = send->first_qp + send->part;
+  const unsigned int place = send->first_qp + send->next_part;
   if (rail_likely(place < sc->nlive)) return sc->live[place];
-  if (place >= IB_QP_BY_SHARE) return &sc->base.qps[send->shares[send->part].qp];
+  if (place >= IB_QP_BY_SHARE) return &sc->base.qps[send->shares[send->next_part].qp];
   return sc->live[place % sc->nlive];
 }
 
-/* A batch that was refused may be posted in part, and no completion tells how far: over a QP that is lost, or is about
+/* Of a batch that was refused some may be posted, and no completion tells how far: over a QP that is lost, or is about
  * to be, nothing goes on. */
 RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
   const struct ib_failover_qp *fq = comm->failover ? &comm->failover->qps[qp] : NULL;
@@ -218,7 +222,7 @@ RAIL_COLD static bool may_go_on(const struct ib_comm *comm, unsigned int qp) {
 /* The QP over which a part that is given to `qp` begins, or goes on. NULL: its send queue is full, or what was begun
  * over it waits until the QP is DOWN, and begins anew. */
 static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_cursor *cursor, struct ib_qp *qp) {
-  if (rail_unlikely(ib_cursor_is_begun(cursor))) {
+  if (rail_unlikely(ib_is_begun(cursor))) {
     if (!may_go_on(&sc->base, cursor->qp)) return NULL;
     qp = &sc->base.qps[cursor->qp];
   }
@@ -226,31 +230,31 @@ static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_c
 }
 
 static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
-  while (send->part < send->nparts) {
+  while (send->next_part < send->nparts) {
     struct ib_qp *qp = usable_qp(sc, &send->cursor, qp_of_part(sc, send));
     if (rail_unlikely(!qp)) return RAIL_IN_PROGRESS;
-    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->part, .cursor = &send->cursor, .qp = qp}));
-    if (!ib_cursor_is_begun(&send->cursor)) send->part++; /* all of the part is posted */
+    RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = send->next_part, .cursor = &send->cursor, .qp = qp}));
+    if (!ib_is_begun(&send->cursor)) send->next_part++; /* all of the part is posted */
   }
-  send->base.pending--; /* its writes remain */
+  ib_send_all_posted(send);
   return RAIL_OK;
 }
 
 /* The chain's part, split into writes. */
-RAIL_HOT_INLINE struct ib_part part_of(const struct ib_send_comm *sc, const struct chain *chain) {
+RAIL_HOT_INLINE struct ib_layout layout_of(const struct ib_send_comm *sc, const struct chain *chain) {
   const struct ib_send *send = chain->send;
-  struct ib_part part;
-  if (send->nparts == 1 || !send->shares) part = ib_split_part(send->length, chain->part, send->nparts);
-  else part = (struct ib_part){.offset = send->shares[chain->part].offset, .size = send->shares[chain->part].size};
-  ib_split_writes(&part, sc->base.plan.max_write_log2, send->length > sc->separate_above[chain->qp->rail]);
-  if (rail_unlikely(sc->base.plan.notices)) part.body = part.size; /* the tail is a SEND that reports it */
-  return part;
+  struct ib_layout layout;
+  if (send->nparts == 1 || !send->shares) layout = ib_equal_part(send->length, chain->part, send->nparts);
+  else layout = (struct ib_layout){.offset = send->shares[chain->part].offset, .size = send->shares[chain->part].size};
+  ib_split_writes(&layout, sc->base.plan.max_write_log2, send->length > sc->separate_above[chain->qp->rail]);
+  if (rail_unlikely(sc->base.plan.notices)) layout.body = layout.size; /* the tail is a SEND that reports it */
+  return layout;
 }
 
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
-  const struct ib_part part = part_of(sc, &chain);
-  if (rail_likely(chain.cursor->body_posted == part.body)) return post_tail(sc, chain, &part);
-  return post_body(sc, chain, &part);
+  const struct ib_layout layout = layout_of(sc, &chain);
+  if (rail_likely(chain.cursor->body_posted == layout.body)) return post_tail(sc, chain, &layout);
+  return post_body(sc, chain, &layout);
 }
 
 static inline struct ib_imm immediate_of(const struct ib_send *send, uint64_t body) {
@@ -279,32 +283,32 @@ RAIL_HOT_INLINE struct ibv_send_wr *add_write(struct chain *chain, uint64_t offs
 }
 
 /* The part's tail. `notice` must live until it is posted. */
-RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain, const struct ib_part *part,
+RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain, const struct ib_layout *layout,
                               struct ib_notice_wire *notice) {
-  const struct ib_imm imm = immediate_of(chain->send, part->body);
-  struct ibv_send_wr *wr = add_write(chain, part->offset + part->body, part->size - part->body);
+  const struct ib_imm imm = immediate_of(chain->send, layout->body);
+  struct ibv_send_wr *wr = add_write(chain, layout->offset + layout->body, layout->size - layout->body);
   wr->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
   if (rail_unlikely(sc->base.plan.notices)) {
     struct ib_imm copy = imm; /* so that the other stays in registers */
-    ib_notice_make(sc, &copy, part->size, wr, &chain->sges[chain->n - 1], notice);
+    ib_notice_make(sc, &copy, layout->size, wr, &chain->sges[chain->n - 1], notice);
   } else {
     wr->imm_data = htonl(ib_imm_encode(&imm, sc->base.plan.qps_per_message));
   }
   chain->tail = true;
 }
 
-RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_part *part) {
+RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_layout *layout) {
   struct ibv_send_wr wr;
   struct ibv_sge sge;
   struct ib_notice_wire notice;
   chain.wrs = &wr;
   chain.sges = &sge;
-  add_tail(sc, &chain, part, &notice);
+  add_tail(sc, &chain, layout, &notice);
   return post_chain(sc, &chain);
 }
 
 static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc, struct chain chain,
-                                                         const struct ib_part *part) {
+                                                         const struct ib_layout *layout) {
   struct ibv_send_wr wrs[BATCH];
   struct ibv_sge sges[BATCH];
   struct ib_notice_wire notice;
@@ -312,12 +316,12 @@ static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc
   chain.wrs = wrs;
   chain.sges = sges;
   chain.body_end = chain.cursor->body_posted;
-  while (chain.n < most && chain.body_end != part->body) {
-    const uint64_t len = RAIL_MIN(part->write, part->body - chain.body_end);
-    (void)add_write(&chain, part->offset + chain.body_end, len);
+  while (chain.n < most && chain.body_end != layout->body) {
+    const uint64_t len = RAIL_MIN(layout->write, layout->body - chain.body_end);
+    (void)add_write(&chain, layout->offset + chain.body_end, len);
     chain.body_end += len;
   }
-  if (chain.n < most) add_tail(sc, &chain, part, &notice);
+  if (chain.n < most) add_tail(sc, &chain, layout, &notice);
   return post_chain(sc, &chain);
 }
 
@@ -326,7 +330,7 @@ static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc
 RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cursor *cursor, unsigned int n,
                                            const struct ib_qp *qp, int err) {
   RAIL_TRY(ib_error_post_or_failover(&sc->base, qp, "ibv_post_send", err));
-  *cursor = (struct ib_cursor){RAIL_MAX(cursor->body_posted, n > 1 ? IB_PERHAPS_POSTED : IB_NOT_BEGUN), qp->index};
+  *cursor = (struct ib_cursor){RAIL_MAX(cursor->body_posted, n > 1 ? IB_PERHAPS_POSTED : IB_BETWEEN_PARTS), qp->index};
   return RAIL_IN_PROGRESS;
 }
 
@@ -337,7 +341,7 @@ RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct c
   chain->wrs[chain->n - 1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, chain->wrs, &bad);
   if (rail_unlikely(err)) return post_failed(sc, chain->cursor, chain->n, qp, err);
-  chain->cursor->body_posted = chain->tail ? IB_NOT_BEGUN : chain->body_end;
+  chain->cursor->body_posted = chain->tail ? IB_BETWEEN_PARTS : chain->body_end;
   chain->cursor->qp = qp->index;
   *ib_posted_at(&qp->posted, qp->posted.end++) =
     (struct ib_posted){.send = send->number & 0xff, .part = chain->part & 0x7f, .tail = chain->tail};
@@ -414,7 +418,7 @@ void ib_send_update_live(struct ib_send_comm *sc) {
 
 /* A part that was begun over a QP that is DOWN begins again, over another one. */
 static void restart(struct ib_cursor *cursor, const struct ib_qp *qp) {
-  if (ib_cursor_is_begun(cursor) && cursor->qp == qp->index) cursor->body_posted = IB_NOT_BEGUN;
+  if (ib_is_begun(cursor) && cursor->qp == qp->index) cursor->body_posted = IB_BETWEEN_PARTS;
 }
 
 void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover) {
@@ -426,7 +430,7 @@ void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct i
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->cursor, qp); /* the only one that is begun */
   restart(&sc->resend, qp);
   const bool left = qp->posted.first != qp->posted.end;
-  if (!left && sc->resend_of == qp->index) sc->resend.body_posted = IB_NOT_BEGUN; /* nothing of it is left */
+  if (!left && sc->resend_of == qp->index) sc->resend.body_posted = IB_BETWEEN_PARTS; /* nothing of it is left */
 }
 
 /* Over the QPs in rotation. The entry stays until the part's tail is posted, and with it the request's `pending`. */
@@ -438,7 +442,7 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
     if (!qp) return RAIL_IN_PROGRESS;
     sc->resend_of = lost->index;
     RAIL_TRY(post_batch(sc, (struct chain){.send = send, .part = entry.part, .cursor = &sc->resend, .qp = qp}));
-    if (ib_cursor_is_begun(&sc->resend)) continue;
+    if (ib_is_begun(&sc->resend)) continue;
     if (sc->stripe) ib_stripe_move(sc->stripe, send, entry.part, qp);
     if (++sc->next_qp >= sc->nlive) sc->next_qp = 0;
     lost->posted.first++;
@@ -448,7 +452,7 @@ RAIL_COLD rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lo
   return RAIL_OK;
 }
 
-/* ---- the sender's part of a comm: made ------------------------------------- */
+/* ---- the sender's side of a comm: made ------------------------------------- */
 
 struct ib_comm *ib_send_comm_alloc(void) {
   struct ib_send_comm *sc = calloc(1, sizeof *sc);

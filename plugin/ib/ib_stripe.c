@@ -318,8 +318,8 @@ static void give_whole(struct ib_send_comm *sc, struct ib_send *send) {
 
 static void divide_equally(struct ib_send_comm *sc, struct ib_send *send) {
   for (unsigned int i = 0; i < send->nparts; i++) {
-    const struct ib_part part = ib_split_part(send->length, i, send->nparts);
-    give(sc, send, i, in_turn(sc, i), part.offset, part.size);
+    const struct ib_layout layout = ib_equal_part(send->length, i, send->nparts);
+    give(sc, send, i, in_turn(sc, i), layout.offset, layout.size);
   }
 }
 
@@ -431,7 +431,7 @@ void ib_stripe_update_live(struct ib_send_comm *sc) {
     open[stripe->route_of[sc->live[i]->index]] = true;
   }
   STAILQ_FOREACH(send, &sc->unposted, link)
-    for (unsigned int i = send->part; i < send->nparts; i++)
+    for (unsigned int i = send->next_part; i < send->nparts; i++)
       // NOLINTNEXTLINE(clang-analyzer-core.DivideZero): one is always live
       if (!live[send->shares[i].qp]) ib_stripe_move(stripe, send, i, sc->live[to++ % sc->nlive]);
   for (unsigned int i = 0; i < sc->base.plan.nqps; i++)

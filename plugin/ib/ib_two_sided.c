@@ -28,7 +28,7 @@ uint64_t ib_two_sided_max_bytes(const struct ib_plan *plan) {
 /* Into how many parts a buffer is divided. */
 static unsigned int parts_of(const struct ib_plan *plan, uint64_t size) {
   uint64_t least = (size + (1ull << plan->max_write_log2) - 1) >> plan->max_write_log2;
-  unsigned int wanted = ib_split_parts(size, plan->qps_per_message, (uint64_t)ib_params.min_part);
+  unsigned int wanted = ib_count_parts(size, plan->qps_per_message, (uint64_t)ib_params.min_part);
   return (unsigned int)RAIL_MAX(wanted, least);
 }
 
@@ -66,9 +66,9 @@ rail_result_t ib_two_sided_receive(struct ib_recv_comm *rc, unsigned int slot, c
   rc->base.ctrl_buf->refused[slot][cts->index] = htole32(rc->next_seq - 1); /* any number but this receive's */
   for (unsigned int i = 0; i < cts->parts; i++) {
     struct ib_qp *qp = &rc->base.qps[(cts->first_qp + i) % rc->base.plan.nqps];
-    struct ib_part part = ib_split_part(cts->size, i, cts->parts);
-    RAIL_TRY(post_receive(rc, qp, ib_buffer_arg(slot, cts->index, i), (const uint8_t *)data + part.offset, part.size,
-                          b->mr));
+    struct ib_layout layout = ib_equal_part(cts->size, i, cts->parts);
+    RAIL_TRY(post_receive(rc, qp, ib_buffer_arg(slot, cts->index, i), (const uint8_t *)data + layout.offset,
+                          layout.size, b->mr));
   }
   return RAIL_OK;
 }
@@ -145,12 +145,12 @@ static void make_refusal(const struct ib_send_comm *sc, const struct ib_send *se
 static rail_result_t post_part(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp, bool refused) {
   struct ibv_send_wr wrs[2], *first = refused ? &wrs[0] : &wrs[1], *bad;
   struct ibv_sge sges[2];
-  struct ib_part part = ib_split_part(send->buffer->size, send->part, send->nparts);
-  uint64_t left = part.offset < send->length ? send->length - part.offset : 0;
+  struct ib_layout layout = ib_equal_part(send->buffer->size, send->next_part, send->nparts);
+  uint64_t left = layout.offset < send->length ? send->length - layout.offset : 0;
   if (refused) make_refusal(sc, send, qp, &wrs[0], &sges[0]);
   wrs[0].next = &wrs[1];
   wrs[1] = (struct ibv_send_wr){.wr_id = ib_wr_id_of(qp, 1u + refused, send->number), .opcode = IBV_WR_SEND};
-  ib_attach_payload(send, qp, part.offset, RAIL_MIN(part.size, left), &wrs[1], &sges[1]);
+  ib_attach_payload(send, qp, layout.offset, RAIL_MIN(layout.size, left), &wrs[1], &sges[1]);
   wrs[1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, first, &bad);
   if (rail_unlikely(err)) return ib_error_post_or_failover(&sc->base, qp, "ibv_post_send", err);
@@ -162,14 +162,14 @@ static rail_result_t post_part(struct ib_send_comm *sc, struct ib_send *send, st
 }
 
 rail_result_t ib_two_sided_post(struct ib_send_comm *sc, struct ib_send *send) {
-  while (send->part < send->nparts) {
-    struct ib_qp *qp = &sc->base.qps[(send->first_qp + send->part) % sc->base.plan.nqps];
-    const bool refused = send->base.result != RAIL_OK && send->part == 0;
+  while (send->next_part < send->nparts) {
+    struct ib_qp *qp = &sc->base.qps[(send->first_qp + send->next_part) % sc->base.plan.nqps];
+    const bool refused = send->base.result != RAIL_OK && send->next_part == 0;
     if (qp->sq_avail < 1u + refused) return RAIL_IN_PROGRESS;
     RAIL_TRY(post_part(sc, send, qp, refused));
-    send->part++;
+    send->next_part++;
   }
-  send->base.pending--; /* its SENDs remain */
+  ib_send_all_posted(send);
   return RAIL_OK;
 }
 

@@ -111,7 +111,7 @@ TEST(what_was_begun_is_ended_first) {
   lose_qp(p.sc, 2, true);
   CHECK_OK(ib_failover_run(p.sc));
   for (int i = 0; i < 9 && p.sc->failover->qps[2].state != IB_FAILOVER_DOWN; i++) CHECK_OK(ib_progress(p.sc));
-  CHECK(ib_cursor_is_begun(&ib_send_comm_of(p.sc)->resend) && ib_send_comm_of(p.sc)->resend_of == 2);
+  CHECK(ib_is_begun(&ib_send_comm_of(p.sc)->resend) && ib_send_comm_of(p.sc)->resend_of == 2);
   CHECK_INT(p.sc->failover->qps[1].state, IB_FAILOVER_AWAIT_PEER);
   lose_qp(p.sc, 1, true);
   for (int i = 0; i < 3; i++) CHECK_INT(pair_finish(sends[i], RAIL_OK), sizes[i]);
@@ -141,7 +141,7 @@ TEST(a_second_stopped_is_a_protocol_error) {
   lose_qp(p.sc, 2, true);
   CHECK_OK(ib_failover_run(p.sc));
   for (int i = 0; i < 9 && p.sc->failover->qps[2].state != IB_FAILOVER_DOWN; i++) CHECK_OK(ib_progress(p.sc));
-  CHECK(ib_cursor_is_begun(&ib_send_comm_of(p.sc)->resend) && ib_send_comm_of(p.sc)->resend_of == 2);
+  CHECK(ib_is_begun(&ib_send_comm_of(p.sc)->resend) && ib_send_comm_of(p.sc)->resend_of == 2);
   ib_qp_fault(p.sc, 2, IB_FAULT_PEER_STOPPED);
   CHECK_INT(ib_failover_run(p.sc), RAIL_REMOTE_ERROR);
   CHECK(strstr(pair_line, "sent a second STOPPED for lost queue pair 2"));

@@ -22,13 +22,14 @@ static unsigned int sizes(uint64_t *out) {
   return n;
 }
 
-static struct ib_part split(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2, bool separate) {
-  struct ib_part part = ib_split_part(size, i, n);
-  ib_split_writes(&part, max_write_log2, separate);
-  return part;
+static struct ib_layout split(uint64_t size, unsigned int i, unsigned int n, unsigned int max_write_log2,
+                              bool separate) {
+  struct ib_layout layout = ib_equal_part(size, i, n);
+  ib_split_writes(&layout, max_write_log2, separate);
+  return layout;
 }
 
-static void check_part(const struct ib_part *p, uint64_t size, unsigned int max_write_log2, bool separate) {
+static void check_part(const struct ib_layout *p, uint64_t size, unsigned int max_write_log2, bool separate) {
   uint64_t tail = p->size - p->body, most = 1ull << max_write_log2;
   CHECK(p->offset % IB_ALIGN == 0 || !p->size); /* of a message with fewer lines than parts some are empty */
   CHECK_INT(p->body % IB_ALIGN, 0);
@@ -44,7 +45,7 @@ static void check_part(const struct ib_part *p, uint64_t size, unsigned int max_
 static void check_message(uint64_t size, unsigned int n, unsigned int all, unsigned int max_write_log2, bool separate) {
   uint64_t at = 0, least = UINT64_MAX, largest = 0;
   for (unsigned int i = 0; i < n; i++) {
-    struct ib_part p = split(size, i, n, max_write_log2, separate);
+    struct ib_layout p = split(size, i, n, max_write_log2, separate);
     CHECK_MSG(p.offset == at, "size %" PRIu64 ", part %u of %u begins at %" PRIu64 ", expected %" PRIu64, size, i, n,
               p.offset, at);
     check_part(&p, size, max_write_log2, separate);
@@ -86,7 +87,7 @@ TEST(random_sizes) {
     uint64_t size = kit_rng_next(&rng) >> (24 + kit_rng_below(&rng, 40));
     unsigned int all = 1 + kit_rng_below(&rng, IB_MAX_QPS), max_write = 12 + kit_rng_below(&rng, 19);
     uint64_t min_part = 1ull << kit_rng_below(&rng, 24);
-    unsigned int n = ib_split_parts(size, all, min_part);
+    unsigned int n = ib_count_parts(size, all, min_part);
     check_message(size, n, all, max_write, kit_rng_below(&rng, 2));
   }
 }
@@ -100,24 +101,24 @@ TEST(number_of_parts) {
     for (unsigned int k = 0; k < RAIL_COUNT_OF(mins); k++)
       for (unsigned int i = 0; i < n; i++) {
         uint64_t size = all_sizes[i], min = RAIL_MAX(mins[k], 128);
-        unsigned int all = alls[a], parts = ib_split_parts(size, all, mins[k]);
+        unsigned int all = alls[a], parts = ib_count_parts(size, all, mins[k]);
         CHECK(parts >= 1 && parts <= all && (parts == all || (parts & (parts - 1)) == 0));
         CHECK(parts == 1 || size / parts >= min);
         CHECK(parts == all || (parts * 2 > all ? size / all < min : size / (parts * 2ull) < min));
         for (unsigned int p = 0; p < parts; p++) {
-          struct ib_part part = split(size, p, parts, 30, false);
-          CHECK(parts == 1 || part.size + IB_ALIGN > min);
+          struct ib_layout layout = split(size, p, parts, 30, false);
+          CHECK(parts == 1 || layout.size + IB_ALIGN > min);
         }
       }
 }
 
 TEST(known_values) {
-  CHECK_INT(ib_split_parts(0, 8, 8192), 1);
-  CHECK_INT(ib_split_parts(16383, 8, 8192), 1);
-  CHECK_INT(ib_split_parts(16384, 8, 8192), 2);
-  CHECK_INT(ib_split_parts(65536, 6, 8192), 6);
-  CHECK_INT(ib_split_parts(48 * 1024 - 1, 6, 8192), 4);
-  struct ib_part p = split(1025, 0, 8, 30, false);
+  CHECK_INT(ib_count_parts(0, 8, 8192), 1);
+  CHECK_INT(ib_count_parts(16383, 8, 8192), 1);
+  CHECK_INT(ib_count_parts(16384, 8, 8192), 2);
+  CHECK_INT(ib_count_parts(65536, 6, 8192), 6);
+  CHECK_INT(ib_count_parts(48 * 1024 - 1, 6, 8192), 4);
+  struct ib_layout p = split(1025, 0, 8, 30, false);
   CHECK_INT(p.size, 256);
   p = split(1025, 7, 8, 30, false);
   CHECK_INT(p.offset, 1024);

@@ -365,10 +365,10 @@ TEST(what_waits_moves_to_the_queue_pairs_that_are_up) {
   ib_send_update_live(s.sc);
   unsigned int waiting = 0;
   STAILQ_FOREACH(send, &s.sc->unposted, link)
-    for (unsigned int i = send->part; i < send->nparts; i++, waiting++) CHECK(send->shares[i].qp != 0);
+    for (unsigned int i = send->next_part; i < send->nparts; i++, waiting++) CHECK(send->shares[i].qp != 0);
   CHECK(waiting > 3);
   send = STAILQ_FIRST(&s.sc->unposted);
-  if (send->cursor.qp == 0) send->cursor.body_posted = IB_NOT_BEGUN; /* what was begun over the lost one begins anew */
+  if (send->cursor.qp == 0) send->cursor.body_posted = IB_BETWEEN_PARTS; /* it begins anew, over another */
   for (int i = 0; i < WINDOW; i++) finish(&s, i, MESSAGE);
   CHECK(s.sc->stripe->routes[0].rate <= 0);
   check_nothing_outstanding(&s);
