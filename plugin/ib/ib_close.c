@@ -72,7 +72,8 @@ void ib_comm_destroy(struct ib_comm *comm) {
   ib_comm_free(comm);
 }
 
-/* Only while a sender's retransmissions may need an answer, or what an iWARP sender sent may be on its way. */
+/* Only while a sender's retransmissions may need an answer, or what an iWARP sender sent may be on its way. Not with
+ * receives outstanding: the peer could write into their buffers, which are the caller's again when close returns. */
 static bool should_linger(const struct ib_comm *comm) {
   uint32_t ended = IB_COMM_PEER_CLOSED | IB_COMM_PEER_LOST | IB_COMM_PEER_SILENT | IB_COMM_HOST_SILENT |
                    IB_COMM_QP_FATAL | IB_COMM_CQ_ERROR | IB_COMM_DEVICE_FATAL;

@@ -15,7 +15,7 @@
  * The reader tries again later. It reads a receive's first entry first: a receive that lacks that one alone looks as if
  * it were not posted, and only ib_cts_lacks_first tells the difference. That reads up to seven lines of memory: isend
  * asks it in one of 64 calls that find no receive, and before it gives a tag up. A receive that stays torn ends the
- * connection when the peer's HCA must have finished all retransmissions (ib_send.c).
+ * connection when the peer's HCA must have finished all retransmissions (check_torn, ib_send.c).
  *
  * Below it: the split of a message into parts and writes, and the immediates by which the sender's writes are reported
  * to the receiver. All of it is pure: no verbs. The ring has one reader, and one writer (the HCA).

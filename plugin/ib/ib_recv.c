@@ -164,8 +164,9 @@ RAIL_HOT_INLINE rail_result_t post_write(struct ib_recv_comm *rc, struct ib_qp *
   return RAIL_OK;
 }
 
-/* One write of all entries of the slot. Each 16th is signaled, and so is the last that fits into the send queue: its
- * completion stands for all before it. */
+/* One write of all entries of the slot, whose bytes may become visible there in any order: the sender tells by numbers
+ * and checksums which entries are torn (ib_cts_take). Each 16th write is signaled, and so is the last that fits into
+ * the send queue: its completion stands for all before it. */
 RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot) {
   const struct ib_cts_ring *ring = &rc->base.ctrl_buf->ring;
   const uint64_t offset = (uint64_t)slot * sizeof ring->slots[0];
