@@ -19,8 +19,12 @@
 
 /* ---- posting ---------------------------------------------------------------------------- */
 
-/* What a post returns, beside OFI_NOT_TRIED: the provider has copied the message and will report no completion. */
-#define INJECTED 2
+/* What a post returns beside libfabric's errors, which are negative: */
+#define NOT_TRIED 1 /* libfabric was not asked */
+#define INJECTED 2  /* it has copied the message and will report no completion */
+/* Not now, in contrast to an error: it was not tried, or libfabric has no room. */
+static inline bool is_not_now(int err) { return err == NOT_TRIED || err == -FI_EAGAIN; }
+
 static bool can_inject(const struct ofi_op *op) {
   return op->head_size + op->size <= op->nic->max_inject;
 }
@@ -122,12 +126,12 @@ static bool is_behind_another(const struct ofi_op_list *list, const struct ofi_o
 int ofi_op_post(struct ofi_op *op) {
   struct ofi_op_list *list = list_of(op);
   if (rail_unlikely(ofi_endpoint_is_shut(op->comm->endpoint))) return -FI_ESHUTDOWN;
-  int err = is_behind_another(list, op) ? OFI_NOT_TRIED : post_now(op);
+  int err = is_behind_another(list, op) ? NOT_TRIED : post_now(op);
   if (rail_likely(err == INJECTED)) {
     err = 0;
   } else if (rail_likely(err == 0)) {
     begin_op(op, OFI_OP_POSTED);
-  } else if (ofi_is_not_now(err)) {
+  } else if (is_not_now(err)) {
     begin_op(op, OFI_OP_WAITING);
     STAILQ_INSERT_TAIL(list, op, link);
     err = 0;
@@ -135,11 +139,10 @@ int ofi_op_post(struct ofi_op *op) {
   return err;
 }
 
-int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
-                  size_t size, fi_addr_t to) {
-  if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return -FI_ESHUTDOWN;
-  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) return OFI_NOT_TRIED;
-  return (int)fi_inject(nic->ep, bytes, size, to);
+bool ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
+                   size_t size, fi_addr_t to) {
+  if (rail_unlikely(ofi_endpoint_is_shut(endpoint))) return false;
+  return rail_likely(STAILQ_EMPTY(&nic->waiting)) && fi_inject(nic->ep, bytes, size, to) == 0;
 }
 
 /* Ahead of all receives that wait: those complete only when GRANTs and messages are received. Not among a
@@ -193,8 +196,8 @@ static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
   for (struct ofi_op *op = STAILQ_FIRST(list), *next; op && !endpoint->shut; op = next) {
     next = STAILQ_NEXT(op, link);
     if (!receives && peer_of(op)->full == nic->passes) continue;
-    int err = must_not_send(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? OFI_NOT_TRIED : post_now(op);
-    if (ofi_is_not_now(err)) {
+    int err = must_not_send(op) ? -FI_ECANCELED : is_ahead_of_its_write(op) ? NOT_TRIED : post_now(op);
+    if (is_not_now(err)) {
       if (receives) return;
       peer_of(op)->full = nic->passes;
       continue;

@@ -71,22 +71,17 @@ STAILQ_HEAD(ofi_op_list, ofi_op);
  *
  * ---- from post to completion ------------------------------------------------ */
 
-/* Posts an operation of a comm, or puts it into its NIC's list. 0, or libfabric's error: then it is idle. It is idle,
- * too, where the provider has taken a copy and will not complete it (fi_inject). */
+/* Posts an operation of a comm, or puts it into its NIC's list. 0: it will complete; or it is over, and idle, where
+ * libfabric has taken a copy (fi_inject). Else libfabric's error, and it is idle. */
 int ofi_op_post(struct ofi_op *op);
-
-/* Beside libfabric's errors, which are negative: libfabric was not asked. */
-#define OFI_NOT_TRIED 1
-/* Not now, in contrast to an error: it was not tried, or libfabric has no room. */
-static inline bool ofi_is_not_now(int err) { return err == OFI_NOT_TRIED || err == -FI_EAGAIN; }
 
 /* Bytes of a frame and its payload that are copied for fi_inject; over tcp, whose own copies have 128. */
 #define OFI_MAX_INJECT 4096
 #define OFI_MAX_INJECT_TCP 128
-/* A message of at most max_inject bytes, of which the provider takes a copy. 0, or nothing is sent: libfabric's error,
- * or OFI_NOT_TRIED where an operation waits, that may be for the same peer. */
-int ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
-                  size_t size, fi_addr_t to);
+/* A message of at most max_inject bytes, without an operation: libfabric takes a copy. False: nothing was sent. There
+ * is no room, or an operation waits, perhaps for the same peer; or an error, which ofi_op_post returns. */
+bool ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
+                   size_t size, fi_addr_t to);
 
 /* Reads what has completed, posts what waits, has the GRANTs and ACKs sent that are due now. What a completion or a
  * frame means is ofi_progress.c's (struct ofi_endpoint_ops). False: nothing had completed. */

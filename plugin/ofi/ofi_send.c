@@ -37,9 +37,11 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
 /* There is neither: isend returns, and may ask the receiver to grant. */
 static rail_result_t no_grant(struct ofi_send_comm *sc);
 /* On credit: libfabric copies the message, and the send is done. */
-RAIL_HOT_INLINE int inject_eager(struct ofi_send_comm *sc, struct ofi_send *send, const struct message *message);
+RAIL_HOT_INLINE bool inject_eager(struct ofi_send_comm *sc, struct ofi_send *send, const struct message *message);
 /* Else posts it, in one operation or in parts. */
-static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, const struct message *message, int err);
+static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, const struct message *message);
+/* Posts one of its operations. */
+static rail_result_t post_op(struct ofi_send *send, struct ofi_op *op);
 /* Fills in the one operation that carries all of it. */
 static struct ofi_op *prepare(struct ofi_send *send, const struct ofi_buffer *buffer, uint32_t tag);
 /* Divides it, and posts the first write of each part. */
@@ -70,8 +72,8 @@ rail_result_t ofi_isend(void *send_comm, void *data, size_t size, int tag, void 
   if (send) {
     *request = send; /* from here on test returns a failure */
     bool may_inject = !buffer && OFI_FRAME_SIZE + size <= comm->paths[0].nic->max_inject;
-    int err = may_inject ? inject_eager(ofi_send_comm_of(comm), send, &message) : OFI_NOT_TRIED;
-    if (rail_unlikely(err)) post_send(send, buffer, &message, err);
+    bool injected = may_inject && inject_eager(ofi_send_comm_of(comm), send, &message);
+    if (rail_unlikely(!injected)) post_send(send, buffer, &message);
   }
   ofi_endpoint_unlock(comm->endpoint);
   return result;
@@ -195,8 +197,8 @@ RAIL_HOT_INLINE void take_next_eager(struct ofi_send_comm *sc, uint32_t tag) {
 }
 
 /* An EAGER that the provider copies needs no operation: frame and payload are put together where it copies them from,
- * and the send is done. Returns ofi_op_inject's error: nothing was sent, and nothing is counted. */
-RAIL_HOT_INLINE int inject_eager(struct ofi_send_comm *sc, struct ofi_send *send, const struct message *message) {
+ * and the send is done. False: nothing was sent, and nothing is counted. */
+RAIL_HOT_INLINE bool inject_eager(struct ofi_send_comm *sc, struct ofi_send *send, const struct message *message) {
   struct ofi_comm *comm = &sc->base;
   uint8_t bytes[OFI_MAX_INJECT];
   struct ofi_frame frame;
@@ -205,8 +207,9 @@ RAIL_HOT_INLINE int inject_eager(struct ofi_send_comm *sc, struct ofi_send *send
   frame.token = comm->remote_token;
   ofi_head_encode(&frame, bytes);
   if (message->size) memcpy(bytes + OFI_FRAME_SIZE, message->data, message->size);
-  int err = ofi_op_inject(comm->endpoint, comm->paths[0].nic, bytes, OFI_FRAME_SIZE + message->size, comm->paths[0].to);
-  if (rail_unlikely(err)) return err;
+  const struct ofi_path *path = &comm->paths[0];
+  if (rail_unlikely(!ofi_op_inject(comm->endpoint, path->nic, bytes, OFI_FRAME_SIZE + message->size, path->to)))
+    return false;
   take_next_eager(sc, message->tag);
   uint64_t *stats = comm->stats;
   rail_stats_add(&stats[OFI_COMM_FRAMES], 1);
@@ -216,21 +219,12 @@ RAIL_HOT_INLINE int inject_eager(struct ofi_send_comm *sc, struct ofi_send *send
   send->size = message->size;
   send->base.magic = OFI_REQ_SEND; /* it was never outstanding */
   atomic_store_explicit(&send->base.state, OFI_COMPLETE, memory_order_release);
-  return 0;
+  return true;
 }
 
 /* ---- post ---------------------------------------------------------------------------- */
 
-/* After ofi_op_post. What is injected is over at once. */
-static rail_result_t count_posted(struct ofi_send *send, struct ofi_op *op, int err) {
-  if (rail_unlikely(err)) return ofi_comm_post_failed(op, err);
-  send->pending += op->state != OFI_OP_IDLE;
-  return RAIL_OK;
-}
-
-/* What was not injected. err: why not. OFI_NOT_TRIED, -FI_EAGAIN: it is posted as an operation, which can wait for
- * room; any other ends the connection. */
-static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, const struct message *message, int err) {
+static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, const struct message *message) {
   send->data = message->data;
   send->size = message->size;
   send->mr = message->size ? message->mr : NULL;
@@ -243,9 +237,16 @@ static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, co
     return;
   }
   struct ofi_op *op = prepare(send, buffer, message->tag);
-  rail_result_t sent = !op ? post_parts(send, buffer)
-                           : count_posted(send, op, ofi_is_not_now(err) ? ofi_op_post(op) : err);
+  rail_result_t sent = op ? post_op(send, op) : post_parts(send, buffer);
   if (sent == RAIL_OK && send->pending == 0) complete_send(send);
+}
+
+/* It is pending until it completes; not where libfabric has taken a copy, and it is idle again. */
+static rail_result_t post_op(struct ofi_send *send, struct ofi_op *op) {
+  int err = ofi_op_post(op);
+  if (rail_unlikely(err)) return ofi_comm_post_failed(op, err);
+  send->pending += op->state != OFI_OP_IDLE;
+  return RAIL_OK;
 }
 
 /* ---- post: a message in one operation -------------------------------------------------- */
@@ -336,7 +337,7 @@ static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, u
   p->data.size = caps->max_msg_size ? RAIL_MIN(p->left, caps->max_msg_size) : p->left;
   p->left -= p->data.size;
   ofi_comm_prepare(comm, &p->data, OFI_OP_WRITE, path);
-  RAIL_TRY(count_posted(send, &p->data, ofi_op_post(&p->data)));
+  RAIL_TRY(post_op(send, &p->data));
   return caps->fin_at_once && !p->left ? post_fin(send, part, path) : RAIL_OK;
 }
 
@@ -349,7 +350,7 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
   frame.parts = send->nparts;
   frame.size = send->size;
   ofi_comm_prepare_frame(send->base.comm, op, OFI_OP_FIN, path, &frame, send->frames + part * OFI_FRAME_SIZE);
-  return count_posted(send, op, ofi_op_post(op));
+  return post_op(send, op);
 }
 
 /* Both sides fail, with a line that says why. */
@@ -364,7 +365,7 @@ RAIL_COLD static void refuse_size(struct ofi_send *send, const struct ofi_buffer
   op->data = NULL;
   op->size = 0;
   ofi_comm_prepare_frame(comm, op, OFI_OP_TOO_LARGE, 0, &frame, send->frames);
-  (void)count_posted(send, op, ofi_op_post(op));
+  (void)post_op(send, op);
   (void)ofi_comm_fail(comm, RAIL_BAD_USAGE, "a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
                       "send and receive do not fit together", (unsigned long long)send->size, buffer->tag,
                       (unsigned long long)buffer->size);
