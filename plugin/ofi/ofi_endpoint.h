@@ -61,7 +61,7 @@ struct ofi_control_link {
 TAILQ_HEAD(ofi_control_list, ofi_control_link);
 
 struct ofi_endpoint_nic {
-  const struct ofi_nic *nic;
+  const struct ofi_nic *rail;
   struct fid_fabric *fabric;
   struct fid_domain *domain;
   struct fid_cq *cq;
