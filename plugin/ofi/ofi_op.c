@@ -335,12 +335,12 @@ RAIL_HOT_INLINE bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint
 }
 
 /* Those that are in the list now. */
-static void send_control(struct ofi_endpoint *endpoint, struct ofi_control_list *list) {
+static void send_from(struct ofi_endpoint *endpoint, struct ofi_control_list *list) {
   const struct ofi_control_link *last = TAILQ_LAST(list, ofi_control_list);
   for (struct ofi_control_link *link = TAILQ_FIRST(list), *next; link && last; link = next) {
     next = link == last ? NULL : TAILQ_NEXT(link, link);
     ofi_endpoint_set_control(endpoint, link, OFI_CONTROL_NONE);
-    endpoint->ops->send_control(link);
+    endpoint->ops->send_control(link); /* ofi_control_send, ofi_grant.c */
   }
 }
 
@@ -348,13 +348,13 @@ bool ofi_poll(struct ofi_endpoint *endpoint) {
   bool any = false;
   endpoint->polls++;
   for (unsigned int i = 0; i < endpoint->nnics; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
-  if (rail_unlikely(!TAILQ_EMPTY(&endpoint->control_now))) send_control(endpoint, &endpoint->control_now);
+  if (rail_unlikely(!TAILQ_EMPTY(&endpoint->control_now))) send_from(endpoint, &endpoint->control_now);
   return any;
 }
 
 bool ofi_poll_quietly(struct ofi_endpoint *endpoint) {
   bool any = ofi_poll(endpoint);
-  send_control(endpoint, &endpoint->control_later);
+  send_from(endpoint, &endpoint->control_later);
   return any;
 }
 

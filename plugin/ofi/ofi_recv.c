@@ -128,7 +128,8 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
   if (rail_unlikely(recv->pending && rc->sender_unreachable)) {
     (void)fail_unreachable(&rc->base);
   } else if (recv->pending && ofi_grant_is_needed(rc, recv)) {
-    /* The first of several irecvs in a row, without a poll in between, is granted at once; the others go together. */
+    /* The first of several irecvs in a row, without a poll in between, is granted at once. The others go together: the
+     * next ofi_poll finds the comm in endpoint->control_now and calls ofi_control_send. */
     if (rc->last_grant_poll == rc->base.endpoint->polls) {
       ofi_grant_with_next_poll(rc);
     } else {
