@@ -12,7 +12,7 @@
  * This file is pure: bytes in, bytes out, no socket. A plugin describes itself
  * with one static struct rail_protocol and then uses listener.h (accepting
  * side), connector.h (connecting side) and handshake.h (messages on a socket),
- * which call what is here.
+ * which call what is here. What each side logs of a refusal: setup.h.
  *
  * Security, the same for all plugins. The secret keeps other clients, stale
  * handles and reused ports out; it is compared in constant time. A refusal

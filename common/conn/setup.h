@@ -34,14 +34,26 @@
  *   with one: half-open               ib, ofi: P_CONNECT_TIMEOUT. socket: P_HANDSHAKE_TIMEOUT until all streams are
  *                                     there, then nothing. template: nothing while the peer's host answers
  *
- * How many there may be, in one process with one plugin. A HELLO with a wrong secret is refused (listener.c), and so is
- * one too many ("busy"; ib, ofi: first the oldest that sent nothing after its HELLO is dropped); a connection too many
- * without a HELLO is dropped:
+ * How many there may be, in one process with one plugin. A HELLO too many is refused as busy (ib, ofi: first the oldest
+ * that sent nothing after its HELLO is dropped); a connection too many without a HELLO is dropped:
  *
  *   without a HELLO, of all listeners   1,024, and a quarter of the files it may open (pending.h)
  *   half-open sockets, of all listeners 16,384, and half of those files (listener.h)
  *   half-open, of one listener          ib, ofi: 64 (net_setup.h); template: 64 (tpl_connect.c); socket: no limit
  *   HELLOs of one listener with a key   65,536 (replay.h)
+ *
+ * ---- what each side sees of a refusal: of a wrong secret, another version, another key ---------------
+ *
+ * listener.c has each HELLO checked (rail_hello_decode in protocol.c) and refuses it. TEXT is that of rail_reason_text,
+ * for a wrong secret "wrong secret (a stale handle, or not a peer)"; the answer to that does not say which version this
+ * is. The connector does not try again, but where it is told "busy".
+ *
+ *   listener     one line, within the limits of pending.c: "PLUGIN: accept on DEVICE: refused a connection from PEER:
+ *                TEXT; still listening". It goes on, and accept returns RAIL_OK without a comm
+ *   connector    one line, and RAIL_REMOTE_ERROR:
+ *     ib, ofi    from connect: "PLUGIN: connect to PEER over DEVICE: refused: TEXT" (refused in setup.c)
+ *     socket     from isend or test: "PLUGIN: sending to PEER over DEVICE: the peer refused stream N: TEXT"
+ *     template   from isend or test: "PLUGIN: send to PEER over DEVICE: it refused the connection: TEXT"
  */
 #ifndef RAIL_SETUP_H
 #define RAIL_SETUP_H
