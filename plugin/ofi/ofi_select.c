@@ -38,15 +38,17 @@ bool ofi_provider_is_ip(const char *provider) {
 
 bool ofi_provider_is_tcp(const char *provider) { return core_is(provider, "tcp") || core_is(provider, "xnet"); }
 
-/* Not sockets: its target answers a write that it refuses, and goes on with what is behind it. */
-bool ofi_provider_is_connected(const char *provider) {
+/* Its endpoints have a connection to each peer, in whose order operations fail, too: tcp, and what ofi_rxm is over. Not
+ * sockets: its target answers a write that it refuses, and goes on with what is behind it. */
+static bool is_connected(const char *provider) {
   const char *layer = strchr(provider, ';');
   return ofi_provider_is_tcp(provider) || (layer && strcmp(layer, ";ofi_rxm") == 0);
 }
 
 bool ofi_provider_is_local(const char *provider) { return core_is(provider, "shm") || core_is(provider, "sm2"); }
 
-/* *whole: by its whole name. */
+/* Position in a list such as "tcp;ofi_rxm,verbs" or "^shm": an entry is a provider's whole name (*whole), or its first
+ * component ("tcp" of "tcp;ofi_rxm"). 0 the first; -1: filtered out. NULL or empty: 0. */
 static int find_position(const char *list, const char *provider, bool *whole) {
   int position = 0;
   *whole = false;
@@ -62,13 +64,13 @@ static int find_position(const char *list, const char *provider, bool *whole) {
   return exclude ? 0 : -1;
 }
 
-int ofi_provider_position(const char *list, const char *provider) {
+static int position_in(const char *list, const char *provider) {
   bool whole;
   return find_position(list, provider, &whole);
 }
 
 static bool is_named(const char *list, const char *provider) {
-  return list && *list && *list != '^' && ofi_provider_position(list, provider) >= 0;
+  return list && *list && *list != '^' && position_in(list, provider) >= 0;
 }
 
 /* The order of providers: the smallest is taken. INT_MAX: none. */
@@ -82,7 +84,7 @@ static int order_of(const struct ofi_prefs *prefs, const char *provider) {
     return POSITIONS * position + (whole ? -1 : by_rank);
   }
   if (rank >= 0) return rank;
-  if (is_named(prefs->fi_provider, provider)) return POSITIONS + ofi_provider_position(prefs->fi_provider, provider);
+  if (is_named(prefs->fi_provider, provider)) return POSITIONS + position_in(prefs->fi_provider, provider);
   return INT_MAX;
 }
 
@@ -112,12 +114,11 @@ void ofi_caps_of(const struct fi_info *info, bool hmem_cuda, struct ofi_caps *ca
     .max_msg_size = info->ep_attr->max_msg_size,
     .mr_key_size = domain->mr_key_size,
     .iov_limit = info->tx_attr->iov_limit,
-    .tx_size = info->tx_attr->size,
     .rx_size = info->rx_attr->size,
     .tag_format = info->ep_attr->mem_tag_format,
   };
   /* The order alone says nothing of what follows a write that fails. */
-  caps->fin_at_once = caps->send_after_write && ofi_provider_is_connected(info->fabric_attr->prov_name);
+  caps->fin_at_once = caps->send_after_write && is_connected(info->fabric_attr->prov_name);
   /* Bits before the first one that is set are not carried. */
   caps->tag_bits = caps->tag_format ? 64 - (unsigned int)__builtin_clzll(caps->tag_format) : 0;
 }
@@ -305,7 +306,7 @@ static bool passes_interfaces(struct ofi_candidate *c, const struct ofi_prefs *p
 
 static bool passes_filters(struct ofi_candidate *c, const struct ofi_prefs *prefs) {
   const char *provider = c->info->fabric_attr->prov_name;
-  if (ofi_provider_position(prefs->provider, provider) < 0)
+  if (position_in(prefs->provider, provider) < 0)
     say(c, OFI_FILTERED, "RAIL_OFI_PROVIDER=%s", prefs->provider);
   else if (order_of(prefs, provider) == INT_MAX)
     say(c, OFI_FILTERED, "%s", ofi_provider_is_local(provider) ? "reaches this host only; RAIL_OFI_PROVIDER may name it"

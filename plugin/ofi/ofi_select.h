@@ -39,7 +39,7 @@ struct ofi_caps {
   bool mr_local, mr_virt_addr, mr_prov_key, mr_endpoint;
   bool manual_progress; /* data moves while the caller reads the CQ */
   size_t inject_size, max_msg_size, mr_key_size, iov_limit;
-  size_t tx_size, rx_size; /* operations outstanding; 0: not said */
+  size_t rx_size; /* receives outstanding; 0: not said */
   uint64_t tag_format;
   unsigned int tag_bits;
 };
@@ -66,15 +66,10 @@ int ofi_provider_rank(const char *provider);
 /* Its domains are network interfaces, to which NCCL's rules apply: tcp, sockets, udp, net, with what is layered over
  * them. */
 bool ofi_provider_is_ip(const char *provider);
-/* Its endpoints have a connection to each peer, in whose order operations fail, too: tcp, and what ofi_rxm is over. */
-bool ofi_provider_is_connected(const char *provider);
 /* tcp, with what is layered over it. */
 bool ofi_provider_is_tcp(const char *provider);
 /* Processes of one host only: shm. */
 bool ofi_provider_is_local(const char *provider);
-/* Position in a list such as "tcp;ofi_rxm,verbs" or "^shm": an entry is a provider's whole name, or its first component
- * ("tcp" of "tcp;ofi_rxm"). 0 the first; -1: filtered out. NULL or empty: 0. */
-int ofi_provider_position(const char *list, const char *provider);
 
 /* ---- selecting ----------------------------------------------------------------------- */
 
