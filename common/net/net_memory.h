@@ -43,6 +43,15 @@ static inline bool rail_net_memory_covers(const struct rail_net_memory *memory, 
   return offset <= memory->size && size <= memory->size - offset;
 }
 
+/* The first of an irecv's buffers that is not covered, or larger than `max_bytes`; n: none. */
+RAIL_HOT_INLINE unsigned int rail_net_first_bad_buffer(const void *comm, uint64_t max_bytes, unsigned int n,
+                                                       void **data, const size_t *sizes, void **mhandles) {
+  for (unsigned int i = 0; i < n; i++)
+    if (!rail_net_memory_covers(mhandles ? mhandles[i] : NULL, comm, data[i], sizes[i]) || sizes[i] > max_bytes)
+      return i;
+  return n;
+}
+
 /* One line about a buffer that it does not cover, or that is too large. RAIL_BAD_ARGUMENT. The line begins "RailIB:
  * isend". */
 rail_result_t rail_net_refuse_buffer(const char *plugin, const char *call, const struct rail_net_memory *memory,

@@ -29,6 +29,11 @@ rail_result_t rail_net_refuse_recv_args(const char *plugin, int n, int max, void
   return RAIL_BAD_ARGUMENT;
 }
 
+RAIL_COLD void *rail_net_refuse_comm(const char *plugin, const void *comm, const char *kind, const char *call) {
+  RAIL_WARN("%s: %s: %p is no %s that is open", plugin, call, comm, kind);
+  return NULL;
+}
+
 RAIL_COLD rail_result_t rail_net_refuse_request(const char *plugin, const void *request) {
   if (!request || request == RAIL_NET_OPTIONAL_RECV) RAIL_WARN("%s: test: %p is no request", plugin, request);
   else RAIL_WARN("%s: test: request %p is not outstanding (tested again after it was done?)", plugin, request);

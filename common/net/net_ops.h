@@ -129,11 +129,26 @@ extern const struct rail_net_ops rail_plugin_ops;
  * connections and receives are 0, and the plugin's to fill in. */
 void rail_net_props_usual(struct rail_net_props_v12 *props, const int *members, int nmembers);
 
+/* Logs that a pointer is no comm of that kind, "send comm", that is open. NULL. `plugin` begins the line: "RailSocket".
+ */
+RAIL_COLD void *rail_net_refuse_comm(const char *plugin, const void *comm, const char *kind, const char *call);
+/* A caller's pointer to a comm, which begins with its magic, `send` or `recv`: the one that is wanted, 0: either. NULL
+ * after one line if it is none that is open. */
+static inline void *rail_net_comm_of(const char *plugin, void *comm, uint32_t send, uint32_t recv, uint32_t wanted,
+                                     const char *call) {
+  if (rail_likely(comm != NULL)) {
+    const uint32_t magic = *(const uint32_t *)comm;
+    if (rail_likely(wanted ? magic == wanted : magic == send || magic == recv)) return comm;
+  }
+  return rail_net_refuse_comm(plugin, comm, wanted == send ? "send comm" : wanted == recv ? "receive comm" : "comm",
+                              call);
+}
+
 /* An irecv's number of buffers, at most `max`, and its arrays. */
 static inline bool rail_net_recv_args_ok(int n, int max, void **data, const size_t *sizes, const int *tags) {
   return data && sizes && tags && n >= 1 && n <= max;
 }
-/* Logs what is wrong with them and what is allowed. RAIL_BAD_ARGUMENT. `plugin` begins the line: "RailSocket". */
+/* Logs what is wrong with them and what is allowed. RAIL_BAD_ARGUMENT. */
 rail_result_t rail_net_refuse_recv_args(const char *plugin, int n, int max, void **data, const size_t *sizes,
                                         const int *tags);
 

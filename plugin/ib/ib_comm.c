@@ -12,14 +12,6 @@
 
 #define LINGER_MAX_MS 60000 /* as the parameter's own limit */
 
-RAIL_COLD struct ib_comm *ib_comm_refuse(const void *comm, uint32_t kind_magic, const char *call) {
-  RAIL_WARN("RailIB: %s: %p is no %s that is open", call, comm,
-            kind_magic == IB_SEND_COMM_MAGIC   ? "send comm"
-            : kind_magic == IB_RECV_COMM_MAGIC ? "receive comm"
-                                               : "comm");
-  return NULL;
-}
-
 /* ---- requests -------------------------------------------------------------- */
 
 void ib_request_pool_init(struct ib_request_pool *pool, void *first, size_t size, uint32_t count,

@@ -296,17 +296,9 @@ static inline struct ib_recv_comm *ib_recv_comm_of(struct ib_comm *comm) {
 
 /* ---- what both kinds share: ib_comm.c ----------------------------------------- */
 
-/* A caller's pointer that is not an open comm of that kind: one line, and NULL. */
-struct ib_comm *ib_comm_refuse(const void *comm, uint32_t kind_magic, const char *call);
-
-/* A caller's pointer; NULL after one line if it is not an open comm. kind 0: either kind. */
+/* A caller's pointer; NULL after one line if it is not an open comm. kind_magic 0: either kind. */
 static inline struct ib_comm *ib_comm_of(void *arg, uint32_t kind_magic, const char *call) {
-  struct ib_comm *comm = arg;
-  if (rail_likely(comm != NULL)) {
-    bool known = comm->magic == IB_SEND_COMM_MAGIC || comm->magic == IB_RECV_COMM_MAGIC;
-    if (rail_likely(kind_magic ? comm->magic == kind_magic : known)) return comm;
-  }
-  return ib_comm_refuse(arg, kind_magic, call);
+  return rail_net_comm_of("RailIB", arg, IB_SEND_COMM_MAGIC, IB_RECV_COMM_MAGIC, kind_magic, call);
 }
 
 /* The first error ends the connection; later calls of isend, irecv, test return it. Returns it. */

@@ -82,15 +82,6 @@ static inline void *mhandle_of(const struct recv_args *args, unsigned int i) {
   return args->mhandles ? args->mhandles[i] : NULL;
 }
 
-/* The first that its registration does not cover, or that is too large; n: none. */
-RAIL_HOT_INLINE unsigned int first_bad_buffer(const struct ib_comm *comm, const struct recv_args *args) {
-  for (unsigned int i = 0; i < args->n; i++)
-    if (!rail_net_memory_covers(mhandle_of(args, i), comm, args->data[i], args->sizes[i]) ||
-        args->sizes[i] > comm->max_bytes)
-      return i;
-  return args->n;
-}
-
 /* Compiled three times: for one buffer, which is what most receives have, for a group, and for the SEND protocol
  * (ib_two_sided.c), whose lines are those with `two_sided`, a constant. */
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
@@ -98,7 +89,8 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
   struct ib_comm *comm = &rc->base;
   const unsigned int n = args->n;
   const size_t *sizes = args->sizes;
-  const unsigned int bad = first_bad_buffer(comm, args);
+  const unsigned int bad =
+    rail_net_first_bad_buffer(comm, comm->max_bytes, n, args->data, sizes, args->mhandles);
   if (rail_unlikely(bad < n))
     return ib_comm_refuse_buffer(comm, "irecv", mhandle_of(args, bad), args->data[bad], sizes[bad]);
   RAIL_TRY(rail_first_error(&comm->error));

@@ -8,14 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-RAIL_COLD struct ofi_comm *ofi_comm_refuse(const void *comm, uint32_t kind_magic, const char *call) {
-  RAIL_WARN("RailOFI: %s: %p is no %s that is open", call, comm,
-            kind_magic == OFI_SEND_COMM_MAGIC   ? "send comm"
-            : kind_magic == OFI_RECV_COMM_MAGIC ? "receive comm"
-                                                : "comm");
-  return NULL;
-}
-
 /* ---- made and freed ---------------------------------------------------------- */
 
 /* Frames of both kinds: PINGs, PONGs, REVOKE or REVOKED, ASK or the refusal of a size. */

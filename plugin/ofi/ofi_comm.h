@@ -278,17 +278,9 @@ static inline bool ofi_recv_is_unfilled(const struct ofi_recv_buffer *b) { retur
 
 /* ---- what both kinds share: ofi_comm.c ----------------------------------------- */
 
-/* A caller's pointer that is not an open comm of that kind: one line, and NULL. */
-struct ofi_comm *ofi_comm_refuse(const void *comm, uint32_t kind_magic, const char *call);
-
-/* A caller's pointer; NULL after one line if it is not an open comm. kind 0: either kind. */
+/* A caller's pointer; NULL after one line if it is not an open comm. kind_magic 0: either kind. */
 static inline struct ofi_comm *ofi_comm_of(void *arg, uint32_t kind_magic, const char *call) {
-  struct ofi_comm *comm = arg;
-  if (rail_likely(comm != NULL)) {
-    bool known = comm->magic == OFI_SEND_COMM_MAGIC || comm->magic == OFI_RECV_COMM_MAGIC;
-    if (rail_likely(kind_magic ? comm->magic == kind_magic : known)) return comm;
-  }
-  return ofi_comm_refuse(arg, kind_magic, call);
+  return rail_net_comm_of("RailOFI", arg, OFI_SEND_COMM_MAGIC, OFI_RECV_COMM_MAGIC, kind_magic, call);
 }
 
 /* May a call begin? RAIL_OK, or why not. */

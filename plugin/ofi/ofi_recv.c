@@ -43,15 +43,6 @@ static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b,
 
 /* ---- irecv ----------------------------------------------------------------------------- */
 
-/* The first that its registration does not cover, or that is too large; n: none. */
-static int first_bad_buffer(const struct ofi_comm *comm, int n, void **data, const size_t *sizes, void **mhandles) {
-  for (int i = 0; i < n; i++)
-    if (!rail_net_memory_covers(mhandles ? mhandles[i] : NULL, comm, data[i], sizes[i]) ||
-        sizes[i] > RAIL_NET_MAX_BYTES)
-      return i;
-  return n;
-}
-
 rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                         void **phandles, void **request) {
   (void)phandles;
@@ -62,8 +53,9 @@ rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   if (!comm) return RAIL_BAD_ARGUMENT;
   if (rail_unlikely(!rail_net_recv_args_ok(n, OFI_MAX_GROUP, data, sizes, tags)))
     return rail_net_refuse_recv_args("RailOFI", n, OFI_MAX_GROUP, data, sizes, tags);
-  const int bad = first_bad_buffer(comm, n, data, sizes, mhandles);
-  if (rail_unlikely(bad < n))
+  const unsigned int count = (unsigned int)n;
+  const unsigned int bad = rail_net_first_bad_buffer(comm, RAIL_NET_MAX_BYTES, count, data, sizes, mhandles);
+  if (rail_unlikely(bad < count))
     return rail_net_refuse_buffer("RailOFI", "irecv", mhandles ? mhandles[bad] : NULL, comm, data[bad], sizes[bad]);
   if (rail_unlikely(!ofi_endpoint_try(comm->endpoint))) return ofi_comm_status(comm); /* another thread polls for it */
   rail_result_t result = receive(ofi_recv_comm_of(comm), n, data, sizes, tags, mhandles, request);

@@ -10,11 +10,7 @@
 #include "common/base/log.h"
 
 struct tpl_comm *tpl_comm_of(void *arg, uint32_t magic, const char *call) {
-  struct tpl_comm *comm = arg;
-  bool good = comm && (magic ? comm->magic == magic : comm->magic == TPL_SEND_MAGIC || comm->magic == TPL_RECV_MAGIC);
-  if (rail_likely(good)) return comm;
-  RAIL_WARN(TPL_NAME ": %s: %p is not an open connection of this kind", call, arg);
-  return NULL;
+  return rail_net_comm_of(TPL_NAME, arg, TPL_SEND_MAGIC, TPL_RECV_MAGIC, magic, call);
 }
 
 rail_result_t tpl_comm_init(struct tpl_comm *comm, uint32_t magic, const struct tpl_device *device,
