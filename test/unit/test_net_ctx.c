@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Contexts of plugins: what finalize takes back. */
+ * Contexts of plugins: what finalize takes back; a caller's pointers to comms. */
 #include <string.h>
 
 #include "common/net/net_ctx.h"
@@ -94,5 +94,23 @@ TEST(handles_that_cannot_be_used) {
   rail_net_ctx_free(ctx, drop, close_one);
 }
 
+/* The one that is wanted, or either; any other pointer is told in a line. */
+TEST(comms_of_a_caller) {
+  const uint32_t send = RAIL_OBJECT_MAGIC("RTT", 'S'), recv = RAIL_OBJECT_MAGIC("RTT", 'R');
+  uint32_t sc = send, closed_comm = 0;
+  rail_log_set_sink(log_capture);
+  log_forget();
+  CHECK(rail_net_comm_of("RailTest", &sc, send, recv, send, "isend") == &sc);
+  CHECK(rail_net_comm_of("RailTest", &sc, send, recv, 0, "regMr") == &sc);
+  CHECK_INT(log_warnings(), 0);
+  CHECK(!rail_net_comm_of("RailTest", &sc, send, recv, recv, "irecv"));
+  CHECK(log_said("RailTest: irecv: ") && log_said(" is no receive comm that is open"));
+  CHECK(!rail_net_comm_of("RailTest", NULL, send, recv, send, "isend"));
+  CHECK(log_said(" is no send comm that is open"));
+  CHECK(!rail_net_comm_of("RailTest", &closed_comm, send, recv, 0, "regMr"));
+  CHECK(log_said(" is no comm that is open"));
+  CHECK_INT(log_warnings(), 3);
+}
+
 TEST_MAIN(TEST_CASE(recognised), TEST_CASE(listeners_in_any_order), TEST_CASE(attempts),
-          TEST_CASE(handles_that_cannot_be_used))
+          TEST_CASE(handles_that_cannot_be_used), TEST_CASE(comms_of_a_caller))
