@@ -109,12 +109,12 @@ unsigned int ib_cts_tags(const struct ib_cts_match *m, uint32_t *tags, unsigned 
 
 /* ---- split: a message into parts, a part into writes ------------------------------
  *
- *   part   the bytes of a message that go over one QP; a message has 1 to 128
- *   body   of a part: its first bytes, by plain RDMA writes; it may be empty
- *   tail   of a part: the rest, by one RDMA write with immediate, which alone consumes a receive WR of the receiver
- *   layout where a part lies in its message, and how it is split into writes
- *   share  place and size of a part (ib_stripe.h), where parts are not equal
- *   chain  work requests, linked by `next`, that one ibv_post_send posts (ib_send.c)
+ *   part    the bytes of a message that go over one QP; a message has 1 to 128
+ *   body    of a part: its first bytes, by plain RDMA writes; it may be empty
+ *   tail    of a part: the rest, by one RDMA write with immediate, which alone consumes a receive WR of the receiver
+ *   layout  where a part lies in its message, and how it is split into writes
+ *   share   place and size of a part (ib_stripe.h), where parts are not equal
+ *   chain   work requests, linked by `next`, that one ibv_post_send posts (ib_send.c)
  *
  * All parts but the last are multiples of IB_ALIGN bytes. A part of up to one write is its tail, unless adaptive
  * routing wants the bulk without immediate. The tail's length is in the receiver's completion; the body's is in the
@@ -127,7 +127,7 @@ _Static_assert(1 << IB_ALIGN_LOG2 == IB_ALIGN, "a body is counted in lines");
 #define IB_IMM_MANTISSA_MAX 0xffffu
 
 struct ib_layout {
-  uint64_t offset, size; /* of the part */
+  uint64_t offset, size;
   uint64_t body;  /* of `size`: goes first, in plain writes; the rest is at most one write */
   uint64_t write; /* bytes of one write; above max_write only for a part of more than 65535 such writes, which the
                      immediate could not count otherwise */
