@@ -136,13 +136,14 @@ def preloaded(build, name):
 
 def environment(program, mark, scratch):
     # Not make's: a test that calls make must not meet our flags or job server. Not what the caller's shell sets for
-    # the product (NCCL_SHM_DISABLE, RAIL_CHUNK...); RAIL_TEST_* and RAIL_LAB_* are for the tests.
+    # the product (NCCL_SHM_DISABLE, RAIL_CHUNK...), nor what ~/.nccl.conf does; RAIL_TEST_* and RAIL_LAB_* are for the
+    # tests.
     env = {k: v for k, v in os.environ.items()
            if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
            and (k.startswith(("RAIL_TEST_", "RAIL_LAB_")) or not k.startswith(("NCCL_", "RAIL_")))}
     # Marks add up, so that a runner inside a test does not hide its programs from the outer one.
     env |= {MARK: os.environ.get(MARK, "") + mark, "RAIL_BUILD": str(program.build), "TMPDIR": scratch,
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1", "NCCL_CONF_FILE": "/dev/null",
             # It compares two paths within a quarter of this; by default that is less than a crowded machine keeps a
             # process waiting. fault/test_ib_detect, whose clock is its own, has the default.
             "RAIL_IB_PATH_TIMEOUT": "8s"}

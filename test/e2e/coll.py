@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("RAIL_BUILD", ROOT / "build")).resolve()
 COLL = str(BUILD / "bin" / "rail-coll")
 SOCKET = str(BUILD / "lib" / "libnccl-net-socket.so")
-# Only loopback: ranks that share a machine are meant to talk to each other here.
-LOCAL = {"NCCL_SOCKET_IFNAME": "lo"}
+# Only loopback: ranks that share a machine are meant to talk to each other here. No file of the user's sets anything.
+LOCAL = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_CONF_FILE": "/dev/null"}
 
 
 class Skip(Exception):
