@@ -249,8 +249,12 @@ static const frame_fn frame_ops[][SK_FRAME_TYPES] = {
   },
 };
 
-RAIL_COLD static enum parse_result bad_header(struct sk_comm *comm, const struct sk_stream *s) {
-  sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: no frame header where one must be, on stream %u", s->index);
+RAIL_COLD static enum parse_result bad_header(struct sk_comm *comm, const struct sk_stream *s,
+                                              const struct sk_frame *frame) {
+  const char *what = frame->guard == SK_FRAME_GUARD && frame->reserved
+                       ? "a frame header whose reserved bytes are not zero"
+                       : "no frame header where one must be";
+  sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: %s, on stream %u", what, s->index);
   return PARSE_FAILED;
 }
 
@@ -276,7 +280,7 @@ static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
       if (rail_unlikely(result != RAIL_OK)) return PARSE_FAILED;
     }
     if (sk_stream_have(s) < SK_HEAD) return PARSE_NEEDS_BYTES;
-    if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return bad_header(comm, s);
+    if (rail_unlikely(!sk_frame_decode(s->buf + s->head, &frame))) return bad_header(comm, s, &frame);
     frame_fn on_frame = frame_ops[comm->side][frame.type];
     if (rail_unlikely(!on_frame)) return bad_type(comm, &frame);
     result = on_frame(comm, s, &frame);

@@ -270,27 +270,17 @@ static void announce_all(struct sk_send_comm *sc) {
   }
 }
 
-/* Announces on the main stream. A small message goes along with its announcement. Of a bulk one the first chunk, mostly
- * all of it, follows in a frame of its own, in the same call:
- *   - not at all, if it is to be spread and the main one of several streams may not take it: others do;
- *   - not here, if it is to be spread and FAILOVER announces it on every stream: on the main stream, messages of one
- *     chunk would leave all other devices idle.
- * The frame of its own is for the kernel's copy. The kernel begins a page with the first header where the pages before
- * are free again, and callers' buffers begin with a page. Behind one header of 24 bytes the copy's destination would
- * lie 24 bytes further into its page than the source, and AMD's `rep movsb` takes up to 20 times as long where that is
- * 1 to 24 bytes (more was not timed below 32); behind two it is 48. */
+/* Announces on the main stream. Along with the announcement goes
+ *   - the first chunk of the payload, mostly all of it: one call does for both;
+ *   - nothing, if it is to be spread and the main one of several streams may not take it: others do;
+ *   - nothing, if it is to be spread and FAILOVER announces it on every stream: on the main stream, messages of one
+ *     chunk would leave all other devices idle. */
 static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send) {
-  const bool spread = send->size >= sc->spread_from;
-  if (rail_unlikely(sk_has_failover(&sc->base))) {
-    if (!spread) queue_chunk(sc, main_stream, send, SK_FRAME_MSG, chunk_size(sc, main_stream, send));
-    sk_path_announce(sc, spread ? NULL : main_stream, send);
-  } else if (send->size < SK_BULK_BYTES) {
-    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, chunk_size(sc, main_stream, send));
-  } else {
-    const bool others = spread && (main_stream->out_count || !sk_shares_may_take(&sc->shares, main_stream));
-    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, 0);
-    if (!others) queue_chunk(sc, main_stream, send, SK_FRAME_DATA, chunk_size(sc, main_stream, send));
-  }
+  const bool spread = send->size >= sc->spread_from, failover = sk_has_failover(&sc->base);
+  const bool others = spread && (failover || main_stream->out_count || !sk_shares_may_take(&sc->shares, main_stream));
+  if (!(others && failover))
+    queue_chunk(sc, main_stream, send, SK_FRAME_MSG, others ? 0 : chunk_size(sc, main_stream, send));
+  if (rail_unlikely(failover)) sk_path_announce(sc, others ? NULL : main_stream, send);
 }
 
 /* The free stream takes the next chunk: a slow one just takes fewer. */

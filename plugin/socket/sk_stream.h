@@ -124,7 +124,7 @@ struct sk_stream {
 
   uint8_t *buf;
   uint32_t cap, head, tail; /* buf[head..tail) is unread */
-  uint32_t ahead;           /* how far to read past a payload: all of buf, or two headers between bulk ones */
+  uint32_t ahead;           /* how far to read past a payload: all of buf, or one header between bulk ones */
   uint8_t *to;              /* where the current payload's next byte goes */
   uint32_t left;            /* bytes of it still to come */
   uint32_t len;             /* bytes of it in all */
@@ -153,12 +153,12 @@ uint64_t sk_stream_min_rtt_ns(const struct sk_stream *s);
 
 /* ---- out -------------------------------------------------------------- */
 
-/* Is there room for a header, and for what announces a message: two headers, or one with a payload? */
+/* Is there room for a header, and for one with a payload? */
 static inline bool sk_stream_can_queue(const struct sk_stream *s) {
   return s->out_count < SK_OUT_FRAMES && SK_STAGE - s->stage_tail >= SK_HEAD;
 }
 static inline bool sk_stream_has_room(const struct sk_stream *s) {
-  return s->out_count + 2 <= SK_OUT_FRAMES - SK_OUT_RESERVE &&
+  return s->out_count < SK_OUT_FRAMES - SK_OUT_RESERVE &&
          SK_STAGE - s->stage_tail >= SK_HEAD * (1 + SK_OUT_RESERVE) + SK_COPY_BYTES;
 }
 
@@ -221,7 +221,7 @@ static inline void sk_stream_expect(struct sk_stream *s, uint8_t *to, uint32_t l
   s->to = to;
   s->left = s->len = len;
   s->target = target;
-  s->ahead = len >= SK_BULK_BYTES ? 2 * SK_HEAD : s->cap;
+  s->ahead = len >= SK_BULK_BYTES ? SK_HEAD : s->cap;
 }
 
 /* Moves buffered bytes of the current payload to their place; true when it is complete. */

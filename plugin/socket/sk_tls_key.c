@@ -4,6 +4,7 @@
  * has with them.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/log.h"
@@ -14,7 +15,8 @@
 _Static_assert(SK_TLS_SECRET == RAIL_MAC_SIZE, "a stream's key is a mac");
 
 rail_result_t sk_tls_secret(const struct rail_session *session, uint8_t secret[RAIL_MAC_SIZE]) {
-  static const char label[RAIL_LABEL_SIZE] = "RailSocket 3 tls"; /* the version is SK_WIRE_VERSION */
+  char label[RAIL_LABEL_SIZE] = "";
+  snprintf(label, sizeof label, "RailSocket %d tls", SK_WIRE_VERSION);
   const struct rail_mac_part parts[] = {{session->hello_mac, sizeof session->hello_mac},
                                         {session->nonce, sizeof session->nonce}};
   return rail_key_mac_of(session->protocol->key, label, parts, RAIL_COUNT_OF(parts), secret);

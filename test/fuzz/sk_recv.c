@@ -148,12 +148,12 @@ static void send_payload(struct bed *bed, unsigned int stream, uint32_t seq, uin
 }
 
 static void send_header(struct bed *bed, unsigned int stream, const uint8_t *head) {
-  if (!fuzz_queue(&bed->c, stream, head, 24)) bed->wild = true;
+  if (!fuzz_queue(&bed->c, stream, head, SK_HEAD)) bed->wild = true;
 }
 
 /* The next announcement, or one that is out of order; whole, in part, or with too much. */
 static void announce(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flags) {
-  uint8_t head[24], how = fuzz_u8(in), choice = fuzz_u8(in);
+  uint8_t head[SK_HEAD], how = fuzz_u8(in), choice = fuzz_u8(in);
   if (how & 0x80) { /* the last one once more: with failover each stream says it */
     const struct message *m = &bed->messages[(bed->next_seq - 1) % MAX_MESSAGES];
     fuzz_frame(head, SK_FRAME_MSG, flags, bed->next_seq - 1, m->size, 0, m->tag);
@@ -183,7 +183,7 @@ static void announce(struct fuzz_in *in, struct bed *bed, unsigned int stream, u
 }
 
 static void send_data(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
-  uint8_t head[24], how = fuzz_u8(in);
+  uint8_t head[SK_HEAD], how = fuzz_u8(in);
   uint32_t seq = bed->next_seq - 1 - how % 4, len = fuzz_u16(in);
   uint64_t offset = how & 0x80 ? fuzz_u64(in) : fuzz_u32(in) & 0x1ffff;
   if (how & 0x40) len += 0x4000;
@@ -194,7 +194,7 @@ static void send_data(struct fuzz_in *in, struct bed *bed, unsigned int stream) 
 
 /* Any frame at all, without a payload: what follows on the stream is taken for it. */
 static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
-  uint8_t head[24];
+  uint8_t head[SK_HEAD];
   uint8_t type = fuzz_u8(in), flags = fuzz_u8(in);
   uint32_t seq = fuzz_u32(in), len = fuzz_u32(in), tag = fuzz_u32(in);
   fuzz_frame(head, type, flags, seq, fuzz_u64(in), len, tag);
@@ -211,7 +211,7 @@ static void send_raw(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
 
 /* With a flag its sender says so over another stream; some of what it carried may be sent again there. */
 static void end(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flag) {
-  uint8_t head[24], generation = flag == 3 ? fuzz_u8(in) : 0;
+  uint8_t head[SK_HEAD], generation = flag == 3 ? fuzz_u8(in) : 0;
   fuzz_end_stream(&bed->c, stream);
   if (!flag) return;
   fuzz_frame(head, SK_FRAME_LOST, 0, 0, generation, 0, stream);
@@ -425,13 +425,13 @@ static void ending_seeds(void) {
   put_test(&out, 0);
   fuzz_seed("failover", out.bytes, out.size);
 
-  uint8_t head[24];
+  uint8_t head[SK_HEAD];
   out.size = 0;
   fuzz_put8(&out, 1);
   put_irecv(&out, 1, 64);
   put_step(&out, RAW, 0, 0);
   fuzz_frame(head, SK_FRAME_MSG, 0, 0, 8, 8, 1);
-  fuzz_put8(&out, 32);
+  fuzz_put8(&out, sizeof head + 8);
   fuzz_put(&out, head, sizeof head);
   fuzz_put(&out, "8 bytes.", 8);
   put_step(&out, FRAME, 0, 0);

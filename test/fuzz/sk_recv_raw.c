@@ -62,10 +62,11 @@ static void put_piece(struct fuzz_out *out, unsigned int stream, const void *byt
 
 static void put_frame(struct fuzz_out *out, unsigned int stream, unsigned int type, uint32_t seq, uint64_t size,
                       uint32_t len, uint32_t tag) {
-  uint8_t frame[24 + 100];
-  fuzz_frame(frame, type, 0, seq, size, len, tag);
-  memset(frame + 24, 'x', 100);
-  put_piece(out, stream, frame, 24 + RAIL_MIN(len, 100u));
+  uint8_t head[SK_HEAD], payload[100];
+  fuzz_frame(head, type, 0, seq, size, len, tag);
+  memset(payload, 'x', sizeof payload);
+  put_piece(out, stream, head, sizeof head);
+  if (len) put_piece(out, stream, payload, RAIL_MIN(len, sizeof payload));
 }
 
 void fuzz_make_seeds(void) {

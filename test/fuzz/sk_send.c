@@ -39,7 +39,7 @@ struct send {
 
 /* What comes out of one stream. */
 struct out {
-  uint8_t head[24];
+  uint8_t head[SK_HEAD];
   size_t have; /* bytes of the header */
   unsigned int type;
   const struct send *send;
@@ -126,17 +126,18 @@ static const struct send *of_seq(const struct bed *bed, uint32_t seq) {
 static void check_header(struct bed *bed, struct out *out) {
   uint16_t guard;
   uint32_t seq, len, tag;
-  uint64_t size;
+  uint64_t size, reserved;
   memcpy(&guard, out->head + 2, sizeof guard);
   memcpy(&seq, out->head + 4, sizeof seq);
   memcpy(&size, out->head + 8, sizeof size);
   memcpy(&len, out->head + 16, sizeof len);
   memcpy(&tag, out->head + 20, sizeof tag);
+  memcpy(&reserved, out->head + 24, sizeof reserved);
   out->type = out->head[0];
   out->send = NULL;
   out->left = le32toh(len);
   out->at = 0;
-  FUZZ_CHECK(le16toh(guard) == SK_FRAME_GUARD && out->left <= SK_MAX_FRAME);
+  FUZZ_CHECK(le16toh(guard) == SK_FRAME_GUARD && out->left <= SK_MAX_FRAME && !reserved);
   if (out->type == SK_FRAME_MSG && bed->failover && (out->send = of_seq(bed, le32toh(seq))) != NULL) {
     FUZZ_CHECK(out->send->size == le64toh(size) && out->send->tag == le32toh(tag)); /* once more, on this stream */
   } else if (out->type == SK_FRAME_MSG) {
@@ -199,7 +200,7 @@ static void answer(struct fuzz_in *in, struct bed *bed, unsigned int stream, uns
 
 /* A report with grants, honest or not. */
 static void report(struct fuzz_in *in, struct bed *bed, unsigned int stream, unsigned int flag) {
-  uint8_t frame[24 + 16 * 256], how = fuzz_u8(in), lie = fuzz_u8(in);
+  uint8_t frame[SK_HEAD + 16 * 256], how = fuzz_u8(in), lie = fuzz_u8(in);
   uint32_t n = how & 7, seen = bed->seen, count = bed->count;
   uint64_t bytes = bed->bytes;
   if (how & 8) n += fuzz_u8(in);
@@ -213,7 +214,7 @@ static void report(struct fuzz_in *in, struct bed *bed, unsigned int stream, uns
   bed->told = seen;
   memset(frame, 0, sizeof frame);
   for (uint32_t i = 0; i < n; i++) {
-    uint8_t choice = fuzz_u8(in), *entry = frame + 24 + 16 * i;
+    uint8_t choice = fuzz_u8(in), *entry = frame + SK_HEAD + 16 * i;
     uint64_t capacity = how & 0x80 ? fuzz_u64(in) : fuzz_size(choice / TAGS);
     unsigned int tag = choice % TAGS;
     put_le(entry, capacity, 8);
@@ -223,17 +224,17 @@ static void report(struct fuzz_in *in, struct bed *bed, unsigned int stream, uns
     bed->largest[tag] = RAIL_MAX(bed->largest[tag], capacity);
   }
   for (unsigned int i = 0; bed->failover && !(lie & 32) && i < bed->c.args.nstreams; i++, n++, len += 16) {
-    put_le(frame + 24 + 16 * n, bed->outs[i].frames + (lie & 64 ? 1 + fuzz_u8(in) % 8 : 0), 8);
-    put_le(frame + 24 + 16 * n + 8, i, 4);
-    put_le(frame + 24 + 16 * n + 12, SK_ENTRY_FRAMES, 4);
+    put_le(frame + SK_HEAD + 16 * n, bed->outs[i].frames + (lie & 64 ? 1 + fuzz_u8(in) % 8 : 0), 8);
+    put_le(frame + SK_HEAD + 16 * n + 8, i, 4);
+    put_le(frame + SK_HEAD + 16 * n + 12, SK_ENTRY_FRAMES, 4);
   }
   fuzz_frame(frame, SK_FRAME_CONTROL, flag & 1, seen, bytes, len, count);
   bed->wild |= flag != 0 || len != n * 16;
-  fuzz_queue(&bed->c, stream, frame, 24 + 16 * (size_t)n);
+  fuzz_queue(&bed->c, stream, frame, SK_HEAD + 16 * (size_t)n);
 }
 
 static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
-  uint8_t head[24], type = fuzz_u8(in), flags = fuzz_u8(in);
+  uint8_t head[SK_HEAD], type = fuzz_u8(in), flags = fuzz_u8(in);
   uint32_t seq = fuzz_u32(in), len = fuzz_u32(in), tag = fuzz_u32(in);
   fuzz_frame(head, type, flags, seq, fuzz_u64(in), len, tag);
   fuzz_queue(&bed->c, stream, head, sizeof head);
@@ -242,7 +243,7 @@ static void send_any(struct fuzz_in *in, struct bed *bed, unsigned int stream) {
 
 /* With a flag the receiver says how many frames of it had arrived. */
 static void end(struct bed *bed, unsigned int stream, unsigned int flag) {
-  uint8_t head[24];
+  uint8_t head[SK_HEAD];
   uint32_t frames = bed->outs[stream].frames + (flag == 3);
   fuzz_end_stream(&bed->c, stream);
   if (!flag) return;

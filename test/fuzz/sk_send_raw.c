@@ -66,7 +66,7 @@ void fuzz_make_seeds(void) {
   struct fuzz_out out = {.size = 0};
   const struct sk_answer_bytes answer = sk_make_welcome(0);
   struct {
-    uint8_t head[24];
+    uint8_t head[SK_HEAD];
     struct {
       uint64_t capacity;
       uint32_t tag, kind;
@@ -80,27 +80,27 @@ void fuzz_make_seeds(void) {
   for (unsigned int i = 0; i < 2; i++) put_piece(&out, 0, &grants, sizeof grants);
   fuzz_seed("grants", out.bytes, out.size);
 
-  /* As many as a sender keeps: 42 times 6, then 4, for a tag that nobody sends with. */
+  /* As many as a sender keeps: 51 times 5, then 1, for a tag that nobody sends with. */
   struct {
-    uint8_t head[24];
+    uint8_t head[SK_HEAD];
     struct {
       uint64_t capacity;
       uint32_t tag, kind;
-    } entries[6];
-  } six;
-  memset(&six, 0, sizeof six);
-  for (unsigned int i = 0; i < 6; i++) six.entries[i].tag = htole32(9);
+    } entries[5];
+  } five;
+  memset(&five, 0, sizeof five);
+  for (unsigned int i = 0; i < 5; i++) five.entries[i].tag = htole32(9);
   out.size = 0;
   fuzz_put8(&out, 0);
   put_piece(&out, 0, &answer, sizeof answer);
   for (unsigned int left = 256, n; left; left -= n) {
-    n = RAIL_MIN(left, 6u);
-    fuzz_frame(six.head, 3, 0, 0, 0, n * 16, 0);
-    put_piece(&out, 0, &six, 24 + 16 * n);
+    n = RAIL_MIN(left, 5u);
+    fuzz_frame(five.head, 3, 0, 0, 0, n * 16, 0);
+    put_piece(&out, 0, &five, SK_HEAD + 16 * n);
   }
   fuzz_seed("grants-full", out.bytes, out.size);
 
-  uint8_t error[40] = "";
+  uint8_t error[SK_HEAD + 16] = "";
   out.size = 0;
   fuzz_put8(&out, 0);
   put_piece(&out, 0, &answer, sizeof answer);

@@ -345,6 +345,16 @@ static void refuses(void (*say)(const struct data *d), const char *words) {
   data_close(&d);
 }
 
+static void reserved_bytes(const struct data *d) {
+  uint8_t head[SK_HEAD];
+  sk_frame_encode(head, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8, 8, 1);
+  head[SK_HEAD - 1] = 1;
+  data_write(d, 0, head, sizeof head);
+}
+static void no_header(const struct data *d) {
+  const uint8_t head[SK_HEAD] = {SK_FRAME_MSG, [SK_HEAD - 1] = 1};
+  data_write(d, 0, head, sizeof head);
+}
 static void more_than_it_has(const struct data *d) {
   data_send(d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, 8, 9, 1);
   data_send_bytes(d, 0, 0, 0, 9);
@@ -373,6 +383,8 @@ static void a_grant_that_was_not_given(const struct data *d) {
 }
 
 TEST(frames_that_cannot_be) {
+  refuses(reserved_bytes, "protocol error: a frame header whose reserved bytes are not zero, on stream 0");
+  refuses(no_header, "protocol error: no frame header where one must be, on stream 0");
   refuses(more_than_it_has, "of a wrong size");
   refuses(one_byte_behind, "data outside its message");
   refuses(beyond_its_end, "data outside its message");

@@ -89,14 +89,14 @@ static size_t take(size_t limit, int max_iov) {
 
 static void mixed_queue(void) {
   begin();
-  queue(24, 0, true);
-  queue(24 + 100, 0, true);
-  queue(24, 700, true);
-  queue(24, 0, false);
-  queue(24, 1, true);
-  queue(24, 513, false);
-  queue(24 + 512, 0, true);
-  queue(24, 600, true);
+  queue(SK_HEAD, 0, true);
+  queue(SK_HEAD + 100, 0, true);
+  queue(SK_HEAD, 700, true);
+  queue(SK_HEAD, 0, false);
+  queue(SK_HEAD, 1, true);
+  queue(SK_HEAD, 513, false);
+  queue(SK_HEAD + 512, 0, true);
+  queue(SK_HEAD, 600, true);
 }
 
 /* Cut in two at every byte; and all in steps of every size up to one beyond the longest frame. */
@@ -115,7 +115,7 @@ TEST(every_cut) {
 }
 
 TEST(every_step) {
-  for (size_t step = 1; step <= 726; step++) {
+  for (size_t step = 1; step <= SK_HEAD + 700 + 1; step++) {
     mixed_queue();
     for (size_t n = 0; x.out < x.size; n++) {
       CHECK(take(step, SK_OUT_IOV) > 0);
@@ -140,13 +140,13 @@ TEST(small_frames_are_one_piece) {
   struct iovec iov[SK_OUT_IOV];
   size_t asked;
   begin();
-  for (int i = 0; i < 100; i++) queue(24 + (uint32_t)i, 0, true);
+  for (int i = 0; i < 100; i++) queue(SK_HEAD + (uint32_t)i, 0, true);
   CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, UINT32_MAX), 1);
   CHECK_INT(asked, x.size);
   take(1000, SK_OUT_IOV);
   CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, UINT32_MAX), 1);
-  queue(24, 5000, true);
-  queue(24, 0, true);
+  queue(SK_HEAD, 5000, true);
+  queue(SK_HEAD, 0, true);
   queue(30, 0, true);
   CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, UINT32_MAX), 3);
   CHECK(iov[1].iov_len == 5000 && (const uint8_t *)iov[1].iov_base >= x.source);
@@ -157,10 +157,10 @@ TEST(small_frames_are_one_piece) {
 /* One call moves about a megabyte of payload, however large the frames. */
 TEST(large_payloads_come_in_parts) {
   begin();
-  queue(24, 5 << 18, true);
-  queue(24, 3 << 18, true);
-  queue(24, 0, true);
-  while (x.out < x.size) CHECK(take(SIZE_MAX, SK_OUT_IOV) <= SK_IO_BYTES + 2 * 24);
+  queue(SK_HEAD, 5 << 18, true);
+  queue(SK_HEAD, 3 << 18, true);
+  queue(SK_HEAD, 0, true);
+  while (x.out < x.size) CHECK(take(SIZE_MAX, SK_OUT_IOV) <= SK_IO_BYTES + 2 * SK_HEAD);
   end();
 }
 
@@ -174,7 +174,7 @@ TEST(random_traffic) {
       for (uint32_t k = kit_rng_below(&rng, 12); k > 0 && x.frames < MAX_FRAMES && x.size < MAX_BYTES / 2; k--) {
         if (!sk_stream_has_room(&x.s)) break;
         uint32_t kind = kit_rng_below(&rng, 4);
-        queue(24 + (kind == 0 ? kit_rng_below(&rng, SK_COPY_BYTES + 1) : 0),
+        queue(SK_HEAD + (kind == 0 ? kit_rng_below(&rng, SK_COPY_BYTES + 1) : 0),
               kind == 1 ? 1 + kit_rng_below(&rng, 60000) : 0, kind != 3);
       }
       for (uint32_t k = kit_rng_below(&rng, 4); k > 0 && x.s.out_count; k--)
@@ -188,7 +188,7 @@ TEST(random_traffic) {
 
 /* With no room for frames with payload there still is some for those of control. */
 TEST(room_for_control) {
-  for (uint32_t staged = 24; staged <= SK_HEAD + SK_COPY_BYTES; staged += SK_COPY_BYTES) {
+  for (uint32_t staged = SK_HEAD; staged <= SK_HEAD + SK_COPY_BYTES; staged += SK_COPY_BYTES) {
     begin();
     while (sk_stream_has_room(&x.s)) queue(staged, 0, true);
     CHECK(x.frames > 32);
@@ -207,17 +207,17 @@ TEST(below_a_size) {
   struct iovec iov[SK_OUT_IOV];
   size_t asked;
   begin();
-  queue(24, 99, true);
-  queue(24, 0, true);
-  queue(24, 100, true);
-  queue(24, 5, true);
+  queue(SK_HEAD, 99, true);
+  queue(SK_HEAD, 0, true);
+  queue(SK_HEAD, 100, true);
+  queue(SK_HEAD, 5, true);
   int n = sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, 100);
   CHECK_INT(n, 3); /* header; 99; two headers beside each other */
-  CHECK_INT(asked, 24 + 99 + 24 + 24);
-  take(24 + 99 + 24 + 10, SK_OUT_IOV);
+  CHECK_INT(asked, SK_HEAD + 99 + SK_HEAD + SK_HEAD);
+  take(SK_HEAD + 99 + SK_HEAD + 10, SK_OUT_IOV);
   CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, 100), 1);
-  CHECK_INT(asked, 14);
-  take(14, SK_OUT_IOV);
+  CHECK_INT(asked, SK_HEAD - 10);
+  take(SK_HEAD - 10, SK_OUT_IOV);
   CHECK_INT(sk_stream_out_iov(&x.s, iov, SK_OUT_IOV, &asked, 100), 0);
   CHECK_INT(asked, 0);
   take(40, SK_OUT_IOV); /* by copy after all */
@@ -235,7 +235,7 @@ TEST(through_a_socket) {
   begin();
   CHECK_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd));
   x.s.fd = fd[0];
-  for (int i = 0; i < 40; i++) queue(24 + (uint32_t)i, (uint32_t)(i % 4) * 30000, true);
+  for (int i = 0; i < 40; i++) queue(SK_HEAD + (uint32_t)i, (uint32_t)(i % 4) * 30000, true);
   bool full = false;
   while (read_in < x.size) {
     uint64_t bytes = 0;
@@ -251,7 +251,7 @@ TEST(through_a_socket) {
   CHECK(full && x.out == x.size);
   CHECK(memcmp(got, x.all, x.size) == 0);
   uint64_t bytes = 0;
-  queue(24, 0, true);
+  queue(SK_HEAD, 0, true);
   close(fd[1]);
   CHECK_INT(sk_stream_flush(&x.s, &bytes), RAIL_REMOTE_ERROR);
   CHECK(x.s.out_errno == EPIPE || x.s.out_errno == ECONNRESET);

@@ -20,7 +20,7 @@ TEST(handle_bytes) {
   const char *why;
   memset(bytes, 0xee, sizeof bytes);
   rail_handle_encode(&sk_protocol, &h, bytes);
-  static const uint8_t golden[] = {'R', 'S', 'K', 'H', 3, 1, 2, 3, 0xa0};
+  static const uint8_t golden[] = {'R', 'S', 'K', 'H', 4, 1, 2, 3, 0xa0};
   static const uint8_t first[] = {4, 0, 0x12, 0x34, 0, 0, 0, 0, 10, 1, 2, 3};
   static const uint8_t second[] = {6, 0, 0x12, 0x35, 0, 0, 0, 0, 0xfd, 0};
   CHECK(memcmp(bytes, golden, sizeof golden) == 0);
@@ -58,7 +58,7 @@ TEST(handle_refusals) {
   const char *why = NULL;
   rail_handle_encode(&sk_protocol, &h, good);
   static const struct { int at; uint8_t value; } wrong[] = {
-    {0, 'X'}, {3, 0}, {4, 1}, {4, 2}, {5, 2}, {6, 0}, {6, 1}, {6, 3}, {6, 5}, {7, 0}, {7, 17},
+    {0, 'X'}, {3, 0}, {4, 3}, {4, 5}, {5, 2}, {6, 0}, {6, 1}, {6, 3}, {6, 5}, {7, 0}, {7, 17},
     {24, 5}, {24, 0}, {48, 7}, {72, 9}, {96, 4}, {119, 1}};
   for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
     memcpy(bad, good, sizeof bad);
@@ -109,7 +109,7 @@ TEST(hello_bytes) {
   struct sk_limits limits;
   uint64_t counter;
   const uint8_t *b = (const uint8_t *)&wire;
-  static const uint8_t golden[] = {'R', 'S', 'K', '1', 3, 0, 120, 0, 1, 2, 3};
+  static const uint8_t golden[] = {'R', 'S', 'K', '1', 4, 0, 120, 0, 1, 2, 3};
   static const uint8_t middle[] = {1, 0, 4, 0, 2, 0, 0, 0};
   static const uint8_t payload[] = {1, 0, 0, 0, 0, 0x20, 0, 0, 64, 0, 0, 0, 0, 0, 16, 0, 7, 0};
   CHECK(memcmp(b, golden, sizeof golden) == 0);
@@ -133,7 +133,7 @@ TEST(hello_refusals) {
   struct sk_hello_bytes good = some_hello(&listener), w;
   w = good, w.head.magic[1] ^= 1;
   CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_GARBAGE);
-  w = good, w.head.version = htole16(2);
+  w = good, w.head.version = htole16(3);
   CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_VERSION);
   w = good, w.head.length = htole16(168);
   CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_VERSION);
@@ -235,15 +235,17 @@ TEST(frames) {
   uint8_t b[sizeof f];
   sk_frame_encode(b, SK_FRAME_MSG, SK_FRAME_GRANTED, 0x01020304, 0x1122334455667788ull, 0x00a0b0c0, 0xfffffffe);
   static const uint8_t golden[] = {1,    1,    0x46, 0x53, 4,    3,    2,    1,    0x88, 0x77, 0x66, 0x55,
-                                   0x44, 0x33, 0x22, 0x11, 0xc0, 0xb0, 0xa0, 0,    0xfe, 0xff, 0xff, 0xff};
+                                   0x44, 0x33, 0x22, 0x11, 0xc0, 0xb0, 0xa0, 0,    0xfe, 0xff, 0xff, 0xff,
+                                   0,    0,    0,    0,    0,    0,    0,    0};
+  CHECK_INT(sizeof golden, sizeof b);
   CHECK(memcmp(b, golden, sizeof b) == 0);
   CHECK(sk_frame_decode(b, &f));
   CHECK_INT(f.type, SK_FRAME_MSG);
   CHECK_INT(f.flags, SK_FRAME_GRANTED);
   CHECK_INT(f.seq, 0x01020304);
   CHECK(f.size == 0x1122334455667788ull && f.len == 0x00a0b0c0 && f.tag == 0xfffffffe);
-  static const struct { int at; uint8_t value; } wrong[] = {{0, 0}, {0, SK_FRAME_TYPES}, {1, 2},
-                                                            {2, 0}, {3, 0}, {19, 0x41}};
+  static const struct { int at; uint8_t value; } wrong[] = {{0, 0}, {0, SK_FRAME_TYPES}, {1, 2}, {2, 0},
+                                                            {3, 0}, {19, 0x41}, {24, 1}, {31, 0x80}};
   for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
     uint8_t bad[sizeof b];
     memcpy(bad, b, sizeof b);

@@ -119,17 +119,18 @@ void fuzz_deliver_all(struct fuzz_comm *c) {
   for (unsigned int i = 0; i < c->args.nstreams; i++) fuzz_deliver(c, i, SIZE_MAX);
 }
 
-void fuzz_frame(uint8_t bytes[24], unsigned int type, unsigned int flags, uint32_t seq, uint64_t size, uint32_t len,
-                uint32_t tag) {
+void fuzz_frame(uint8_t bytes[SK_HEAD], unsigned int type, unsigned int flags, uint32_t seq, uint64_t size,
+                uint32_t len, uint32_t tag) {
   struct {
     uint8_t type, flags;
     uint16_t guard;
     uint32_t seq;
     uint64_t size;
     uint32_t len, tag;
+    uint64_t reserved;
   } wire = {(uint8_t)type, (uint8_t)flags, htole16(SK_FRAME_GUARD), htole32(seq), htole64(size), htole32(len),
-            htole32(tag)};
-  _Static_assert(sizeof wire == 24, "a frame's header");
+            htole32(tag), 0};
+  _Static_assert(sizeof wire == SK_HEAD, "a frame's header");
   memcpy(bytes, &wire, sizeof wire);
 }
 

@@ -46,9 +46,9 @@ bool fuzz_queue(struct fuzz_comm *c, unsigned int stream, const void *bytes, siz
 void fuzz_deliver(struct fuzz_comm *c, unsigned int stream, size_t size);
 void fuzz_deliver_all(struct fuzz_comm *c);
 
-/* 24 bytes, whatever they mean. */
-void fuzz_frame(uint8_t bytes[24], unsigned int type, unsigned int flags, uint32_t seq, uint64_t size, uint32_t len,
-                uint32_t tag);
+/* A header, whatever its fields mean. */
+void fuzz_frame(uint8_t bytes[SK_HEAD], unsigned int type, unsigned int flags, uint32_t seq, uint64_t size,
+                uint32_t len, uint32_t tag);
 
 /* Closes the comm and forgets its sockets; the other ends too. */
 void fuzz_close_comm(struct fuzz_comm *c);
