@@ -130,6 +130,7 @@ struct sk_comm {
   uint32_t pongs;     /* sent in this call of sk_progress */
   bool more;          /* the latest sk_progress ended because it had done enough */
   bool ended;         /* a stream that is read has ended */
+  bool shared;        /* receiver: this call of sk_progress shares bulk payloads with other threads */
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;

@@ -7,8 +7,9 @@
  * a list that any thread may push to. A context is taken from the run list before it is run, and put back when its comm
  * has another owner.
  *
- * Before it sleeps a thread sets `sleeping`, then looks for notifications once more; a notification is pushed first,
- * then looks at `sleeping`. So one of them sees the other, and only a thread that sleeps costs a system call.
+ * Before it sleeps a thread sets `sleeping`, then looks for notifications and shared work once more; who brings one of
+ * them does that first, then looks at `sleeping`. So one of them sees the other, and only a thread that sleeps costs a
+ * system call.
  *
  * Events are edges: a socket that became ready is reported once, so a comm must be moved until its sockets would block.
  * A short read means that the socket is empty, a short write that it is full; either way the next change makes a new
@@ -58,12 +59,22 @@ struct sk_poll_ctx {
   bool ended;    /* a socket has said that nothing more comes: a short read is not the last one */
 };
 
+/* What a thread shares with the others. An item is free while next < count. */
+struct shared_work {
+  _Atomic uint64_t claims; /* generation, count, next: 32, 16 and 16 bits */
+  _Atomic uint32_t done;   /* items */
+  void (*run)(void *items, uint32_t i);
+  void *items;
+};
+
 struct poll_thread {
   pthread_t id;
   int wake_fd; /* an eventfd */
   int epoll_fd;
   _Atomic uint32_t sleeping, quit;
   _Atomic(struct sk_poll_ctx *) notified;
+
+  struct shared_work work;
 
   uint32_t count; /* of contexts in use; under the lock, as are the two lists */
   struct sk_poll_ctx *contexts, *free_contexts;
@@ -74,6 +85,8 @@ struct poll_thread {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uint32_t nhelpers; /* threads, once all are started; 0: there is no engine */
+static _Thread_local struct poll_thread *self; /* in a thread of the engine */
 static _Atomic bool forking; /* a fork waits until no thread is within a comm; set under the lock */
 static struct {
   unsigned int vendor;
@@ -94,10 +107,12 @@ static void enqueue(struct sk_poll_ctx *ctx) {
   t->run_list_end = &ctx->run_next;
 }
 
-static void wake(struct poll_thread *t) {
-  if (!atomic_load(&t->sleeping) || !atomic_exchange(&t->sleeping, 0)) return;
+/* False: it does not sleep. */
+static bool wake(struct poll_thread *t) {
+  if (!atomic_load(&t->sleeping) || !atomic_exchange(&t->sleeping, 0)) return false;
   /* An eventfd that is full wakes, too. */
   while (write(t->wake_fd, &(uint64_t){1}, sizeof(uint64_t)) < 0 && errno == EINTR) {}
+  return true;
 }
 
 void sk_engine_notify(struct sk_poll_ctx *ctx) {
@@ -106,7 +121,7 @@ void sk_engine_notify(struct sk_poll_ctx *ctx) {
   struct sk_poll_ctx *first = atomic_load_explicit(&t->notified, memory_order_relaxed);
   do ctx->notified_next = first;
   while (!atomic_compare_exchange_weak(&t->notified, &first, ctx));
-  wake(t);
+  (void)wake(t);
 }
 
 static void take_notified(struct poll_thread *t) {
@@ -115,6 +130,54 @@ static void take_notified(struct poll_thread *t) {
     next = ctx->notified_next;
     atomic_exchange(&ctx->notified, 0); /* from here on a notification makes a new entry */
     enqueue(ctx);
+  }
+}
+
+/* ---- shared work ---------------------------------------------------------- */
+
+/* Takes a free item and runs it. The generation keeps a claim from being made on work that is over; `run` and `items`
+ * stay until the item is done. False: none is free. */
+static bool run_item(struct shared_work *w) {
+  uint64_t claims = atomic_load(&w->claims);
+  do
+    if ((uint16_t)claims >= (uint16_t)(claims >> 16)) return false;
+  while (!atomic_compare_exchange_weak(&w->claims, &claims, claims + 1));
+  w->run(w->items, (uint16_t)claims);
+  atomic_fetch_add_explicit(&w->done, 1, memory_order_release);
+  return true;
+}
+
+static void help_others(struct poll_thread *t) {
+  const uint32_t n = atomic_load(&nhelpers);
+  for (uint32_t i = 0; i < n; i++)
+    while (&engine.threads[i] != t && run_item(&engine.threads[i].work)) continue;
+}
+
+static bool is_work_free(void) {
+  const uint32_t n = atomic_load(&nhelpers);
+  for (uint32_t i = 0; i < n; i++) {
+    uint64_t claims = atomic_load(&engine.threads[i].work.claims);
+    if ((uint16_t)claims < (uint16_t)(claims >> 16)) return true;
+  }
+  return false;
+}
+
+bool sk_engine_has_helpers(void) { return self && atomic_load_explicit(&nhelpers, memory_order_relaxed) > 1; }
+
+void sk_engine_share(void (*run)(void *items, uint32_t i), void *items, uint32_t n) {
+  struct shared_work *w = &self->work;
+  const uint32_t threads = atomic_load(&nhelpers);
+  uint32_t wanted = n - 1;
+  w->run = run;
+  w->items = items;
+  atomic_store_explicit(&w->done, 0, memory_order_relaxed);
+  atomic_store(&w->claims, ((atomic_load(&w->claims) >> 32) + 1) << 32 | (uint64_t)n << 16);
+  for (uint32_t i = 0; i < threads && wanted; i++)
+    if (&engine.threads[i] != self && wake(&engine.threads[i])) wanted--;
+  while (run_item(w)) continue;
+  for (int spins = 0; atomic_load_explicit(&w->done, memory_order_acquire) < n; spins++) {
+    if (spins < 1000) rail_cpu_relax();
+    else sched_yield(); /* the other thread may need this core to finish */
   }
 }
 
@@ -184,7 +247,7 @@ static void wait_for_events(struct poll_thread *t) {
   bool measured = sk_params.spin_us > 0, shared = false;
   uint64_t since = measured ? rail_now_ns() : 0, now = since;
   for (unsigned int polls = 1; now - since < t->spin_ns && !shared; polls++) {
-    if (poll_events(t, false) || atomic_load_explicit(&t->notified, memory_order_relaxed)) {
+    if (poll_events(t, false) || atomic_load_explicit(&t->notified, memory_order_relaxed) || is_work_free()) {
       learn_gap(t, now - since);
       return;
     }
@@ -194,17 +257,18 @@ static void wait_for_events(struct poll_thread *t) {
     shared = now - before > SHARED_NS;
   }
   atomic_store(&t->sleeping, 1);
-  bool sleep = !atomic_load(&t->notified) && !atomic_load(&t->quit);
+  bool sleep = !atomic_load(&t->notified) && !is_work_free() && !atomic_load(&t->quit);
   poll_events(t, sleep);
   atomic_store(&t->sleeping, 0);
   if (measured) learn_gap(t, shared ? UINT64_MAX : rail_now_ns() - since);
 }
 
 static void *thread_main(void *arg) {
-  struct poll_thread *t = arg;
+  struct poll_thread *t = self = arg;
   while (!atomic_load(&t->quit)) {
     take_notified(t);
     run_all(t);
+    help_others(t);
     wait_for_events(t);
   }
   return NULL;
@@ -241,12 +305,11 @@ static bool start_thread(struct poll_thread *t, unsigned int index) {
 
 static void join_thread(struct poll_thread *t) {
   if (atomic_exchange(&t->quit, 1)) return;
-  wake(t);
+  (void)wake(t);
   pthread_join(t->id, NULL);
 }
 
-static void stop_thread(struct poll_thread *t) {
-  join_thread(t);
+static void free_thread(struct poll_thread *t) {
   for (struct sk_poll_ctx *ctx = t->contexts, *next; ctx; ctx = next) {
     next = ctx->contexts_next;
     free(ctx);
@@ -256,7 +319,9 @@ static void stop_thread(struct poll_thread *t) {
 
 void sk_engine_stop(void) {
   pthread_mutex_lock(&lock);
-  while (engine.count) stop_thread(&engine.threads[--engine.count]);
+  atomic_store(&nhelpers, 0);
+  for (uint32_t i = 0; i < engine.count; i++) join_thread(&engine.threads[i]);
+  while (engine.count) free_thread(&engine.threads[--engine.count]);
   free(engine.threads);
   engine.threads = NULL;
   engine.tried = false;
@@ -293,6 +358,7 @@ static void after_fork_parent(void) {
 /* The child has copies without threads: their comms are closed, the epoll set itself is the parent's. */
 static void after_fork_child(void) {
   for (uint32_t i = 0; i < engine.count; i++) close_fds(&engine.threads[i]);
+  atomic_store(&nhelpers, 0);
   engine.threads = NULL;
   engine.count = 0;
   engine.tried = false;
@@ -322,6 +388,7 @@ static void start_once(void) {
   while (engine.threads && engine.count < wanted && start_thread(&engine.threads[engine.count], engine.count))
     engine.count++;
   if (engine.count) {
+    atomic_store(&nhelpers, engine.count);
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: engine epoll with %u of %u threads (%s)", engine.count, wanted,
               choice.why);
     return;

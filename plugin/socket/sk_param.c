@@ -103,8 +103,8 @@ static const struct rail_param rows[] = {
           "NCCL_SOCKET_NTHREADS says, which is inline by default, but auto on AWS and Google Cloud."},
   {.name = "RAIL_SOCKET_THREADS", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = SK_MAX_THREADS,
    .offset = AT(threads),
-   .doc = "Threads of the engine epoll, for all connections of the process. 0: as many as NCCL_SOCKET_NTHREADS says, "
-          "but at least 1."},
+   .doc = "Threads of the engine epoll, for all connections of the process; they share the payloads of one that has "
+          "several streams. 0: as many as NCCL_SOCKET_NTHREADS says, but at least 1."},
   {.name = "RAIL_SOCKET_SPIN", .type = RAIL_PARAM_INT, .def = "20", .lo = 0, .hi = 1000000, .offset = AT(spin_us),
    .doc = "Microseconds that such a thread at most polls before it sleeps. It polls shorter, or not at all, where that "
           "does not pay: when news comes more rarely, or when others need its core."},

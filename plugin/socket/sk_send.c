@@ -29,7 +29,7 @@
 
 /* Takes a request from the pool. NULL: all are in use. */
 static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size, int tag, struct sk_mr *mr);
-/* May it stay in the stream's queue until the caller tests? */
+/* May it stay in the stream's queue until the caller tests one of its requests? */
 static bool can_batch(const struct sk_send_comm *sc, size_t size);
 /* Finds its grant, or credit; else it waits for one of them. */
 static rail_result_t match_send(struct sk_send_comm *sc, struct sk_send *send);
@@ -111,8 +111,7 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
   return send;
 }
 
-/* May this send stay in the stream's queue until the caller tests one of its requests? Only where that pays: others are
- * outstanding, or the caller tends to send several before it tests. */
+/* Where that pays: others are outstanding, or the caller tends to send several before it tests. */
 static bool can_batch(const struct sk_send_comm *sc, size_t size) {
   return size <= BATCH_BYTES && (sk_comm_in_use(&sc->base) > BATCH_FROM || sc->latest_burst >= BATCH_FROM) &&
          sk_main_stream(&sc->base)->out_bytes < BATCH_MAX;
@@ -197,16 +196,28 @@ static void send_eager(struct sk_send_comm *sc, struct sk_send *send) {
 
 /* ---- post: a matched send is announced, cut into chunks, written --------------------- */
 
+/* *moved: the socket took all that it was offered, and there is more. */
+static inline rail_result_t after_write(const struct sk_send_comm *sc, const struct sk_stream *s, rail_result_t result,
+                                        bool *moved) {
+  if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(&sc->base))) return result;
+  if (result == RAIL_OK && (s->out_count || sk_send_has_unframed(sc))) *moved = true;
+  return RAIL_OK;
+}
+
 /* A stream is free when nothing is queued on it: the kernel has all that it was given. Then it takes the next chunk of
  * the oldest message that is not all in frames. */
 rail_result_t sk_send_post(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
+  const bool shared = comm->nstreams > 1 && sk_engine_has_helpers();
   uint64_t written = 0;
   bool moved = true;
   comm->more = false;
   sc->posts_since_read++;
   if (rail_unlikely(sc->shares.under_way)) sk_shares_sample(&sc->shares, comm->streams, rail_now_ns());
   while (moved && written < SK_CALL_BYTES) {
+    struct sk_stream *bulk[SK_MAX_STREAMS]; /* that the engine's threads write at the same time */
+    rail_result_t results[SK_MAX_STREAMS];
+    uint32_t nbulk = 0;
     moved = false;
     announce_all(sc);
     for (uint32_t k = 0; k < comm->nstreams; k++) {
@@ -222,11 +233,11 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
       /* Nothing is written, and so no send done, before all streams are established. Until then the peer may refuse the
        * connection, and a caller that has no request left would never learn that. */
       if (!s->out_count || rail_unlikely(comm->not_established)) continue;
-      rail_result_t result = sk_stream_flush(s, &written);
-      if (rail_unlikely(result == RAIL_REMOTE_ERROR && !sk_has_failover(comm))) return result;
-      /* RAIL_OK: the socket took all that it was offered, so it may take more. */
-      if (result == RAIL_OK && (s->out_count || sk_send_has_unframed(sc))) moved = true;
+      if (rail_unlikely(shared) && !s->zerocopy && s->out_bytes > SK_ENGINE_INLINE_BYTES) bulk[nbulk++] = s;
+      else RAIL_TRY(after_write(sc, s, sk_stream_flush(s, &written), &moved));
     }
+    if (rail_unlikely(nbulk > 0)) sk_streams_write_shared(bulk, nbulk, results, &written);
+    for (uint32_t i = 0; i < nbulk; i++) RAIL_TRY(after_write(sc, bulk[i], results[i], &moved));
     if (comm->nstreams > 1) sc->next_stream = (sc->next_stream + 1) % comm->nstreams;
   }
   comm->more = moved;
@@ -388,8 +399,7 @@ static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_fram
   return RAIL_OK;
 }
 
-/* All grants so far are void, because some may have been lost: those that follow are for every buffer that is
- * posted. */
+/* Some grants may have been lost, so all are void: those that follow are for every buffer that is posted. */
 static void reset_grants(struct sk_send_comm *sc) {
   struct sk_match_node *grant;
   for (unsigned int b = 0; b < SK_MATCH_BUCKETS; b++)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Bytes out, bytes in, zero copy, and whether the peer's host answers. */
+ * Bytes out, bytes in, and whether the peer's host answers. */
 #include "plugin/socket/sk_stream.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <linux/errqueue.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -18,6 +17,7 @@
 #include "common/base/log.h"
 #include "common/base/ordered_copy.h"
 #include "common/base/sockopt.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 
 #define MS 1000000ull
@@ -26,8 +26,6 @@
  * the others. */
 #define UNSENT_BYTES (256 * 1024)
 #define CLOSED_MS (15 * 60 * 1000) /* for what a closed stream still has to deliver: as the kernel does unasked */
-#define ZEROCOPY_GRACE_MS 5    /* before a stream is reset under what it has not delivered */
-#define ZEROCOPY_END_MS 1000   /* after that, for what the device still holds */
 
 rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer,
                              struct sk_traffic *traffic) {
@@ -92,6 +90,17 @@ uint64_t sk_stream_min_rtt_ns(const struct sk_stream *s) {
   return info.tcpi_min_rtt * 1000ull;
 }
 
+/* ---- several streams at once --------------------------------------------- */
+
+/* Which of them can be written, or read, now? So that no thread is woken for a socket that is full, or empty. */
+static void poll_streams(struct sk_stream *const streams[], uint32_t n, short events, bool ready[]) {
+  struct pollfd fds[SK_MAX_STREAMS];
+  for (uint32_t i = 0; i < n; i++) fds[i] = (struct pollfd){.fd = streams[i]->fd, .events = events};
+  int found = poll(fds, n, 0);
+  for (uint32_t i = 0; i < n; i++)
+    ready[i] = found < 0 || fds[i].revents || (streams[i]->tls && sk_tls_is_pending(streams[i]->tls));
+}
+
 /* ---- out -------------------------------------------------------------- */
 
 int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
@@ -147,9 +156,9 @@ void sk_stream_out_failed(struct sk_stream *s, int err) {
 }
 
 /* A system call has written nothing. */
-static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n) {
-  if (n == 0 || errno == EAGAIN || errno == EWOULDBLOCK) return RAIL_IN_PROGRESS;
-  sk_stream_out_failed(s, errno);
+static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n, int err) {
+  if (n == 0 || err == EAGAIN || err == EWOULDBLOCK) return RAIL_IN_PROGRESS;
+  sk_stream_out_failed(s, err);
   return RAIL_REMOTE_ERROR;
 }
 
@@ -181,7 +190,7 @@ static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *
   rail_stats_add(&s->traffic->calls, 1);
   if (n < 0 && errno == ENOBUFS) return false;
   if (n <= 0) {
-    *result = wrote_nothing(s, n);
+    *result = wrote_nothing(s, n, errno);
     return true;
   }
   assert(out->completion); /* a payload of this size is the caller's */
@@ -191,6 +200,36 @@ static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *
   sk_stream_wrote(s, (size_t)n);
   *result = (size_t)n == iov.iov_len ? RAIL_OK : RAIL_IN_PROGRESS;
   return true;
+}
+
+/* A system call that writes. Another thread than the owner may do_write. */
+struct write {
+  struct sk_stream *s;
+  struct iovec iov[SK_OUT_IOV];
+  int niov, flags;
+  size_t asked;
+  ssize_t n;
+  int err;
+};
+
+static inline void begin_write(struct write *w, struct sk_stream *s, uint32_t below) {
+  w->s = s;
+  w->niov = sk_stream_out_iov(s, w->iov, SK_OUT_IOV, &w->asked, below);
+  w->flags = MSG_DONTWAIT | MSG_NOSIGNAL | (below != UINT32_MAX && s->out_bytes > w->asked ? MSG_MORE : 0);
+}
+
+static inline void do_write(struct write *w) {
+  struct sk_stream *s = w->s;
+  w->n = rail_likely(!s->tls) ? send_iov(s->fd, w->iov, w->niov, w->flags) : sk_tls_writev(s->tls, w->iov, w->niov);
+  w->err = errno;
+}
+
+static inline rail_result_t end_write(struct write *w, uint64_t *bytes) {
+  rail_stats_add(&w->s->traffic->calls, 1);
+  if (rail_unlikely(w->n <= 0)) return wrote_nothing(w->s, w->n, w->err);
+  *bytes += (uint64_t)w->n;
+  sk_stream_wrote(w->s, (size_t)w->n);
+  return (size_t)w->n == w->asked ? RAIL_OK : RAIL_IN_PROGRESS;
 }
 
 rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
@@ -205,18 +244,26 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
     else if (write_zerocopy(s, bytes, &result)) return result;
   }
 
-  struct iovec iov[SK_OUT_IOV];
-  size_t asked;
-  int niov = sk_stream_out_iov(s, iov, SK_OUT_IOV, &asked, below);
-  int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (below != UINT32_MAX && s->out_bytes > asked ? MSG_MORE : 0);
-  ssize_t n = rail_likely(!s->tls) ? send_iov(s->fd, iov, niov, flags) : sk_tls_writev(s->tls, iov, niov);
-  rail_stats_add(&s->traffic->calls, 1);
-  if (rail_unlikely(n <= 0)) return wrote_nothing(s, n);
-  *bytes += (uint64_t)n;
-  sk_stream_wrote(s, (size_t)n);
-  if ((size_t)n != asked) return RAIL_IN_PROGRESS;
-  if (rail_likely(below == UINT32_MAX) || !is_zerocopy_next(s)) return RAIL_OK;
+  struct write w;
+  begin_write(&w, s, below);
+  do_write(&w);
+  result = end_write(&w, bytes);
+  if (result != RAIL_OK || rail_likely(below == UINT32_MAX) || !is_zerocopy_next(s)) return result;
   return sk_stream_flush(s, bytes); /* the payload for zero copy, which is first now */
+}
+
+static void run_write(void *items, uint32_t i) { do_write(&((struct write *)items)[i]); }
+
+void sk_streams_write_shared(struct sk_stream *const streams[], uint32_t n, rail_result_t results[], uint64_t *bytes) {
+  struct write writes[SK_MAX_STREAMS];
+  bool ready[SK_MAX_STREAMS];
+  uint32_t nwrites = 0;
+  poll_streams(streams, n, POLLOUT, ready);
+  for (uint32_t i = 0; i < n; i++)
+    if (ready[i]) begin_write(&writes[nwrites++], streams[i], UINT32_MAX);
+  if (nwrites > 1) sk_engine_share(run_write, writes, nwrites);
+  else if (nwrites) do_write(&writes[0]);
+  for (uint32_t i = 0, k = 0; i < n; i++) results[i] = ready[i] ? end_write(&writes[k++], bytes) : RAIL_IN_PROGRESS;
 }
 
 void sk_streams_flush(struct sk_stream *streams, uint32_t n) {
@@ -235,101 +282,6 @@ void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t
                           uint32_t stream) {
   sk_stream_queue_frame(s, type, frames, generation, stream);
   (void)sk_stream_flush(s, &(uint64_t){0});
-}
-
-/* ---- zero copy ------------------------------------------------------------ */
-
-/* Loopback, veth and the like copy in any case; bonds and VLANs may not, but do not say so here. */
-static bool has_hardware(const char *interface) {
-  char file[512];
-  if (!interface) return false;
-  snprintf(file, sizeof file, "/sys/class/net/%s/device", interface);
-  return access(file, F_OK) == 0;
-}
-
-void sk_zerocopy_init(struct sk_stream *s, const char *interface) {
-  if (sk_params.zerocopy == 0 || (sk_params.zerocopy < 0 && !has_hardware(interface))) return;
-  if (setsockopt(s->fd, SOL_SOCKET, SO_ZEROCOPY, &(int){1}, sizeof(int)) != 0) return;
-  s->zerocopy = calloc(1, sizeof *s->zerocopy);
-  if (!s->zerocopy) return; /* it works without, too */
-  s->zerocopy->from = sk_params.zerocopy < 0 ? SK_ZEROCOPY_AUTO : (uint32_t)sk_params.zerocopy;
-}
-
-void sk_zerocopy_reconnected(struct sk_stream *s) {
-  if (!s->zerocopy || setsockopt(s->fd, SOL_SOCKET, SO_ZEROCOPY, &(int){1}, sizeof(int)) == 0) return;
-  free(s->zerocopy);
-  s->zerocopy = NULL;
-}
-
-void sk_zerocopy_finished(struct sk_zerocopy *zc, uint32_t lo, uint32_t hi) {
-  uint32_t open = zc->next - zc->first;
-  if (lo - zc->first >= open || hi - lo >= open - (lo - zc->first)) return; /* not of calls that are open */
-  for (uint32_t i = lo; i != hi + 1; i++) {
-    sk_completion **call = &zc->calls[i % SK_ZEROCOPY_CALLS];
-    if (*call) sk_completion_drop(*call);
-    *call = NULL;
-  }
-  while (zc->first != zc->next && !zc->calls[zc->first % SK_ZEROCOPY_CALLS]) zc->first++;
-}
-
-static void on_notification(struct sk_zerocopy *zc, struct msghdr *msg) {
-  for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
-    struct sock_extended_err e;
-    if (!(c->cmsg_level == SOL_IP && c->cmsg_type == IP_RECVERR) &&
-        !(c->cmsg_level == SOL_IPV6 && c->cmsg_type == IPV6_RECVERR))
-      continue;
-    memcpy(&e, CMSG_DATA(c), sizeof e);
-    if (e.ee_origin != SO_EE_ORIGIN_ZEROCOPY || e.ee_errno != 0) continue;
-    if (e.ee_code & SO_EE_CODE_ZEROCOPY_COPIED) zc->copied = true;
-    sk_zerocopy_finished(zc, e.ee_info, e.ee_data);
-  }
-}
-
-void sk_zerocopy_reap(struct sk_stream *s) {
-  struct sk_zerocopy *zc = s->zerocopy;
-  while (zc->first != zc->next) {
-    _Alignas(struct cmsghdr) char control[256];
-    struct msghdr msg = {.msg_control = control, .msg_controllen = sizeof control};
-    ssize_t n = recvmsg(s->fd, &msg, MSG_ERRQUEUE | MSG_DONTWAIT);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return;
-    on_notification(zc, &msg);
-  }
-}
-
-static bool has_open_calls(const struct sk_stream *s) {
-  return s->zerocopy && s->zerocopy->first != s->zerocopy->next;
-}
-
-/* True when no call is open any more. */
-static bool wait_for_calls(struct sk_stream *streams, uint32_t n, int ms) {
-  uint64_t deadline = rail_deadline_in_ms((uint64_t)ms);
-  for (;;) {
-    struct pollfd fds[SK_MAX_STREAMS];
-    nfds_t nfds = 0;
-    for (uint32_t i = 0; i < n; i++) {
-      struct sk_stream *s = &streams[i];
-      if (has_open_calls(s)) sk_zerocopy_reap(s);
-      if (has_open_calls(s)) fds[nfds++] = (struct pollfd){.fd = s->fd}; /* POLLERR comes without being asked for */
-    }
-    if (!nfds) return true;
-    if (rail_deadline_passed(deadline)) return false;
-    poll(fds, nfds, 1);
-  }
-}
-
-/* Closing the sockets is not enough: a close hands the queue to the kernel, which goes on reading the pages, and with
- * it goes the error queue that could tell. To disconnect a socket throws its queue away and leaves it open; what is
- * left then are packets that the device has in hand. */
-void sk_zerocopy_end(struct sk_stream *streams, uint32_t n, const char *device_name) {
-  if (wait_for_calls(streams, n, ZEROCOPY_GRACE_MS)) return;
-  for (uint32_t i = 0; i < n; i++) {
-    struct sockaddr none = {.sa_family = AF_UNSPEC};
-    if (has_open_calls(&streams[i])) (void)connect(streams[i].fd, &none, sizeof none);
-  }
-  if (!wait_for_calls(streams, n, ZEROCOPY_END_MS))
-    RAIL_WARN("RailSocket: %s has held on to memory that is being sent for %d ms after the connection was reset; "
-              "what is written there now may reach the wire", device_name, ZEROCOPY_END_MS);
 }
 
 /* ---- in --------------------------------------------------------------- */
@@ -356,29 +308,73 @@ static int in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
   return n;
 }
 
-rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
+/* A system call that reads. Another thread than the owner may do_read. */
+struct read {
+  struct sk_stream *s;
   struct iovec iov[2];
-  size_t moved, want, direct = RAIL_MIN(s->left, SK_IO_BYTES);
-  *more = false;
-  int n = in_iov(s, iov, &want);
-  if (!n) return RAIL_IN_PROGRESS;
-  rail_result_t result = rail_likely(!s->tls) ? rail_sock_recvv(s->fd, iov, n, &moved)
-                                              : sk_tls_recvv(s->tls, s->fd, iov, n, &moved);
+  int niov, err;
+  size_t want, direct, moved;
+  rail_result_t result;
+};
+
+/* False: nothing can be read now. */
+static inline bool begin_read(struct read *r, struct sk_stream *s) {
+  r->s = s;
+  r->direct = RAIL_MIN(s->left, SK_IO_BYTES);
+  r->niov = in_iov(s, r->iov, &r->want);
+  return r->niov > 0;
+}
+
+static inline void do_read(struct read *r) {
+  struct sk_stream *s = r->s;
+  r->result = rail_likely(!s->tls) ? rail_sock_recvv(s->fd, r->iov, r->niov, &r->moved)
+                                   : sk_tls_recvv(s->tls, s->fd, r->iov, r->niov, &r->moved);
+  r->err = errno;
+}
+
+static inline rail_result_t end_read(const struct read *r, uint64_t *bytes, bool *more) {
+  struct sk_stream *s = r->s;
   rail_stats_add(&s->traffic->calls, 1);
-  if (result != RAIL_OK) {
-    if (result == RAIL_IN_PROGRESS) return result;
+  if (r->result != RAIL_OK) {
+    if (r->result == RAIL_IN_PROGRESS) return r->result;
     s->eof = true;
-    s->in_errno = errno;
+    s->in_errno = r->err;
     return RAIL_REMOTE_ERROR;
   }
-  rail_stats_add(&s->traffic->in, moved);
-  *bytes += moved;
-  *more = moved == want;
-  uint32_t placed = (uint32_t)RAIL_MIN(moved, direct);
+  rail_stats_add(&s->traffic->in, r->moved);
+  *bytes += r->moved;
+  *more = r->moved == r->want;
+  uint32_t placed = (uint32_t)RAIL_MIN(r->moved, r->direct);
   if (placed) s->to += placed; /* else it may be NULL */
   s->left -= placed;
-  s->tail += (uint32_t)(moved - placed);
+  s->tail += (uint32_t)(r->moved - placed);
   return RAIL_OK;
+}
+
+rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
+  struct read r;
+  *more = false;
+  if (!begin_read(&r, s)) return RAIL_IN_PROGRESS;
+  do_read(&r);
+  return end_read(&r, bytes, more);
+}
+
+static void run_read(void *items, uint32_t i) { do_read(&((struct read *)items)[i]); }
+
+void sk_streams_fill_shared(struct sk_stream *const streams[], uint32_t n, rail_result_t results[], uint64_t *bytes,
+                            bool more[]) {
+  struct read reads[SK_MAX_STREAMS];
+  bool ready[SK_MAX_STREAMS];
+  uint32_t nreads = 0;
+  poll_streams(streams, n, POLLIN, ready);
+  for (uint32_t i = 0; i < n; i++)
+    if (ready[i]) (void)begin_read(&reads[nreads++], streams[i]); /* a payload has room of its own */
+  if (nreads > 1) sk_engine_share(run_read, reads, nreads);
+  else if (nreads) do_read(&reads[0]);
+  for (uint32_t i = 0, k = 0; i < n; i++) {
+    more[i] = false;
+    results[i] = ready[i] ? end_read(&reads[k++], bytes, &more[i]) : RAIL_IN_PROGRESS;
+  }
 }
 
 bool sk_stream_take_payload(struct sk_stream *s) {

@@ -192,6 +192,9 @@ void sk_stream_out_failed(struct sk_stream *s, int err);
  * queued); RAIL_IN_PROGRESS: the socket is full; RAIL_REMOTE_ERROR: the stream is dead, see out_errno. *bytes grows by
  * what moved. */
 rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes);
+/* For streams with bulk payloads, none of them for zero copy: one write each, by the engine's threads together
+ * (sk_engine_share). Results and *bytes are those of sk_stream_flush. */
+void sk_streams_write_shared(struct sk_stream *const streams[], uint32_t n, rail_result_t results[], uint64_t *bytes);
 /* Writes what is queued on these streams, until each is empty, full or dead. */
 void sk_streams_flush(struct sk_stream *streams, uint32_t n);
 
@@ -215,6 +218,10 @@ void sk_zerocopy_end(struct sk_stream *streams, uint32_t n, const char *device_n
 /* One receive. RAIL_OK with *bytes grown and *more telling whether the socket is likely to hold more; RAIL_IN_PROGRESS;
  * RAIL_REMOTE_ERROR with eof (and in_errno) set. */
 rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more);
+
+/* For streams within a bulk payload: one receive each, by the engine's threads together. */
+void sk_streams_fill_shared(struct sk_stream *const streams[], uint32_t n, rail_result_t results[], uint64_t *bytes,
+                            bool more[]);
 
 /* Where the payload that follows the header just read belongs (len may be 0). */
 static inline void sk_stream_expect(struct sk_stream *s, uint8_t *to, uint32_t len, void *target) {

@@ -16,8 +16,10 @@ from coll import BUILD, main, run
 ENGINES = os.environ.get("RAIL_TEST_ENGINES", "epoll").split()
 AREAS = ["wakeups", "wakeups in small buffers", "sizes", "order", "grouped", "close", "mr", "requests", "processes"]
 SMALL = {"NCCL_SOCKET_SNDBUF": "8K", "NCCL_SOCKET_RCVBUF": "8K"}
-# More than one thread is another way to move things past each other; sockets that are full, to be left with work to do.
-MORE = {"order": {"RAIL_SOCKET_THREADS": 3}, "wakeups in small buffers": SMALL}
+# More than one thread is another way to move things past each other, also those of one connection with several streams;
+# sockets that are full, to be left with work to do.
+TOGETHER = {"RAIL_SOCKET_THREADS": 3, "RAIL_SOCKET_STREAMS": 4}
+MORE = {"order": {"RAIL_SOCKET_THREADS": 3}, "wakeups in small buffers": SMALL, "sizes": TOGETHER, "close": TOGETHER}
 
 
 def contract(area, engine):

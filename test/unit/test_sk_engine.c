@@ -3,6 +3,7 @@
  * caller leaves or another owner held up is lost, though the caller stays away.
  * TEST-SAN: asan tsan */
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "plugin/socket/sk_engine.h"
@@ -257,6 +258,123 @@ TEST(connections_come_and_go) {
   sk_engine_stop();
 }
 
+/* ---- several threads for one connection ------------------------------------------------ */
+
+enum { THREADS = 3, STREAMS = DATA_STREAMS, BULK = 16 << 20 };
+
+/* How many threads are in a bulk system call of a kind at the same time, and were at most. */
+static struct calls {
+  _Atomic int now, most;
+} sends, receives;
+static _Atomic bool watch_calls; /* each takes a millisecond */
+
+static struct calls *begin_call(struct calls *calls, const struct msghdr *msg) {
+  size_t size = 0;
+  for (size_t i = 0; i < msg->msg_iovlen; i++) size += msg->msg_iov[i].iov_len;
+  if (!atomic_load(&watch_calls) || size <= SK_ENGINE_INLINE_BYTES) return NULL;
+  int now = atomic_fetch_add(&calls->now, 1) + 1, most = atomic_load(&calls->most);
+  while (now > most && !atomic_compare_exchange_weak(&calls->most, &most, now)) continue;
+  usleep(1000);
+  return calls;
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *msg, int flags) {
+  struct calls *calls = begin_call(&sends, msg);
+  ssize_t n = syscall(SYS_sendmsg, fd, msg, flags);
+  if (calls) atomic_fetch_sub(&calls->now, 1);
+  return n;
+}
+
+ssize_t recvmsg(int fd, struct msghdr *msg, int flags) {
+  struct calls *calls = begin_call(&receives, msg);
+  ssize_t n = syscall(SYS_recvmsg, fd, msg, flags);
+  if (calls) atomic_fetch_sub(&calls->now, 1);
+  return n;
+}
+
+static void set_threads(void) {
+  data_prepare();
+  sk_params.engine = SK_ENGINE_EPOLL;
+  sk_params.threads = THREADS;
+}
+
+static _Atomic uint32_t arrived, rounds_done;
+
+/* Each item waits for the others, so it takes as many threads as there are items. */
+static void meet(void *items, uint32_t i) {
+  unsigned int *count = items;
+  count[i]++;
+  atomic_fetch_add(&arrived, 1);
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  while (atomic_load(&arrived) % THREADS) ENSURE(!rail_deadline_passed(deadline), "no other thread helps");
+}
+
+static enum sk_poll_result share_a_meeting(void *arg, bool readable) {
+  unsigned int counts[THREADS] = {0};
+  (void)arg, (void)readable;
+  ENSURE(sk_engine_has_helpers(), "there are no other threads");
+  sk_engine_share(meet, counts, THREADS);
+  for (int i = 0; i < THREADS; i++) ENSURE_INT(counts[i], 1);
+  return atomic_fetch_add(&rounds_done, 1) < 20 ? SK_POLL_MORE : SK_POLL_IDLE;
+}
+
+TEST(all_threads_take_a_part_of_shared_work) {
+  struct sk_poll_ctx *ctx;
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
+  set_threads();
+  CHECK(!sk_engine_has_helpers()); /* not in this thread */
+  sk_engine_attach(&ctx, share_a_meeting, &ctx, NULL, 0);
+  ENSURE(ctx, "there is no engine: %s", log_lines);
+  while (atomic_load(&rounds_done) <= 20) ENSURE(!rail_deadline_passed(deadline), "shared work takes too long");
+  sk_engine_detach(ctx, NULL, 0);
+  sk_engine_stop();
+  rail_log_set_sink(NULL);
+}
+
+static void with_four_streams(struct data *sender, struct data *receiver) {
+  data_begin_another(receiver, SK_RECEIVER, STREAMS, 0);
+  data_begin_another(sender, SK_SENDER, STREAMS, 0);
+  for (unsigned int i = 0; i < STREAMS; i++) {
+    data_welcome(sender, i);
+    rail_sock_close(&receiver->args.fds[i]);
+    rail_sock_close(&receiver->ends[i]);
+    receiver->args.fds[i] = sender->ends[i];
+    sender->ends[i] = -1;
+    (void)rail_sock_set_buffers(receiver->args.fds[i], LARGE, LARGE);
+    (void)rail_sock_set_buffers(sender->args.fds[i], LARGE, LARGE);
+  }
+  data_create(receiver);
+  data_create(sender);
+}
+
+/* Both sides of a connection of four streams, moved by the engine's threads. */
+TEST(threads_move_bulk_payloads_of_one_connection_together) {
+  static uint8_t sent[BULK], received[BULK];
+  struct data sender, receiver;
+  set_threads();
+  with_four_streams(&sender, &receiver);
+  atomic_store(&watch_calls, true);
+  for (uint32_t seq = 0; seq < 4; seq++) {
+    void *in, *out, *data = received;
+    size_t size = BULK - seq * 100001;
+    CHECK_OK(sk_irecv(receiver.comm, 1, &data, &size, &(int){0}, NULL, NULL, &in));
+    CHECK(!data_test(in, NULL)); /* the grant leaves at the latest now */
+    out = data_isend(&sender, sent, seq, size, 0);
+    wait_until_done(out);
+    wait_until_done(in);
+    data_check_bytes(received, seq, 0, size);
+    data_wait(out, NULL);
+    data_wait(in, NULL);
+  }
+  atomic_store(&watch_calls, false);
+  CHECK_MSG(sends.most > 1 && receives.most > 1, "at the same time: %d sends, %d receives", sends.most, receives.most);
+  CHECK_OK(sk_close_send(sender.comm));
+  CHECK_OK(sk_close_recv(receiver.comm));
+  sk_close_all();
+  sk_engine_stop();
+  rail_log_set_sink(NULL);
+}
+
 /* ---- fork -------------------------------------------------------------------- */
 
 static _Atomic bool within;
@@ -332,5 +450,7 @@ TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_t
           TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_message_that_waits_and_the_end_behind_it),
           TEST_CASE(a_socket_that_has_room_again),
           TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go),
+          TEST_CASE(all_threads_take_a_part_of_shared_work),
+          TEST_CASE(threads_move_bulk_payloads_of_one_connection_together),
           TEST_CASE(a_fork_waits_until_the_threads_have_left_the_connections),
           TEST_CASE(a_child_writes_into_no_other_file))
