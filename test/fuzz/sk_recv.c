@@ -265,7 +265,9 @@ void fuzz_one(const uint8_t *data, size_t size) {
   bool stays = true;
   while (in.left && stays) stays = take_step(&in, &bed);
   if (stays) settle(&bed);
-  for (int i = 0; i < bed.nrequests; i++) free_buffers(&bed.requests[i]); /* which closing does not touch */
+  /* Closing does not touch the caller's buffers, which may be gone. The watch thread does until then. */
+  sk_watch_remove(bed.c.comm);
+  for (int i = 0; i < bed.nrequests; i++) free_buffers(&bed.requests[i]);
   fuzz_close_comm(&bed.c);
 }
 

@@ -305,7 +305,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
   bool stays = true;
   while (in.left && stays) stays = take_step(&in, &bed);
   if (stays) settle(&bed);
-  /* Closing does not look at the caller's memory, which may be gone. */
+  /* Closing does not look at the caller's memory, which may be gone. The watch thread does until then. */
+  sk_watch_remove(bed.c.comm);
   for (int i = 0; i < bed.nsends; i++) fuzz_guarded_free(bed.sends[i].data, bed.sends[i].size);
   fuzz_close_comm(&bed.c);
 }
