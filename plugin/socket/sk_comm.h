@@ -188,8 +188,6 @@ RAIL_COLD rail_result_t sk_comm_fail_size(struct sk_comm *comm, struct sk_stream
 void sk_comm_send_error(struct sk_comm *comm);
 /* Frame ERROR: the peer's last message before its side failed. */
 RAIL_COLD rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
-/* Logs what is wrong with a caller's pointer. */
-RAIL_COLD void sk_comm_refuse(const void *comm, uint32_t magic, const char *call);
 /* Says why these bytes cannot be used. RAIL_BAD_ARGUMENT. */
 RAIL_COLD rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr,
                                          const void *data, size_t size);
@@ -198,14 +196,9 @@ static inline rail_result_t sk_comm_error(const struct sk_comm *comm) {
   return rail_first_error(&comm->error);
 }
 
-/* The checked way from a caller's pointer; NULL after one line. Magic 0: of either side. */
+/* A caller's pointer; NULL after one line if it is no open comm. Magic 0: of either side. */
 static inline struct sk_comm *sk_comm_of(void *arg, uint32_t magic, const char *call) {
-  struct sk_comm *comm = arg;
-  if (rail_likely(comm && (comm->magic == magic ||
-                           (!magic && (comm->magic == SK_SEND_MAGIC || comm->magic == SK_RECV_MAGIC)))))
-    return comm;
-  sk_comm_refuse(arg, magic, call);
-  return NULL;
+  return rail_net_comm_of("RailSocket", arg, SK_SEND_MAGIC, SK_RECV_MAGIC, magic, call);
 }
 
 /* May streams be lost while others go on? */

@@ -73,13 +73,6 @@ rail_result_t sk_error_on_frame(struct sk_comm *comm, struct sk_stream *s, const
                       rail_result_name(frame->code < RAIL_IN_PROGRESS ? (int)frame->code : RAIL_REMOTE_ERROR));
 }
 
-void sk_comm_refuse(const void *comm, uint32_t magic, const char *call) {
-  RAIL_WARN("RailSocket: %s: %p is not an open %s", call, comm,
-            magic == SK_SEND_MAGIC   ? "send connection"
-            : magic == SK_RECV_MAGIC ? "receive connection"
-                                     : "connection");
-}
-
 rail_result_t sk_refuse_buffer(const char *call, const struct sk_comm *comm, const struct sk_mr *mr,
                                const void *data, size_t size) {
   return rail_net_refuse_buffer("RailSocket", call, mr ? &mr->memory : NULL, comm, data, size);
