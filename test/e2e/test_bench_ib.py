@@ -83,7 +83,7 @@ def a_program_that_fails():
         done = run([sys.executable, ROOT / "bench/transports.py", "ib",
                     "--build", BUILD, "--out", folder, "--wait", 0, "--dev",
                     "x", "--ours", "/nowhere.so", "--only", "railyard", "--sizes", 8])
-        expect(done, 1, "Railyard")
+        expect(done, 1, "/nowhere.so")
     finally:
         shutil.rmtree(folder)
 
