@@ -330,9 +330,11 @@ static void calls_after_an_error(struct kit_process *self) {
     bool sends = round % 2;
     kit_pair_open(&n, &l.p);
     load(&l, !sends && round >= 4, sends && round >= 4, true, out, in);
-    void *comm = sends ? l.p.send : l.p.recv, *mh = kit_mr_reg(&n, comm, out, BULK);
+    void *comm = sends ? l.p.send : l.p.recv;
+    uint8_t *data = sends ? out : in; /* what the other end sends, or receives, is in the other memory */
+    void *mh = kit_mr_reg(&n, comm, data, BULK);
     for (int i = 0; i < DEPTH; i++) {
-      op[i] = sends ? kit_op_send(comm, out, BULK, 0) : kit_op_recv(comm, out, BULK, 0);
+      op[i] = sends ? kit_op_send(comm, data, BULK, 0) : kit_op_recv(comm, data, BULK, 0);
       op[i].mh[0] = mh;
       kit_op_post(&n, &op[i]);
     }
