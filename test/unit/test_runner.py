@@ -110,11 +110,18 @@ def alone_runs_last_and_alone():
            "3 passed, 0 failed, 0 skipped", 0, "--jobs", "3")
 
 
-def who_ran_beside_whom(name, programs, good, *args, last=None):
+def who_ran_beside_whom(name, programs, good, *args, last=None, tries=1):
     """{name: (seconds, key, key)} note their begin and end; good(begin, end, order) is asked of those times and of who
-    began one after the other."""
+    began one after the other. One of the tries has to be good, where a machine that stands still may spoil one."""
     global number, failed
     number += 1
+    while not (fine := is_good(programs, good, args, last, tries == 1)) and tries > 1:
+        tries -= 1
+    failed += not fine
+    print(f"{'ok' if fine else 'not ok'} {number} - {name}", flush=True)
+
+
+def is_good(programs, good, args, last, tell):
     with tempfile.TemporaryDirectory() as top:
         log = pathlib.Path(top, "times")
         text = {f"unit/test_{n}.sh": f"# {keys[0]}\n# {keys[1]}\ndate +'begin %s.%N {n}' >>{log}\nsleep {seconds}\n"
@@ -128,9 +135,8 @@ def who_ran_beside_whom(name, programs, good, *args, last=None):
     begin, end = ({n: times[w, n] for n in programs} for w in ("begin", "end"))
     fine = (said == (last or f"{len(programs)} passed, 0 failed, 0 skipped")
             and good(begin, end, sorted(begin, key=begin.get)))
-    failed += not fine
-    print("".join(f"# {w}\n" for w in [*words, said]) if not fine else "", end="")
-    print(f"{'ok' if fine else 'not ok'} {number} - {name}", flush=True)
+    print("".join(f"# {w}\n" for w in [*words, said]) if tell and not fine else "", end="")
+    return fine
 
 
 def most_at_a_time(begin, end, of=None):
@@ -170,7 +176,7 @@ def the_last_questions_keep_no_core():
     who_ran_beside_whom("what is asked of a program that has ended keeps no other waiting",
                         {"a": (f"0.1; echo > {SHM.name}/rail-x", "TEST-LIMIT: 300", ""), "b": ("0.1", "", "")},
                         lambda begin, end, order: order == ["a", "b"] and begin["b"] - end["a"] < 0.9,
-                        "--jobs", "1", last="2 passed, 1 failed, 0 skipped")
+                        "--jobs", "1", last="2 passed, 1 failed, 0 skipped", tries=3)
 
 
 def the_cause_is_at_the_end():
