@@ -191,7 +191,7 @@ struct ofi_recv {
 
 /* A place for an EAGER: in `places`, at its number modulo OFI_MAX_GRANTS. One that is not free has a payload. */
 struct ofi_place {
-  enum { OFI_PLACE_FREE, OFI_PLACE_EARLY /* others before it are missing */, OFI_PLACE_UNEXPECTED } state;
+  enum { OFI_PLACE_FREE, OFI_PLACE_AHEAD /* others before it are missing */, OFI_PLACE_UNEXPECTED } state;
   uint32_t tag, first_unknown, size, payload; /* of the EAGER in it */
 };
 

@@ -19,8 +19,9 @@
 #define LONGEST_MS 64  /* between two polls of the watch thread's that find nothing */
 #define CALLER_MS 8 /* between its looks at an endpoint whose caller polls; a caller at work does so far more often */
 #define LAST_POLLS 64  /* before it is closed */
-/* To enable an endpoint: libfabric's shm names it after the process id and a counter. Where a killed process of this
- * id has left that name it fails with FI_EBUSY, and has removed it (smr_retry_map). */
+/* To enable an endpoint. libfabric's shm names it after the process id and a counter; where a killed process of this id
+ * has left that name it fails with FI_EBUSY, and has removed it (smr_retry_map). tcp;ofi_rxm takes a port and listens
+ * later: FI_EADDRINUSE where another process listens there meanwhile. */
 #define ENABLE_TRIES 4
 #define WANTED_POLLS 8 /* with these pauses: over a quarter of a second */
 
@@ -53,7 +54,8 @@ static rail_result_t open_endpoint(struct ofi_endpoint_nic *n) {
     if ((err = fi_endpoint(n->domain, info, &n->ep, NULL))) return open_failed(n->rail, "fi_endpoint", err);
     if ((err = fi_ep_bind(n->ep, &n->cq->fid, FI_TRANSMIT | FI_RECV)) || (err = fi_ep_bind(n->ep, &n->av->fid, 0)))
       return open_failed(n->rail, "fi_ep_bind", err);
-    if ((err = fi_enable(n->ep)) != -FI_EBUSY || left == 1) break;
+    err = fi_enable(n->ep);
+    if ((err != -FI_EBUSY && err != -FI_EADDRINUSE) || left == 1) break;
     fi_close(&n->ep->fid);
     n->ep = NULL;
   }
@@ -90,7 +92,7 @@ static rail_result_t post_receives(struct ofi_endpoint *endpoint, unsigned int i
 /* Users before what they use. In a forked child everything stays the parent's. */
 static void destroy(struct ofi_endpoint *endpoint) {
   if (endpoint->process != getpid()) return;
-  if (!endpoint->shut) ofi_shut_quietly(endpoint, "it is not used any more");
+  if (!endpoint->shut) ofi_shut_unlogged(endpoint, "it is not used any more");
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
     struct ofi_peer *peer;
@@ -197,7 +199,7 @@ static void read_the_last(struct ofi_endpoint *endpoint) {
   ofi_endpoint_lock(endpoint);
   endpoint->ending = true;
   for (int i = 0; !endpoint->shut && i < LAST_POLLS; i++)
-    if (!ofi_poll_quietly(endpoint)) break;
+    if (!ofi_poll_background(endpoint)) break;
   ofi_endpoint_unlock(endpoint);
 }
 
@@ -345,7 +347,7 @@ static long poll_in_background(struct ofi_endpoint *endpoint) {
     if (wanted == WANTED_POLLS) endpoint->pause_ms = 0;
     if (wanted) atomic_compare_exchange_strong(&endpoint->wanted, &wanted, wanted - 1);
     long longer = RAIL_MAX(RAIL_MIN(2 * endpoint->pause_ms, LONGEST_MS), OFI_FIRST_MS);
-    endpoint->pause_ms = ofi_poll_quietly(endpoint) ? OFI_FIRST_MS : longer;
+    endpoint->pause_ms = ofi_poll_background(endpoint) ? OFI_FIRST_MS : longer;
     endpoint->polls_seen = endpoint->polls;
     ms = endpoint->pause_ms;
   }

@@ -352,7 +352,7 @@ bool ofi_poll(struct ofi_endpoint *endpoint) {
   return any;
 }
 
-bool ofi_poll_quietly(struct ofi_endpoint *endpoint) {
+bool ofi_poll_background(struct ofi_endpoint *endpoint) {
   bool any = ofi_poll(endpoint);
   send_from(endpoint, &endpoint->control_later);
   return any;
@@ -382,7 +382,7 @@ static int close_endpoint(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic
 }
 
 /* What was posted is freed after the endpoints are closed. */
-void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why) {
+void ofi_shut_unlogged(struct ofi_endpoint *endpoint, const char *why) {
   endpoint->shut = true;
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
@@ -406,7 +406,7 @@ void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why) {
 void ofi_shut(struct ofi_endpoint *endpoint, const char *why) {
   if (endpoint->shut || endpoint->ending) return; /* ending: it is closed next, and has no connections */
   RAIL_WARN("RailOFI: the endpoint of %s is closed, and all its connections with it: %s", endpoint->device->name, why);
-  ofi_shut_quietly(endpoint, why);
+  ofi_shut_unlogged(endpoint, why);
 }
 
 /* ---- the timer of the watch thread ------------------------------------------------------ */

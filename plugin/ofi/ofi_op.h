@@ -86,8 +86,8 @@ bool ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoin
 /* Reads what has completed, posts what waits, has the GRANTs and ACKs sent that are due now. What a completion or a
  * frame means is ofi_progress.c's (struct ofi_endpoint_ops). False: nothing had completed. */
 bool ofi_poll(struct ofi_endpoint *endpoint);
-/* The same as no caller: what is due later is sent, too. */
-bool ofi_poll_quietly(struct ofi_endpoint *endpoint);
+/* The same for who is no caller, the watch thread or a close: what is due later is sent, too. */
+bool ofi_poll_background(struct ofi_endpoint *endpoint);
 
 /* One that waits is idle afterwards; of one that is posted the provider is asked to end it, which its completion says.
  * 0, or libfabric's error: it goes on. */
@@ -102,7 +102,7 @@ int ofi_op_receive_frame(struct ofi_endpoint *endpoint, struct ofi_op *op);
  * told. `why` is for log lines. */
 void ofi_shut(struct ofi_endpoint *endpoint, const char *why);
 /* The same without a line of its own. */
-void ofi_shut_quietly(struct ofi_endpoint *endpoint, const char *why);
+void ofi_shut_unlogged(struct ofi_endpoint *endpoint, const char *why);
 /* Closes any object of a NIC, with a line if that fails. */
 void ofi_close_fid(struct fid *fid, const char *what, const struct ofi_nic *nic);
 

@@ -227,16 +227,16 @@ void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, 
 /* ---- from test: messages on credit ------------------------------------------------------- */
 
 /* Messages before it are missing. */
-static void keep_early(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  const struct ofi_place message = {.state = OFI_PLACE_EARLY, .tag = frame->tag,
+static void keep_ahead(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
+  const struct ofi_place message = {.state = OFI_PLACE_AHEAD, .tag = frame->tag,
                                     .first_unknown = frame->first_unknown, .size = (uint32_t)frame->size};
   keep_message(rc, place_at(rc, frame->eager), &message, payload);
 }
 
 /* Kept messages whose turn it is, now that the one before them has come. */
-static void take_early(struct ofi_recv_comm *rc) {
+static void take_kept(struct ofi_recv_comm *rc) {
   struct ofi_place *place;
-  while ((place = place_at(rc, rc->have.seen))->state == OFI_PLACE_EARLY && !rail_first_error(&rc->base.error))
+  while ((place = place_at(rc, rc->have.seen))->state == OFI_PLACE_AHEAD && !rail_first_error(&rc->base.error))
     take_eager(rc, place->tag, place->first_unknown, payload_of(rc, place), place->size);
 }
 
@@ -248,10 +248,10 @@ static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame
   } else if (rail_unlikely((int32_t)(rc->ngrants - frame->first_unknown) < 0)) {
     protocol_error(&rc->base, frame, "a message whose sender knows receives that were not granted");
   } else if (rail_unlikely(ahead)) {
-    keep_early(rc, frame, payload);
+    keep_ahead(rc, frame, payload);
   } else {
     take_eager(rc, frame->tag, frame->first_unknown, payload, (uint32_t)frame->size);
-    if (rail_unlikely(any_is_kept(rc))) take_early(rc);
+    if (rail_unlikely(any_is_kept(rc))) take_kept(rc);
     free_places(rc);
     ofi_ack_soon(rc);
   }

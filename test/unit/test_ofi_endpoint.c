@@ -58,6 +58,30 @@ TEST(an_endpoint_that_takes_long_to_open) {
 
 static uint8_t out[8], in[8];
 
+/* The port, or the name, that libfabric had chosen was taken meanwhile: the endpoint is opened anew. */
+TEST(an_endpoint_whose_port_is_taken) {
+  static const char *const errors[] = {"EADDRINUSE", "EBUSY"};
+  for (size_t i = 0; i < RAIL_COUNT_OF(errors); i++) {
+    char script[64];
+    rail_result_t result = RAIL_OK;
+    memset(&r, 0, sizeof r);
+    rig_start("nic=fake0 mr_mode=local");
+    r.ctx[0] = rig_ctx();
+    r.ctx[1] = rig_ctx();
+    rig_listen(&r, 0);
+    const long before = fake_calls("enable");
+    snprintf(script, sizeof script, "fail=enable:1:%s", errors[i]);
+    fake_script(script);
+    RIG_UNTIL(result != RAIL_OK || (r.sc && r.rc), (void)rig_step(&r, 0, &result));
+    CHECK_INT(result, RAIL_OK);
+    CHECK_INT(fake_calls("enable") - before, 3); /* two endpoints, one of them twice */
+    CHECK_INT(log_warnings(), 0);
+    CHECK_OK(net->close_listen(r.listen));
+    rig_close(&r);
+    rig_end();
+  }
+}
+
 /* As processes that are restarted: each has an endpoint of its own, and meets one that goes on. */
 static void meet_many(const char *behaviour, unsigned int most) {
   rig_start("nic=fake0");
@@ -92,4 +116,5 @@ TEST(many_peers_in_turn) {
   meet_many("av_size=8", 8);
 }
 
-RIG_MAIN(TEST_CASE(an_endpoint_that_takes_long_to_open), TEST_CASE(many_peers_in_turn))
+RIG_MAIN(TEST_CASE(an_endpoint_that_takes_long_to_open), TEST_CASE(an_endpoint_whose_port_is_taken),
+         TEST_CASE(many_peers_in_turn))
