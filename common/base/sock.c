@@ -272,7 +272,7 @@ rail_result_t rail_sock_recv_all(int fd, void *data, size_t size, uint64_t deadl
 }
 
 /* A peer that is not there yet is the usual case at start-up: ranks start in
- * any order. Only errors that time may cure are retried. */
+ * any order. Only errors that may pass with time are retried. */
 static bool worth_retrying(int err) {
   return err == ECONNREFUSED || err == EHOSTUNREACH || err == ENETUNREACH || err == ETIMEDOUT || err == ECONNRESET ||
          err == EADDRNOTAVAIL; /* ephemeral ports used up */

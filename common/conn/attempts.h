@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Connect attempts by number. connect is called again and again with the same
- * handle; between two calls the attempt lives here, and the handle holds only
+ * handle; between two calls the attempt is kept here, and the handle holds only
  * its number. A handle may have been changed on its way: numbers are looked up,
  * never followed, and a table gives none out twice (2^32 uses of a slot aside).
  * 0 is no number.

@@ -74,7 +74,7 @@ rail_result_t rail_connector_dial(struct rail_connector *c) {
               (long long)c->limits->connect_ms, c->limits->connect_param, err ? strerror(err) : "no answer");
 }
 
-/* A listener drops a connection that it has not answered when others leave it no room. Another try cures that. */
+/* A listener drops a connection that it has not answered when others leave it no room. Another try may succeed. */
 static rail_result_t dial_again(struct rail_connector *c, const char *why) {
   uint64_t now = rail_now_ns(), limit = (uint64_t)c->limits->connect_ms * 1000000;
   char peer[RAIL_ADDR_TEXT];

@@ -85,7 +85,7 @@ static void change(struct rail_dial *dial, enum rail_dial_state to) {
   dial->state = to;
 }
 
-/* What a later attempt may cure: the peer's listener or its route is not there yet, or it
+/* After these a later attempt may succeed: the peer's listener or its route is not there yet, or it
  * is overrun; and anything that binding to the device may have caused. */
 static bool worth_retrying(const struct rail_dial *dial, int err) {
   return err == ECONNREFUSED || err == ETIMEDOUT || err == EHOSTUNREACH || err == ENETUNREACH || err == ECONNRESET ||

@@ -62,8 +62,8 @@ struct rail_dial {
 void rail_dial_init(struct rail_dial *dial, const struct rail_dial_args *args, const union rail_addr *peer);
 
 /* Goes on as far as it can now. RAIL_OK: the message is written, dial->fd is connected. RAIL_IN_PROGRESS: call again
- * later. Else a failure that no later try cures, see last_errno; its socket is closed. The message is the same at each
- * call until then; it is not kept. */
+ * later. Else a failure that a later try would meet again, see last_errno; its socket is closed. The message is the
+ * same at each call until then; it is not kept. */
 rail_result_t rail_dial_step(struct rail_dial *dial, const void *message, size_t size);
 
 /* The peer dropped the connection that was made, before it sent anything; the caller has closed its fd. The next step

@@ -54,6 +54,12 @@
  *     ib, ofi    from connect: "PLUGIN: connect to PEER over DEVICE: refused: TEXT" (refused in setup.c)
  *     socket     from isend or test: "PLUGIN: sending to PEER over DEVICE: the peer refused stream N: TEXT"
  *     template   from isend or test: "PLUGIN: send to PEER over DEVICE: it refused the connection: TEXT"
+ *
+ * What the handle shows already ends connect before the listener sees anything:
+ *
+ *   another version   "PLUGIN: connect: this handle cannot be used: WHY", RAIL_BAD_ARGUMENT (net_ctx.c)
+ *   a key on one side "PLUGIN: connect to PEER over DEVICE: PARAM is set there and not here; ...", or the other way
+ *                     round, RAIL_BAD_USAGE (connector.c); socket, where only one side encrypts: the listener refuses
  */
 #ifndef RAIL_SETUP_H
 #define RAIL_SETUP_H

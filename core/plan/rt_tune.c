@@ -24,7 +24,8 @@ const char *const rt_proto_names[RT_NPROTO] = {"Simple", "LL"};
 /* ---- the table --------------------------------------------------------------------------- */
 
 /* The first rule that fits, and whose pick is allowed, decides. If there is none, a second pass: only what makes it
- * possible counts, and a tree of many ranks goes before an exchange, which sends everything log2(ranks) times. */
+ * possible counts. So for more than two ranks trees stand before the exchange, which sends everything log2(ranks)
+ * times. */
 struct rule {
   /* When the pick is possible: */
   int min_ranks, max_ranks; /* 0: any number */
@@ -146,7 +147,7 @@ static const struct rule *choose(const struct rule *rules, size_t n, unsigned al
   return NULL;
 }
 
-/* The file with the measurement of the first rule for so many ranks there, if there was a choice. */
+/* The file with the measurement behind the first rule that may apply to these ranks; NULL: only one pick is allowed. */
 static const char *measured(const struct rule *rules, unsigned allowed, const struct rt_tuning *t, int nranks) {
   const struct rule *r = rules;
   while (r->measured && (!(allowed & 1u << r->pick) || !is_there(r, t) || !is_possible(r, t, nranks) ||

@@ -226,7 +226,8 @@ static bool is_down(const struct ib_comm *comm, unsigned int rail) {
 
 unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover) {
   struct ib_posted_ring *ring = &qp->posted;
-  uint32_t unacked = 0, end = ring->first; /* tails; of what is kept */
+  uint32_t unacked = 0;       /* tails without a completion */
+  uint32_t end = ring->first; /* behind the entries that are kept */
   for (uint32_t i = ring->first; i != ring->end; i++) unacked += ib_posted_at(ring, i)->tail;
   const uint32_t acked = atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked;
   uint32_t delivered = count - acked; /* of the unacked ones */

@@ -111,7 +111,7 @@ RAIL_HOT_INLINE void dispatch_polled(struct ib_comm *comm, struct ibv_cq *cq, st
 }
 
 /* An HCA handles the packets of a QP in order, so a flushed receive WR shows that none is being handled any more. With
- * the SEND protocol only receive WRs give away the caller's memory. */
+ * the SEND protocol only receive WRs name the caller's memory. */
 static void count_receive(struct ib_comm *comm, const struct ibv_wc *wc) {
   unsigned int qp = ib_wr_qp(wc->wr_id);
   if (qp >= comm->plan.nqps) return;

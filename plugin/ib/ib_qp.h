@@ -56,7 +56,7 @@ _Static_assert(IB_MAX_SENDS == 1 << 8 && IB_MAX_QPS == 1 << 7 && sizeof(struct i
  * the QP is lost, and what striping and detection measure, is found by it. */
 struct ib_posted_ring {
   struct ib_posted *entries; /* IB_SEND_DEPTH */
-  uint32_t first, end;       /* the oldest; behind the newest. They count without end */
+  uint32_t first, end;       /* the oldest; behind the newest. They count up and are never reset */
 };
 static inline struct ib_posted *ib_posted_at(const struct ib_posted_ring *ring, uint32_t number) {
   return &ring->entries[number % IB_SEND_DEPTH];

@@ -251,7 +251,7 @@ RAIL_HOT_INLINE rail_result_t handle_part(struct ib_recv_comm *rc, const struct 
   return RAIL_OK;
 }
 
-/* The receive WR says which part it is, so that nothing needs to be believed; the HCA has checked the length. */
+/* The receive WR says which part it is, so nothing from the peer is trusted; the HCA has checked the length. */
 rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   struct ib_recv_comm *rc = ib_recv_comm_of(comm);
   const unsigned int arg = ib_wr_arg(wc->wr_id), slot = ib_buffer_slot(arg), index = ib_buffer_index(arg);

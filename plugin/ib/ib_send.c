@@ -110,7 +110,7 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
 
 /* ---- no buffer to send to, or one too small ------------------------------------- */
 
-/* Counts for how long sends have found the ring as it is; any change of it restarts the timer. So does a send of
+/* Measures for how long sends have found the same entries in the ring; any change restarts the timer. So does a send of
  * another tag when the first tag's time is up: the caller may have given that one up. */
 static bool has_expired(const struct ib_send_comm *sc, struct ib_match_timer *timer, uint32_t tag, uint64_t ms) {
   bool same = timer->last_seen && timer->next == sc->match.next && timer->takes == sc->match.takes;

@@ -3,9 +3,10 @@
  * Connected objects: what both sides of a connection share.
  *
  * Threads. A comm has one owner at a time: the thread that took `owner` moves its streams, matches, and completes
- * requests. Only close and dereg_mr block on ownership. Any other caller queues its request in `submitted`, where the
- * owner, or the caller's next test, finds it. Owners are the caller's progress thread (in isend, irecv, test), the
- * engine's threads and the watch thread.
+ * requests. It may leave system calls of single streams to other threads of the engine, and waits for them
+ * (sk_engine_share). Only close and dereg_mr block on ownership. Any other caller queues its request in `submitted`,
+ * where the owner, or the caller's next test, finds it. Owners are the caller's progress thread (in isend, irecv,
+ * test), the engine's threads and the watch thread.
  *
  * The caller's progress thread takes requests from the pool, fills them in and returns them. Between being submitted
  * and being done (`completion` 0) a request is the owner's. Memory is registered and connections are closed by the
@@ -130,7 +131,7 @@ struct sk_comm {
   uint32_t pongs;     /* sent in this call of sk_progress */
   bool more;          /* the latest sk_progress ended because it had done enough */
   bool ended;         /* a stream that is read has ended */
-  bool shared;        /* receiver: this call of sk_progress shares bulk payloads with other threads */
+  bool shares_reads;  /* receiver: in this call of sk_progress other threads of the engine take a part in receiving */
   uint32_t nstreams;
   struct sk_stream *streams;
   struct sk_error error_payload;
@@ -286,10 +287,10 @@ static inline void sk_mr_release(struct sk_mr *mr) {
 
 /* Starts what was submitted and moves what can be moved. For the owner. */
 rail_result_t sk_progress(struct sk_comm *comm);
-/* The same for a thread of the engine, `arg` being the comm. It will not come back before something happens: reads also
+/* The same for a thread of the engine, `arg` being the comm. The thread does not call again before an event: reads also
  * what no request waits for if a socket is `readable`, and tells the peer all that it can use. */
 enum sk_poll_result sk_progress_engine(void *arg, bool readable);
-/* The same for the watch thread, and a comm whose caller stays away: reads and reports whether or not it seems due. */
+/* The same for the watch thread, where the caller does not test: reads and reports whether or not it seems due. */
 rail_result_t sk_progress_watch(struct sk_comm *comm);
 /* Sends PING: asks the peer for a sign of life. */
 void sk_progress_ping(struct sk_comm *comm);

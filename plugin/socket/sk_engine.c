@@ -85,7 +85,7 @@ struct poll_thread {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic uint32_t nhelpers; /* threads, once all are started; 0: there is no engine */
+static _Atomic uint32_t nsharing; /* threads that share work: all, once all are started; 0: there is no engine */
 static _Thread_local struct poll_thread *self; /* in a thread of the engine */
 static _Atomic bool forking; /* a fork waits until no thread is within a comm; set under the lock */
 static struct {
@@ -147,14 +147,14 @@ static bool run_item(struct shared_work *w) {
   return true;
 }
 
-static void help_others(struct poll_thread *t) {
-  const uint32_t n = atomic_load(&nhelpers);
+static void take_shared_work(struct poll_thread *t) {
+  const uint32_t n = atomic_load(&nsharing);
   for (uint32_t i = 0; i < n; i++)
     while (&engine.threads[i] != t && run_item(&engine.threads[i].work)) continue;
 }
 
 static bool is_work_free(void) {
-  const uint32_t n = atomic_load(&nhelpers);
+  const uint32_t n = atomic_load(&nsharing);
   for (uint32_t i = 0; i < n; i++) {
     uint64_t claims = atomic_load(&engine.threads[i].work.claims);
     if ((uint16_t)claims < (uint16_t)(claims >> 16)) return true;
@@ -162,11 +162,11 @@ static bool is_work_free(void) {
   return false;
 }
 
-bool sk_engine_has_helpers(void) { return self && atomic_load_explicit(&nhelpers, memory_order_relaxed) > 1; }
+bool sk_engine_can_share(void) { return self && atomic_load_explicit(&nsharing, memory_order_relaxed) > 1; }
 
 void sk_engine_share(void (*run)(void *items, uint32_t i), void *items, uint32_t n) {
   struct shared_work *w = &self->work;
-  const uint32_t threads = atomic_load(&nhelpers);
+  const uint32_t threads = atomic_load(&nsharing);
   uint32_t wanted = n - 1;
   w->run = run;
   w->items = items;
@@ -268,7 +268,7 @@ static void *thread_main(void *arg) {
   while (!atomic_load(&t->quit)) {
     take_notified(t);
     run_all(t);
-    help_others(t);
+    take_shared_work(t);
     wait_for_events(t);
   }
   return NULL;
@@ -319,7 +319,7 @@ static void free_thread(struct poll_thread *t) {
 
 void sk_engine_stop(void) {
   pthread_mutex_lock(&lock);
-  atomic_store(&nhelpers, 0);
+  atomic_store(&nsharing, 0);
   for (uint32_t i = 0; i < engine.count; i++) join_thread(&engine.threads[i]);
   while (engine.count) free_thread(&engine.threads[--engine.count]);
   free(engine.threads);
@@ -358,7 +358,7 @@ static void after_fork_parent(void) {
 /* The child has copies without threads: their comms are closed, the epoll set itself is the parent's. */
 static void after_fork_child(void) {
   for (uint32_t i = 0; i < engine.count; i++) close_fds(&engine.threads[i]);
-  atomic_store(&nhelpers, 0);
+  atomic_store(&nsharing, 0);
   engine.threads = NULL;
   engine.count = 0;
   engine.tried = false;
@@ -388,7 +388,7 @@ static void start_once(void) {
   while (engine.threads && engine.count < wanted && start_thread(&engine.threads[engine.count], engine.count))
     engine.count++;
   if (engine.count) {
-    atomic_store(&nhelpers, engine.count);
+    atomic_store(&nsharing, engine.count);
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: engine epoll with %u of %u threads (%s)", engine.count, wanted,
               choice.why);
     return;

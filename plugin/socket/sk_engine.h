@@ -8,7 +8,7 @@
  * The threads belong to the process and are spread over all comms; they begin with the first comm and end with the last
  * context. A comm of the engine has a poll context at one of them. Its caller starts sends of up to
  * SK_ENGINE_INLINE_BYTES, and receives, leaves the rest to the thread, and reads flags in test. A thread that has
- * nothing else to do helps another one that owns a comm with the bulk payloads of several streams.
+ * nothing else to do makes system calls for another one that owns a comm with several streams.
  *
  * It works on descriptors and a function to call, not on comms. A child of fork has none of the threads, nor of its
  * parent's comms (sk_watch.c); its own comms get threads of their own.
@@ -52,7 +52,7 @@ void sk_engine_remove(struct sk_poll_ctx *ctx, int fd);
 void sk_engine_notify(struct sk_poll_ctx *ctx);
 
 /* True: the caller is a thread of the engine, and there are others. */
-bool sk_engine_has_helpers(void);
+bool sk_engine_can_share(void);
 /* For such a caller: run(items, i) for each i < n, in this thread and in those that have nothing else to do. All have
  * returned when it returns, so `run` must not block. At most UINT16_MAX items. */
 void sk_engine_share(void (*run)(void *items, uint32_t i), void *items, uint32_t n);

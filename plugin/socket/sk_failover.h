@@ -8,7 +8,7 @@
  * out. Every message is announced on all streams, so that no stream ever has to wait for another one, which may be
  * dead.
  *
- * Whichever side finds a stream dead sends LOST on another one. The receiver's LOST ends the matter: it carries how
+ * Whichever side finds a stream dead sends LOST on another one. The receiver's LOST is final: it carries how
  * many frames of that stream had arrived whole. The sender then dials again (sk_dial.c); the stream that comes back has
  * a new generation, and its first frame, JOIN, says which. A report about an earlier generation is out of date.
  *

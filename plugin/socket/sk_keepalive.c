@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Is a connection alive? What the watch thread does with one comm at a tick: it moves it if its caller stays away,
+ * Is a connection alive? What the watch thread does with one comm at a tick: it moves it if its caller does not test,
  * warns when nothing moves, asks the peer for a sign of life (PING), and gives up on a peer that is silent for too
  * long: its host after RAIL_SOCKET_DEADLINE (sk_stream_host_silence), its process, while the host answers, after
  * RAIL_SOCKET_PEER_TIMEOUT.
@@ -292,7 +292,7 @@ RAIL_COLD static void give_up_host(struct sk_comm *comm, uint64_t silence, uint3
 }
 
 /* Is the time over, or will it be before the next tick? No peer is given up that was not asked and had time to answer:
- * one whose caller stays away answers at its own ticks only, and one of them may be late on a busy machine. */
+ * one whose caller does not test answers at its own ticks only, and one of them may be late on a busy machine. */
 static bool is_overdue(const struct sk_keepalive *k, uint64_t now) {
   uint64_t timeout = (uint64_t)sk_params.peer_timeout_ms * MS, silence = now - k->last_sign;
   if (!timeout || silence + RAIL_MIN(TICK, timeout / 4) <= timeout) return false;

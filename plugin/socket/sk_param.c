@@ -68,7 +68,7 @@ static const struct rail_param rows[] = {
   {.name = "NCCL_NSOCKS_PERTHREAD", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = INT32_MAX,
    .offset = AT(nsocks),
    .doc = "TCP streams per connection for each of these threads; the product is at most 16. -2: 1, but 8 on AWS. "
-          "Without threads it has no effect."},
+          "It has no effect where NCCL_SOCKET_NTHREADS is 0, as it is by default but on AWS and Google Cloud."},
   {.name = "RAIL_SOCKET_STREAMS", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = SK_MAX_STREAMS,
    .offset = AT(streams),
    .doc = "TCP streams per connection; of a fused device, per interface. The receiving side's value counts. 0: as "
@@ -103,11 +103,11 @@ static const struct rail_param rows[] = {
           "NCCL_SOCKET_NTHREADS says, which is inline by default, but auto on AWS and Google Cloud."},
   {.name = "RAIL_SOCKET_THREADS", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = SK_MAX_THREADS,
    .offset = AT(threads),
-   .doc = "Threads of the engine epoll, for all connections of the process; they share the payloads of one that has "
-          "several streams. 0: as many as NCCL_SOCKET_NTHREADS says, but at least 1."},
+   .doc = "Threads of the engine epoll, for all connections of the process; they share the copies of payloads where "
+          "one has several streams. 0: as many as NCCL_SOCKET_NTHREADS says, but at least 1."},
   {.name = "RAIL_SOCKET_SPIN", .type = RAIL_PARAM_INT, .def = "20", .lo = 0, .hi = 1000000, .offset = AT(spin_us),
    .doc = "Microseconds that such a thread at most polls before it sleeps. It polls shorter, or not at all, where that "
-          "does not pay: when news comes more rarely, or when others need its core."},
+          "does not pay: when events come more rarely, or when others need its core."},
   {.name = "RAIL_SOCKET_HANDSHAKE_TIMEOUT", .type = RAIL_PARAM_MS, .def = "10s", .lo = 10, .hi = 3600 * 1000,
    .offset = AT(handshake_ms),
    .doc = "A client that has not sent a whole HELLO within this time is dropped, and a connection refused whose other "

@@ -194,23 +194,23 @@ static rail_result_t read_others(struct sk_recv_comm *rc, uint64_t *bytes, bool 
   return RAIL_OK;
 }
 
-/* Bulk payloads of several streams are received at the same time, by the engine's threads, until all streams are empty
- * or SK_CALL_BYTES are done. */
+/* Payloads of several streams are received at the same time, by the engine's threads, until all streams are empty or
+ * SK_CALL_BYTES are done. */
 static rail_result_t read_shared(struct sk_comm *comm, uint64_t *bytes, bool *ended) {
   bool empty[SK_MAX_STREAMS] = {false};
   while (*bytes < SK_CALL_BYTES) {
-    struct sk_stream *bulk[SK_MAX_STREAMS];
+    struct sk_stream *shared[SK_MAX_STREAMS];
     rail_result_t results[SK_MAX_STREAMS];
     bool more[SK_MAX_STREAMS];
     uint32_t n = 0;
     for (uint32_t i = 0; i < comm->nstreams; i++) {
       struct sk_stream *s = &comm->streams[i];
-      if (s->left > SK_ENGINE_INLINE_BYTES && !s->eof && s->fd >= 0 && !empty[i]) bulk[n++] = s;
+      if (sk_stream_shares_fill(s) && !empty[i]) shared[n++] = s;
     }
     if (!n) return RAIL_OK;
-    sk_streams_fill_shared(bulk, n, results, bytes, more);
+    sk_streams_fill_shared(shared, n, results, bytes, more);
     for (uint32_t i = 0; i < n; i++) {
-      struct sk_stream *s = bulk[i];
+      struct sk_stream *s = shared[i];
       empty[s->index] = !more[i];
       if (results[i] != RAIL_IN_PROGRESS) RAIL_TRY(read_stream(comm, s, bytes));
       *ended |= s->eof;
@@ -223,14 +223,14 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   struct sk_comm *comm = &rc->base;
   uint64_t bytes = 0;
   bool ended;
-  comm->shared = comm->nstreams > 1 && sk_engine_has_helpers();
+  comm->shares_reads = comm->nstreams > 1 && sk_engine_can_share();
   sk_recv_start_submitted(rc);
   const enum sk_unread before = rc->unread;
   rc->unread = SK_UNREAD_NONE;
   RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
   ended = comm->streams[0].eof;
   if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
-  if (rail_unlikely(comm->shared)) RAIL_TRY(read_shared(comm, &bytes, &ended));
+  if (rail_unlikely(comm->shares_reads)) RAIL_TRY(read_shared(comm, &bytes, &ended));
   if (before && bytes && !rc->unread) rc->unread = SK_UNREAD_REST;
   comm->more = bytes >= SK_CALL_BYTES ||
                (bytes && sk_has_failover(comm)) || /* one that waited for another may go on */
@@ -250,7 +250,7 @@ static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint
     if (rail_unlikely(parsed == PARSE_FAILED)) return sk_comm_error(comm);
     if (rail_unlikely(parsed == PARSE_BLOCKED)) return RAIL_OK;
     if (s->eof || s->fd < 0 || !more || *bytes >= SK_CALL_BYTES) return RAIL_OK;
-    if (rail_unlikely(comm->shared) && s->left > SK_ENGINE_INLINE_BYTES) return RAIL_OK; /* read_shared */
+    if (rail_unlikely(comm->shares_reads) && sk_stream_shares_fill(s)) return RAIL_OK; /* read_shared */
     if (sk_stream_fill(s, bytes, &more) != RAIL_OK && !s->eof) return RAIL_OK;
   }
 }

@@ -204,20 +204,20 @@ static inline rail_result_t after_write(const struct sk_send_comm *sc, const str
   return RAIL_OK;
 }
 
-/* A stream is free when nothing is queued on it: the kernel has all that it was given. Then it takes the next chunk of
- * the oldest message that is not all in frames. */
+/* Here a chunk gets its stream: one that is free, as the kernel has all that was queued on it, and that may take more
+ * (sk_share.c) takes the next chunk of the oldest message that is not all in frames. Then each stream is written. */
 rail_result_t sk_send_post(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
-  const bool shared = comm->nstreams > 1 && sk_engine_has_helpers();
+  const bool can_share = comm->nstreams > 1 && sk_engine_can_share();
   uint64_t written = 0;
   bool moved = true;
   comm->more = false;
   sc->posts_since_read++;
   if (rail_unlikely(sc->shares.under_way)) sk_shares_sample(&sc->shares, comm->streams, rail_now_ns());
   while (moved && written < SK_CALL_BYTES) {
-    struct sk_stream *bulk[SK_MAX_STREAMS]; /* that the engine's threads write at the same time */
+    struct sk_stream *shared[SK_MAX_STREAMS]; /* that the engine's threads write at the same time */
     rail_result_t results[SK_MAX_STREAMS];
-    uint32_t nbulk = 0;
+    uint32_t nshared = 0;
     moved = false;
     announce_all(sc);
     for (uint32_t k = 0; k < comm->nstreams; k++) {
@@ -233,11 +233,11 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
       /* Nothing is written, and so no send done, before all streams are established. Until then the peer may refuse the
        * connection, and a caller that has no request left would never learn that. */
       if (!s->out_count || rail_unlikely(comm->not_established)) continue;
-      if (rail_unlikely(shared) && !s->zerocopy && s->out_bytes > SK_ENGINE_INLINE_BYTES) bulk[nbulk++] = s;
+      if (rail_unlikely(can_share) && sk_stream_shares_write(s)) shared[nshared++] = s;
       else RAIL_TRY(after_write(sc, s, sk_stream_flush(s, &written), &moved));
     }
-    if (rail_unlikely(nbulk > 0)) sk_streams_write_shared(bulk, nbulk, results, &written);
-    for (uint32_t i = 0; i < nbulk; i++) RAIL_TRY(after_write(sc, bulk[i], results[i], &moved));
+    if (rail_unlikely(nshared > 0)) sk_streams_write_shared(shared, nshared, results, &written);
+    for (uint32_t i = 0; i < nshared; i++) RAIL_TRY(after_write(sc, shared[i], results[i], &moved));
     if (comm->nstreams > 1) sc->next_stream = (sc->next_stream + 1) % comm->nstreams;
   }
   comm->more = moved;

@@ -17,7 +17,6 @@
 #include "common/base/log.h"
 #include "common/base/ordered_copy.h"
 #include "common/base/sockopt.h"
-#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_param.h"
 
 #define MS 1000000ull

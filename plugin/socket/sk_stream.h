@@ -16,6 +16,7 @@
 #include <sys/uio.h>
 
 #include "common/base/compiler.h"
+#include "plugin/socket/sk_engine.h"
 #include "plugin/socket/sk_stats.h"
 #include "plugin/socket/sk_tls.h"
 #include "plugin/socket/sk_wire.h"
@@ -192,15 +193,19 @@ void sk_stream_out_failed(struct sk_stream *s, int err);
  * queued); RAIL_IN_PROGRESS: the socket is full; RAIL_REMOTE_ERROR: the stream is dead, see out_errno. *bytes grows by
  * what moved. */
 rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes);
-/* For streams with bulk payloads, none of them for zero copy: one write each, by the engine's threads together
+static inline bool sk_zerocopy_is_on(const struct sk_stream *s) {
+  return s->zerocopy && !s->zerocopy->copied && s->zerocopy->next - s->zerocopy->first < SK_ZEROCOPY_CALLS;
+}
+/* So much is queued that several threads pay, and the kernel copies it. */
+static inline bool sk_stream_shares_write(const struct sk_stream *s) {
+  return s->out_bytes > SK_ENGINE_INLINE_BYTES && !s->out_errno && !sk_zerocopy_is_on(s);
+}
+/* For streams of which sk_stream_shares_write is true: one write each, by the engine's threads together
  * (sk_engine_share). Results and *bytes are those of sk_stream_flush. */
 void sk_streams_write_shared(struct sk_stream *const streams[], uint32_t n, rail_result_t results[], uint64_t *bytes);
 /* Writes what is queued on these streams, until each is empty, full or dead. */
 void sk_streams_flush(struct sk_stream *streams, uint32_t n);
 
-static inline bool sk_zerocopy_is_on(const struct sk_stream *s) {
-  return s->zerocopy && !s->zerocopy->copied && s->zerocopy->next - s->zerocopy->first < SK_ZEROCOPY_CALLS;
-}
 /* Turns zero copy on if it is worth while for a stream over this interface (RAIL_SOCKET_ZEROCOPY), or tries to. */
 void sk_zerocopy_init(struct sk_stream *s, const char *interface);
 /* The stream has another socket; nothing was sent over the one before. */
@@ -219,7 +224,11 @@ void sk_zerocopy_end(struct sk_stream *streams, uint32_t n, const char *device_n
  * RAIL_REMOTE_ERROR with eof (and in_errno) set. */
 rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more);
 
-/* For streams within a bulk payload: one receive each, by the engine's threads together. */
+/* So much of a payload is to come. */
+static inline bool sk_stream_shares_fill(const struct sk_stream *s) {
+  return s->left > SK_ENGINE_INLINE_BYTES && !s->eof && s->fd >= 0;
+}
+/* For streams of which sk_stream_shares_fill is true: one receive each, by the engine's threads together. */
 void sk_streams_fill_shared(struct sk_stream *const streams[], uint32_t n, rail_result_t results[], uint64_t *bytes,
                             bool more[]);
 

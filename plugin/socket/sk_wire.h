@@ -50,7 +50,7 @@ enum sk_reason { /* beside enum rail_reason; on the wire */
   SK_REASON_TLS,                          /* one side encrypts, the other does not */
 };
 
-/* A refusal that another try, or waiting, may cure. */
+/* A refusal after which another try, later, may succeed. */
 static inline bool sk_reason_is_passing(unsigned int reason) {
   return reason == RAIL_REASON_TIMEOUT || reason == RAIL_REASON_BUSY || reason == RAIL_REASON_REPLAY ||
          reason == SK_REASON_DUPLICATE;

@@ -312,7 +312,7 @@ static void meet(void *items, uint32_t i) {
 static enum sk_poll_result share_a_meeting(void *arg, bool readable) {
   unsigned int counts[THREADS] = {0};
   (void)arg, (void)readable;
-  ENSURE(sk_engine_has_helpers(), "there are no other threads");
+  ENSURE(sk_engine_can_share(), "there are no other threads");
   sk_engine_share(meet, counts, THREADS);
   for (int i = 0; i < THREADS; i++) ENSURE_INT(counts[i], 1);
   return atomic_fetch_add(&rounds_done, 1) < 20 ? SK_POLL_MORE : SK_POLL_IDLE;
@@ -322,7 +322,7 @@ TEST(all_threads_take_a_part_of_shared_work) {
   struct sk_poll_ctx *ctx;
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
   set_threads();
-  CHECK(!sk_engine_has_helpers()); /* not in this thread */
+  CHECK(!sk_engine_can_share()); /* not in this thread */
   sk_engine_attach(&ctx, share_a_meeting, &ctx, NULL, 0);
   ENSURE(ctx, "there is no engine: %s", log_lines);
   while (atomic_load(&rounds_done) <= 20) ENSURE(!rail_deadline_passed(deadline), "shared work takes too long");
