@@ -230,10 +230,12 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   RAIL_TRY(read_stream(comm, &comm->streams[0], &bytes));
   ended = comm->streams[0].eof;
   if (comm->nstreams > 1) RAIL_TRY(read_others(rc, &bytes, &ended));
+  const uint32_t announced = rc->next_seq;
   if (rail_unlikely(comm->shares_reads)) RAIL_TRY(read_shared(comm, &bytes, &ended));
   if (before && bytes && !rc->unread) rc->unread = SK_UNREAD_REST;
   comm->more = bytes >= SK_CALL_BYTES ||
                (bytes && sk_has_failover(comm)) || /* one that waited for another may go on */
+               rc->next_seq != announced ||        /* so may DATA that waited for what read_shared has read */
                rc->unread == SK_UNREAD_REST;
   comm->ended = ended;
   if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));

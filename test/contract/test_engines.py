@@ -19,7 +19,8 @@ SMALL = {"NCCL_SOCKET_SNDBUF": "8K", "NCCL_SOCKET_RCVBUF": "8K"}
 # More than one thread is another way to move things past each other, also those of one connection with several streams;
 # sockets that are full, to be left with work to do.
 TOGETHER = {"RAIL_SOCKET_THREADS": 3, "RAIL_SOCKET_STREAMS": 4}
-MORE = {"order": {"RAIL_SOCKET_THREADS": 3}, "wakeups in small buffers": SMALL, "sizes": TOGETHER, "close": TOGETHER}
+MORE = {"wakeups": TOGETHER, "order": TOGETHER, "grouped": {"RAIL_SOCKET_THREADS": 3}, "sizes": TOGETHER,
+        "close": TOGETHER, "wakeups in small buffers": SMALL}
 
 
 def contract(area, engine):

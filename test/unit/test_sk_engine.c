@@ -375,6 +375,38 @@ TEST(threads_move_bulk_payloads_of_one_connection_together) {
   rail_log_set_sink(NULL);
 }
 
+/* DATA that was read first waits for its announcement, behind a payload that the threads share: no event tells that it
+ * may go on. */
+TEST(a_chunk_that_waits_for_its_announcement) {
+  enum { SIZE = 256 * 1024, HALF = SIZE / 2 };
+  static uint8_t buffers[2][SIZE];
+  struct data d;
+  void *requests[2];
+  set_threads();
+  data_begin_another(&d, SK_RECEIVER, 2, 0);
+  for (int i = 0; i < 2; i++) (void)rail_sock_set_buffers(d.ends[i], LARGE, LARGE);
+  data_create(&d);
+  for (int i = 0; i < 2; i++) {
+    void *data = buffers[i];
+    CHECK_OK(sk_irecv(d.comm, 1, &data, &(size_t){SIZE}, &(int){0}, NULL, NULL, &requests[i]));
+  }
+  usleep(20000); /* what the calls left to the thread is done */
+  own(&d);
+  data_send(&d, 1, SK_FRAME_DATA, 0, 1, HALF, HALF, 0);
+  data_send_bytes(&d, 1, 1, HALF, HALF);
+  data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 0, SIZE, SIZE, 0);
+  data_send_bytes(&d, 0, 0, 0, SIZE);
+  data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 1, SIZE, HALF, 0);
+  data_send_bytes(&d, 0, 1, 0, HALF);
+  sk_comm_disown(d.comm);
+  for (uint32_t i = 0; i < 2; i++) {
+    wait_until_done(requests[i]);
+    data_check_bytes(buffers[i], i, 0, SIZE);
+    data_wait(requests[i], NULL);
+  }
+  end(&d);
+}
+
 /* ---- fork -------------------------------------------------------------------- */
 
 static _Atomic bool within;
@@ -452,5 +484,6 @@ TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_t
           TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go),
           TEST_CASE(all_threads_take_a_part_of_shared_work),
           TEST_CASE(threads_move_bulk_payloads_of_one_connection_together),
+          TEST_CASE(a_chunk_that_waits_for_its_announcement),
           TEST_CASE(a_fork_waits_until_the_threads_have_left_the_connections),
           TEST_CASE(a_child_writes_into_no_other_file))
