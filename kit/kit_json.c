@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct kit_json kit_json_start(FILE *f) { return (struct kit_json){.f = f}; }
@@ -121,7 +122,11 @@ bool kit_file_check(const char *program, const char *path) {
   const char *slash = path ? strrchr(path, '/') : NULL;
   if (!path || strcmp(path, "-") == 0) return true;
   char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-  bool found = folder && (access(path, W_OK) == 0 || (errno == ENOENT && access(folder, W_OK | X_OK) == 0));
+  struct stat about;
+  const bool is_folder = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
+  if (is_folder) errno = EISDIR;
+  bool found = folder && !is_folder &&
+               (access(path, W_OK) == 0 || (errno == ENOENT && access(folder, W_OK | X_OK) == 0));
   if (!found) fprintf(stderr, "%s: cannot write %s: %s\n", program, path, strerror(errno));
   free(folder);
   return found;

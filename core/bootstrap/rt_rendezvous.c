@@ -157,8 +157,8 @@ static void raise_fd_limit(int nranks) {
   if (limit.rlim_cur < want && !atomic_flag_test_and_set(&said))
     RAIL_INFO(RAIL_SUB_BOOTSTRAP | RAIL_SUB_INIT,
               "bootstrap: the rendezvous of %d ranks wants %llu descriptors, the limit is %llu (RLIMIT_NOFILE; hard: "
-              "%llu); ranks may find no place", nranks, (unsigned long long)want, (unsigned long long)limit.rlim_cur,
-              (unsigned long long)limit.rlim_max);
+              "%llu); fewer connections can wait there at a time", nranks, (unsigned long long)want,
+              (unsigned long long)limit.rlim_cur, (unsigned long long)limit.rlim_max);
 }
 
 /* The first valid hello sets the number of ranks. */

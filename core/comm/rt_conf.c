@@ -35,6 +35,7 @@ static bool read_file(const char *path) {
   size_t size = 0;
   if (!f) return false;
   for (unsigned number = 1; getline(&line, &size, f) >= 0; number++) read_line(path, number, line);
+  if (ferror(f)) RAIL_WARN("%s: %s; what follows is left out", path, strerror(errno));
   free(line);
   fclose(f);
   return true;

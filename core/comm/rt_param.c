@@ -166,7 +166,8 @@ static void drop_empty_texts(void) {
 
 /* Names of NCCL's that neither the runtime nor a plugin reads, in one line. */
 static void name_ignored(void) {
-  static const char *const plugins[] = {"NCCL_IB_", "NCCL_SOCKET_", "NCCL_IBVERBS_LIB=", "NCCL_GDR_FLUSH_DISABLE="};
+  static const char *const plugins[] = {"NCCL_IB_", "NCCL_SOCKET_", "NCCL_NSOCKS_PERTHREAD=",
+                                        "NCCL_IBVERBS_LIB=", "NCCL_GDR_FLUSH_DISABLE="};
   char list[1024] = "";
   for (char **env = environ; env && *env; env++) {
     size_t n = strcspn(*env, "="), used = strlen(list);

@@ -12,6 +12,7 @@
 #include "common/base/thread.h"
 #include "common/net/fuse.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_wire.h"
 
 #define MAX_FUSED 64
 
@@ -43,12 +44,12 @@ static void log_device(int n, const struct sk_device *d) {
   char addr[RAIL_ADDR_TEXT], engine[32] = "inline";
   struct sk_choice streams = sk_choose_streams(&sk_params, d->vendor);
   struct sk_choice threads = sk_choose_threads(&sk_params, sk_devices_vendor(), rail_thread_cores());
+  const unsigned int all = sk_streams_of(streams.count, d->nrails);
   if (threads.count)
     snprintf(engine, sizeof engine, "epoll with %u thread%s", threads.count, threads.count > 1 ? "s" : "");
   RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: device %d is %s, address %s%s, %d Mb/s; %u stream%s%s (%s), "
             "engine %s (%s)", n, d->name, rail_addr_text(&d->addr, addr), d->nrails > 1 ? " and others" : "", d->speed,
-            streams.count, streams.count > 1 ? "s" : "", d->nrails > 1 ? " per rail" : "", streams.why, engine,
-            threads.why);
+            all, all > 1 ? "s" : "", d->nrails > 1 ? " in all" : "", streams.why, engine, threads.why);
   if (streams.asked <= streams.count || warned) return;
   warned = true;
   RAIL_WARN("RailSocket: NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD are %lld sockets per connection; there may be %d "

@@ -53,7 +53,7 @@ void sk_engine_notify(struct sk_poll_ctx *ctx);
 
 /* True: the caller is a thread of the engine, and there are others. */
 bool sk_engine_can_share(void);
-/* For such a caller: run(items, i) for each i < n, in this thread and in those that have nothing else to do. All have
+/* For such a caller: run(items, i) for each i < n, in this thread and in others, between what they have to do. All have
  * returned when it returns, so `run` must not block. At most UINT16_MAX items. */
 void sk_engine_share(void (*run)(void *items, uint32_t i), void *items, uint32_t n);
 

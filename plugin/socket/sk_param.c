@@ -63,16 +63,17 @@ static const struct rail_param rows[] = {
   {.name = "NCCL_SOCKET_NTHREADS", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = INT32_MAX,
    .offset = AT(nthreads),
    .doc = "NCCL's helper threads, at most 16: here threads of the engine epoll, for all connections of the process and "
-          "not for each. 0: none, and one stream. -2: 0, but 2 on AWS and 4 on Google Cloud (by the vendor of the "
-          "interface's card), where the process may use 4 cores or more."},
+          "not for each. 0: none, and one stream. -2: as 0, but on AWS as 2 and on Google Cloud as 4 (by the vendor "
+          "of the interface's card); where the process may use fewer than 4 cores, with the streams and no threads."},
   {.name = "NCCL_NSOCKS_PERTHREAD", .type = RAIL_PARAM_INT, .def = "-2", .lo = -2, .hi = INT32_MAX,
    .offset = AT(nsocks),
    .doc = "TCP streams per connection for each of these threads; the product is at most 16. -2: 1, but 8 on AWS. "
           "It has no effect where NCCL_SOCKET_NTHREADS is 0, as it is by default but on AWS and Google Cloud."},
   {.name = "RAIL_SOCKET_STREAMS", .type = RAIL_PARAM_INT, .def = "0", .lo = 0, .hi = SK_MAX_STREAMS,
    .offset = AT(streams),
-   .doc = "TCP streams per connection; of a fused device, per interface. The receiving side's value counts. 0: as "
-          "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD say, by default 1, but 16 on AWS and 4 on Google Cloud."},
+   .doc = "TCP streams per connection; of a fused device, per interface, and 16 in all. The receiving side's value "
+          "counts. 0: as NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD say, by default 1, but 16 on AWS and 4 on "
+          "Google Cloud."},
   {.name = "RAIL_SOCKET_CHUNK", .type = RAIL_PARAM_BYTES, .def = "256K", .lo = SK_MAX_EAGER, .hi = SK_MAX_FRAME,
    .offset = AT(chunk),
    .doc = "With several streams, the largest chunk of a message that one stream takes at a time. A message is cut into "

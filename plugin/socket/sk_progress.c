@@ -202,10 +202,13 @@ static rail_result_t read_shared(struct sk_comm *comm, uint64_t *bytes, bool *en
     struct sk_stream *shared[SK_MAX_STREAMS];
     rail_result_t results[SK_MAX_STREAMS];
     bool more[SK_MAX_STREAMS];
+    uint64_t asked = *bytes;
     uint32_t n = 0;
-    for (uint32_t i = 0; i < comm->nstreams; i++) {
+    for (uint32_t i = 0; i < comm->nstreams && asked < SK_CALL_BYTES; i++) {
       struct sk_stream *s = &comm->streams[i];
-      if (sk_stream_shares_fill(s) && !empty[i]) shared[n++] = s;
+      if (!sk_stream_shares_fill(s) || empty[i]) continue;
+      shared[n++] = s;
+      asked += RAIL_MIN(s->left, SK_IO_BYTES);
     }
     if (!n) return RAIL_OK;
     sk_streams_fill_shared(shared, n, results, bytes, more);

@@ -201,8 +201,8 @@ static void child_fused(struct pipes *io, void *arg) {
     usleep(1000);
   }
   kit_net_open(&n);
-  const char *why = second ? "1 stream per rail (default), engine epoll with 2 threads"
-                           : "16 streams per rail (NCCL's default on AWS), engine epoll with 2 threads";
+  const char *why = second ? "2 streams in all (default), engine epoll with 2 threads"
+                           : "16 streams in all (NCCL's default on AWS), engine epoll with 2 threads";
   ENSURE(strstr(device_line, "is rv0+rv1,") && strstr(device_line, why), "'%s', not '%s'", device_line, why);
   void *listen = kit_net_listen(&n, handle);
   ENSURE_INT(handle[HANDLE_STREAMS], second ? 1 : 16);

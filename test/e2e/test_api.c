@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "test/harness/comms.h"
 #include "test/harness/program.h"
 
@@ -130,10 +131,15 @@ static void one_id_twice(const struct rank *rank, void *arg) {
   ncclComm_t comm[2] = {NULL, NULL};
   OK(ncclGetUniqueId(&id));
   OK(ncclCommInitRank(&comm[0], 1, id, 0));
-  const uint64_t t0 = rail_now_ns();
-  OK(ncclCommInitRank(&comm[1], 1, id, 0));
-  ENSURE(rail_now_ns() - t0 < 1000000000ull, "%.3f s", (double)(rail_now_ns() - t0) / 1e9);
-  for (int i = 0; i < 2; i++) OK(ncclCommDestroy(comm[i]));
+  uint64_t least = UINT64_MAX; /* of several tries: the machine may stand still in one */
+  for (int i = 0; i < 4 && least >= 1000000000u; i++) {
+    const uint64_t t0 = rail_now_ns();
+    OK(ncclCommInitRank(&comm[1], 1, id, 0));
+    least = RAIL_MIN(least, rail_now_ns() - t0);
+    OK(ncclCommDestroy(comm[1]));
+  }
+  ENSURE(least < 1000000000u, "%.3f s", (double)least / 1e9);
+  OK(ncclCommDestroy(comm[0]));
   memset(&id, 1, sizeof id);
   REFUSED(ncclCommInitRank(&comm[0], 2, id, 0), ncclInvalidArgument, "unique id");
   snprintf(name, sizeof name, "/tmp/rail-test-api.%d", (int)getpid());

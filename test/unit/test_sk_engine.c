@@ -2,9 +2,7 @@
  * Connections that the epoll engine moves, with the peer's ends in the test's hands: nothing of what a socket says, a
  * caller leaves or another owner held up is lost, though the caller stays away.
  * TEST-SAN: asan tsan */
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 #include "plugin/socket/sk_engine.h"
 #include "test/unit/sk_data.h"
@@ -407,76 +405,6 @@ TEST(a_chunk_that_waits_for_its_announcement) {
   end(&d);
 }
 
-/* ---- fork -------------------------------------------------------------------- */
-
-static _Atomic bool within;
-static _Atomic unsigned int runs;
-
-/* Much longer than what is outside of it: a fork that does not wait meets it. */
-static enum sk_poll_result stay_within(void *arg, bool readable) {
-  (void)arg, (void)readable;
-  atomic_store(&within, true);
-  atomic_fetch_add(&runs, 1);
-  usleep(2000);
-  atomic_store(&within, false);
-  return SK_POLL_MORE;
-}
-
-static void wait_for_runs(unsigned int more) {
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(TIMEOUT_MS));
-  for (unsigned int from = atomic_load(&runs); atomic_load(&runs) - from < more; usleep(100))
-    ENSURE(!rail_deadline_passed(deadline), "the engine's thread does not go on");
-}
-
-TEST(a_fork_waits_until_the_threads_have_left_the_connections) {
-  struct sk_poll_ctx *ctx;
-  struct data d;
-  begin(&d, SK_RECEIVER);
-  sk_engine_attach(&ctx, stay_within, &d, NULL, 0);
-  ENSURE(ctx, "the engine did not take it");
-  for (int i = 0; i < 20; i++) {
-    int status;
-    wait_for_runs(1);
-    pid_t child = fork();
-    if (child == 0) _exit(atomic_load(&within));
-    CHECK(child > 0 && waitpid(child, &status, 0) == child);
-    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", (unsigned int)status);
-  }
-  wait_for_runs(2); /* the parent's threads go on */
-  sk_engine_detach(ctx, NULL, 0);
-  CHECK(!atomic_load(&within));
-  end(&d);
-}
-
-static enum sk_poll_result nothing_to_do(void *arg, bool readable) {
-  (void)arg, (void)readable;
-  return SK_POLL_IDLE;
-}
-
-/* The numbers of the threads' descriptors are those of other files in the child; a context of the parent's leaves them
- * alone. */
-TEST(a_child_writes_into_no_other_file) {
-  struct data d;
-  struct sk_poll_ctx *ctx;
-  int fds[16], status;
-  begin(&d, SK_RECEIVER);
-  sk_engine_attach(&ctx, nothing_to_do, &d, NULL, 0);
-  CHECK(ctx != NULL);
-  usleep(50000); /* the thread sleeps, so that waking it is a write */
-  pid_t child = fork();
-  if (child == 0) {
-    for (size_t i = 0; i < RAIL_COUNT_OF(fds); i++) fds[i] = eventfd(0, EFD_NONBLOCK);
-    sk_engine_notify(ctx);
-    for (size_t i = 0; i < RAIL_COUNT_OF(fds); i++)
-      if (read(fds[i], &(uint64_t){0}, sizeof(uint64_t)) > 0) _exit(1);
-    _exit(fds[0] < 0);
-  }
-  CHECK(child > 0 && waitpid(child, &status, 0) == child);
-  CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", (unsigned int)status);
-  sk_engine_detach(ctx, NULL, 0);
-  end(&d);
-}
-
 TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_the_last),
           TEST_CASE(an_event_while_another_thread_owns), TEST_CASE(a_receive_while_another_thread_owns),
           TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_message_that_waits_and_the_end_behind_it),
@@ -484,6 +412,4 @@ TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_t
           TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go),
           TEST_CASE(all_threads_take_a_part_of_shared_work),
           TEST_CASE(threads_move_bulk_payloads_of_one_connection_together),
-          TEST_CASE(a_chunk_that_waits_for_its_announcement),
-          TEST_CASE(a_fork_waits_until_the_threads_have_left_the_connections),
-          TEST_CASE(a_child_writes_into_no_other_file))
+          TEST_CASE(a_chunk_that_waits_for_its_announcement))
