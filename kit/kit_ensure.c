@@ -26,6 +26,8 @@
 #define SANITIZED 0
 #endif
 
+#define SETTLE_MS 10000 /* longer than it takes a thread that was joined to be gone */
+
 struct catcher { jmp_buf end; char *why; size_t why_size; };
 
 static _Thread_local struct catcher *catcher;
@@ -194,6 +196,15 @@ static long status_number(const char *key) {
 }
 
 int kit_thread_count(void) { return (int)status_number("Threads:"); }
+
+int kit_threads_after(int expected) {
+  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(SETTLE_MS));
+  int count;
+  while ((count = kit_thread_count()) > expected && !rail_deadline_passed(deadline))
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+  return count;
+}
+
 long kit_rss_kb(void) { return status_number("VmRSS:"); }
 
 uint64_t kit_cpu_ns(void) {

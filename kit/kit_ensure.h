@@ -67,6 +67,9 @@ void kit_rest(int *quiet);
 
 int kit_fd_count(void);
 int kit_thread_count(void);
+/* How many there are, once they are no more than `expected`, or after ten seconds: the kernel counts a thread for a
+ * moment after it was joined. */
+int kit_threads_after(int expected);
 long kit_rss_kb(void);
 uint64_t kit_cpu_ns(void);
 

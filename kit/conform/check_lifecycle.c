@@ -167,10 +167,7 @@ static void no_thread_outlives_the_library(struct kit_process *self) {
   kit_pair_ping(&p, 100000, 1);
   kit_pair_close(&p);
   kit_net_close(&n);
-  uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(KIT_SETTLE_MS));
-  while (kit_thread_count() > before && !rail_deadline_passed(deadline))
-    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-  int left = kit_thread_count() - before;
+  int left = kit_threads_after(before) - before;
   void *still = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
   ENSURE(left <= 0 || still, "%d threads still run after finalize and dlclose, and their code is gone", left);
 }

@@ -139,8 +139,8 @@ static void closed_listens_leave_nothing(struct kit_process *self) {
   }
   int left = kit_files_after(fds);
   ENSURE(left <= fds, "%d listens, all closed, left %d files open", count, left - fds);
-  ENSURE(kit_thread_count() <= threads, "%d listens, all closed, left %d threads", count,
-         kit_thread_count() - threads);
+  left = kit_threads_after(threads);
+  ENSURE(left <= threads, "%d listens, all closed, left %d threads", count, left - threads);
   kit_net_close(&n);
 }
 

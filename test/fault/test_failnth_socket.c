@@ -158,7 +158,7 @@ static void one(const struct rank *rank, void *arg) {
     report->hit = true;
   }
   ENSURE_INT(kit_fd_count(), fds);
-  ENSURE_INT(kit_thread_count(), threads);
+  ENSURE_INT(kit_threads_after(threads), threads);
   struct life again = {.vt = l.vt, .deadline = rail_deadline_in_ms(kit_patience_ms(15000))}; /* it works after that */
   memset(in, 0, sizeof in);
   int rc = live(&again);
