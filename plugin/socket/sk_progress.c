@@ -241,7 +241,8 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
                rc->next_seq != announced ||        /* so may DATA that waited for what read_shared has read */
                rc->unread == SK_UNREAD_REST;
   comm->ended = ended;
-  if (rail_unlikely(ended)) RAIL_TRY(check_ends(rc));
+  /* Not while DATA may wait for an announcement that read_shared has just brought. */
+  if (rail_unlikely(ended) && rc->next_seq == announced) RAIL_TRY(check_ends(rc));
   sk_grant_report_after_read(rc, bytes);
   return sk_comm_error(comm);
 }

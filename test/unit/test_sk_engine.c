@@ -374,8 +374,8 @@ TEST(threads_move_bulk_payloads_of_one_connection_together) {
 }
 
 /* DATA that was read first waits for its announcement, behind a payload that the threads share: no event tells that it
- * may go on. */
-TEST(a_chunk_that_waits_for_its_announcement) {
+ * may go on. Nor has it been lost where the end of the connection is read together with the announcement. */
+static void take_chunk_that_waits(bool closed) {
   enum { SIZE = 256 * 1024, HALF = SIZE / 2 };
   static uint8_t buffers[2][SIZE];
   struct data d;
@@ -396,6 +396,7 @@ TEST(a_chunk_that_waits_for_its_announcement) {
   data_send_bytes(&d, 0, 0, 0, SIZE);
   data_send(&d, 0, SK_FRAME_MSG, SK_FRAME_GRANTED, 1, SIZE, HALF, 0);
   data_send_bytes(&d, 0, 1, 0, HALF);
+  for (int i = 0; i < 2 && closed; i++) shutdown(d.ends[i], SHUT_WR);
   sk_comm_disown(d.comm);
   for (uint32_t i = 0; i < 2; i++) {
     wait_until_done(requests[i]);
@@ -405,6 +406,9 @@ TEST(a_chunk_that_waits_for_its_announcement) {
   end(&d);
 }
 
+TEST(a_chunk_that_waits_for_its_announcement) { take_chunk_that_waits(false); }
+TEST(a_chunk_that_waits_for_its_announcement_before_the_end) { take_chunk_that_waits(true); }
+
 TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_the_last),
           TEST_CASE(an_event_while_another_thread_owns), TEST_CASE(a_receive_while_another_thread_owns),
           TEST_CASE(the_end_comes_with_the_last_bytes), TEST_CASE(a_message_that_waits_and_the_end_behind_it),
@@ -412,4 +416,5 @@ TEST_MAIN(TEST_CASE(a_message_comes_in), TEST_CASE(a_read_that_was_full_is_not_t
           TEST_CASE(small_sends_leave_when_they_are_tested), TEST_CASE(connections_come_and_go),
           TEST_CASE(all_threads_take_a_part_of_shared_work),
           TEST_CASE(threads_move_bulk_payloads_of_one_connection_together),
-          TEST_CASE(a_chunk_that_waits_for_its_announcement))
+          TEST_CASE(a_chunk_that_waits_for_its_announcement),
+          TEST_CASE(a_chunk_that_waits_for_its_announcement_before_the_end))
