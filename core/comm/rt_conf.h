@@ -5,7 +5,7 @@
 #define RT_CONF_H
 
 /* Sets what is not set yet, once a process, before the variables are read. As with NCCL the environment itself is
- * changed, so that plugins see the variables, too. */
+ * changed, so that plugins see the variables, too; no other thread may read or change the environment meanwhile. */
 void rt_conf_load(void);
 
 #endif
