@@ -202,14 +202,9 @@ static rail_result_t read_shared(struct sk_comm *comm, uint64_t *bytes, bool *en
     struct sk_stream *shared[SK_MAX_STREAMS];
     rail_result_t results[SK_MAX_STREAMS];
     bool more[SK_MAX_STREAMS];
-    uint64_t asked = *bytes;
     uint32_t n = 0;
-    for (uint32_t i = 0; i < comm->nstreams && asked < SK_CALL_BYTES; i++) {
-      struct sk_stream *s = &comm->streams[i];
-      if (!sk_stream_shares_fill(s) || empty[i]) continue;
-      shared[n++] = s;
-      asked += RAIL_MIN(s->left, SK_IO_BYTES);
-    }
+    for (uint32_t i = 0; i < comm->nstreams; i++)
+      if (!empty[i] && sk_stream_shares_fill(&comm->streams[i])) shared[n++] = &comm->streams[i];
     if (!n) return RAIL_OK;
     sk_streams_fill_shared(shared, n, results, bytes, more);
     for (uint32_t i = 0; i < n; i++) {
