@@ -21,8 +21,8 @@ void rail_log_set_prefix(const char *prefix);
 void rail_log_set_sink(rail_logger_fn sink);
 
 /* Lines go to this file, at its end, instead of stderr: NCCL_DEBUG_FILE's text, where %h is the host, %p the process
- * and %% a %. It is opened at the first line and stays open, as with NCCL: a child of fork goes on in its parent's file,
- * and a program must not close descriptors that it does not know of. Once a process. */
+ * and %% a %. It is opened at the first line and stays open, as with NCCL: a child of fork goes on in its parent's
+ * file, and a program must not close descriptors that it does not know of. Once a process. */
 void rail_log_set_file(const char *pattern);
 
 void rail_log_at(enum rail_log_level level, unsigned long subsys, const char *file, int line, const char *fmt, ...)
