@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Dial, HELLO, answer. */
+ * Dial, HELLO, ANSWER. */
 #include "common/conn/connector.h"
 
 #include <errno.h>

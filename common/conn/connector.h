@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The connecting side, for a comm with one TCP connection: dial, send HELLO,
- * await the acceptor's answer. Never blocks; connect calls it again.
+ * await the acceptor's ANSWER. Never blocks; connect calls it again.
  *
  * Use, from a plugin's connect:
  *   first call   rail_handle_decode; rail_connector_agree_auth; rail_handshake_init;
@@ -11,10 +11,10 @@
  *                later". When answer finds the connection dropped before the acceptor sent anything,
  *                it closes it (handshake->fd is -1): go on with rail_connector_dial.
  *   at the end   rail_connector_close; the socket is the handshake's, take it there
- * Between dial and answer the plugin may send messages of its own.
+ * Between HELLO and ANSWER the plugin may send messages of its own.
  *
  * Deadlines. The TCP connection has to be there within limits.connect_ms. The
- * acceptor's answer may then take any time, as long as its host answers
+ * acceptor's ANSWER may then take any time, as long as its host answers
  * (limits.deadline_ms, by TCP keepalive): it comes when the peer's process calls
  * accept. A listener that is flooded drops connections or refuses them as busy
  * before it answers; those are dialled again, with a new HELLO, until such tries

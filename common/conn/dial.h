@@ -4,7 +4,7 @@
  * waits, logs only trace lines, and has no deadline: the caller calls
  * rail_dial_step again for as long as it is willing to wait. A plugin with one
  * TCP connection per comm uses connector.h, which dials, sends HELLO
- * and reads the answer, each within its limit; one with several has a dial for
+ * and reads ANSWER, each within its limit; one with several has a dial for
  * each and one deadline for all of them (run_dials in the socket plugin).
  *
  * A connection that is refused or finds no route is tried again after 1 ms,
@@ -21,7 +21,7 @@ enum rail_dial_state {
   RAIL_DIAL_WAIT,  /* not begun, or refused and waiting for retry_at */
   RAIL_DIAL_TCP,   /* the kernel is connecting; the peer's kernel speaks next */
   RAIL_DIAL_HELLO, /* connected; the first message is being written */
-  RAIL_DIAL_DONE,  /* it is written; the answer comes when the peer accepts */
+  RAIL_DIAL_DONE,  /* it is written; ANSWER comes when the peer accepts */
   RAIL_DIAL_STATES
 };
 

@@ -23,7 +23,7 @@
  * Deadlines: rail_handshake_note_time once per call of connect or accept counts the
  * time in `waited`, at most a second per call: a process that was stopped does
  * not blame its peer. The plugin compares it with its limit (rail_handshake_has_waited)
- * and sets waited.ns to 0 where counting begins anew, as after the first answer.
+ * and sets waited.ns to 0 where counting begins anew, as after ANSWER.
  *
  * One thread at a time. Owns its socket until that is taken.
  */

@@ -29,7 +29,7 @@
 #include "common/conn/replay.h"
 
 enum rail_listener_event {
-  RAIL_LISTENER_DROPPED, /* without an answer: silence, nonsense, no room */
+  RAIL_LISTENER_DROPPED, /* without an ANSWER: silence, nonsense, no room */
   RAIL_LISTENER_REFUSED, /* with a refusal */
 };
 

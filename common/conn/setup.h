@@ -20,16 +20,16 @@
  * ---- what ends the set-up of a connection, in every plugin of ours --------------------------------
  *
  * P is RAIL_SOCKET, RAIL_IB, RAIL_OFI or RAIL_TEMPLATE. Of P_CONNECT_TIMEOUT only time in which the process made calls
- * counts. ib and ofi wait for the answer in connect; socket and template hand the comm out when HELLO is written, and
+ * counts. ib and ofi wait for ANSWER in connect; socket and template hand the comm out when HELLO is written, and
  * wait for it in isend and test.
  *
  *   connect, until HELLO is written   P_CONNECT_TIMEOUT (connector.c; socket: run_dials)
- *   then, until the peer's answer,    ib, ofi, template: nothing while the peer's host answers; it may be silent for
+ *   then, until the peer's ANSWER,    ib, ofi, template: nothing while the peer's host answers; it may be silent for
  *   which comes when it calls accept  P_DEADLINE (TCP keepalive). socket: the same, and with sends outstanding
  *                                     P_PEER_TIMEOUT, as nothing shows that the peer's process lives
  *   dropped, or refused as busy,      dialled again, for P_CONNECT_TIMEOUT from the first of such failures in a row on
- *   before the answer                 (connector.c; socket: of this stream, sk_dial.c), or until no process listens
- *   from the answer to the end        ib, ofi: P_CONNECT_TIMEOUT. socket with TLS: P_HANDSHAKE_TIMEOUT a stream
+ *   before ANSWER                     (connector.c; socket: of this stream, sk_dial.c), or until no process listens
+ *   from ANSWER to the end            ib, ofi: P_CONNECT_TIMEOUT. socket with TLS: P_HANDSHAKE_TIMEOUT a stream
  *   accept's side, without a HELLO    P_HANDSHAKE_TIMEOUT (pending.c; template: 10 s)
  *   with one: half-open               ib, ofi: P_CONNECT_TIMEOUT. socket: P_HANDSHAKE_TIMEOUT until all streams are
  *                                     there, then nothing. template: nothing while the peer's host answers
@@ -45,7 +45,7 @@
  * ---- what each side sees of a refusal: of a wrong secret, another version, another key ---------------
  *
  * listener.c has each HELLO checked (rail_hello_decode in protocol.c) and refuses it. TEXT is that of rail_reason_text,
- * for a wrong secret "wrong secret (a stale handle, or not a peer)"; the answer to that does not say which version this
+ * for a wrong secret "wrong secret (a stale handle, or not a peer)"; that refusal does not say which version this
  * is. The connector does not try again, but where it is told "busy".
  *
  *   listener     one line, within the limits of pending.c: "PLUGIN: accept on DEVICE: refused a connection from PEER:

@@ -29,7 +29,7 @@ struct ib_params {
   const char *auth_file, *ports, *bind;
   int64_t cm;           /* RAIL_IB_CM: enum ib_cm_kind */
   int64_t protocol;     /* RAIL_IB_PROTOCOL: enum ib_protocol_kind */
-  int64_t connect_ms;   /* RAIL_IB_CONNECT_TIMEOUT: to reach a peer, and from its first answer to the end; 0: none */
+  int64_t connect_ms;   /* RAIL_IB_CONNECT_TIMEOUT: to reach a peer, and from its ANSWER to the end; 0: none */
   int64_t handshake_ms; /* RAIL_IB_HANDSHAKE_TIMEOUT: until a pending connection's first message */
   int64_t deadline_ms;  /* RAIL_IB_DEADLINE: how long a peer's host may not acknowledge; 0: no limit */
   int64_t peer_ms;      /* RAIL_IB_PEER_TIMEOUT: how long a peer whose host answers may be silent; 0: no limit */

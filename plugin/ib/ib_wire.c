@@ -48,7 +48,7 @@ const struct rail_protocol ib_protocol = {
 
 bool ib_protocol_load(void) { return rail_key_load(&key, ib_params.auth_file); }
 
-/* ---- payloads of handle and answer ----------------------------------------- */
+/* ---- payloads of handle and ANSWER ----------------------------------------- */
 
 void ib_hints_encode(const struct ib_hints *hints, struct rail_handle *handle) {
   memset(handle->payload, 0, sizeof handle->payload);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the ib plugin puts into the handshake of common/conn/protocol.h: GIDs
- * in the handle, why a plan was refused in an answer, and its own messages
+ * in the handle, why a plan was refused in an ANSWER, and its own messages
  * OFFER, QPS and READY. What goes over the same TCP connection afterwards is in
  * common/conn/oob.h. A change of layout or meaning, here, in ib_cts.h or oob.h,
  * raises IB_WIRE_VERSION; docs/protocol-ib.md is the description.
@@ -44,7 +44,7 @@ void ib_hints_encode(const struct ib_hints *hints, struct rail_handle *handle);
 /* Of a handle that rail_handle_decode accepted. */
 void ib_hints_decode(const struct rail_handle *handle, struct ib_hints *hints);
 
-/* ---- the answer's payload, with IB_REASON_PLAN ---------------------------- */
+/* ---- ANSWER's payload, with IB_REASON_PLAN ------------------------------ */
 
 struct ib_refused_plan_wire {
   uint16_t refusal;
@@ -52,7 +52,7 @@ struct ib_refused_plan_wire {
   uint32_t zero;
   char name[IB_NAME_SIZE]; /* of rail_here */
 };
-_Static_assert(sizeof(struct ib_refused_plan_wire) == 72, "payload of an answer");
+_Static_assert(sizeof(struct ib_refused_plan_wire) == 72, "payload of an ANSWER");
 
 struct ib_refused_plan {
   unsigned int refusal;

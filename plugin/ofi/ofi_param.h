@@ -26,7 +26,7 @@ struct ofi_params {
   int64_t ll128;        /* RAIL_OFI_LL128: NCCL may use it */
   /* connections */
   const char *auth_file, *ports, *bind;
-  int64_t connect_ms;   /* RAIL_OFI_CONNECT_TIMEOUT: to reach a peer, and from its first answer to the end; 0: none */
+  int64_t connect_ms;   /* RAIL_OFI_CONNECT_TIMEOUT: to reach a peer, and from its ANSWER to the end; 0: none */
   int64_t handshake_ms; /* RAIL_OFI_HANDSHAKE_TIMEOUT: until a pending connection's first message */
   int64_t deadline_ms;  /* RAIL_OFI_DEADLINE: how long a peer's host may not acknowledge; 0: no limit */
   int64_t peer_ms;      /* RAIL_OFI_PEER_TIMEOUT: how long a peer whose host answers may be silent; 0: no limit */

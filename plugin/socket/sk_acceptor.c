@@ -101,7 +101,7 @@ static struct sk_accepted_comm *find_accepted(const struct sk_acceptor *a, const
  * arrive in the other order, the sender sees the good one end, and dials once more. */
 static unsigned int add_stream(struct sk_acceptor *a, const struct rail_pending *conn, const struct rail_hello *hello,
                                const struct sk_limits *limits) {
-  if (find_accepted(a, hello->comm_id)) return SK_REASON_DUPLICATE; /* sent before a WELCOME came */
+  if (find_accepted(a, hello->comm_id)) return SK_REASON_DUPLICATE; /* sent before the welcome came */
   if (a->closed) return RAIL_REASON_GONE;
   struct sk_half_open_comm *p = find_or_add_half_open(a, hello, limits, &conn->peer);
   if (!p) return RAIL_REASON_BUSY;
@@ -130,7 +130,7 @@ static void expire_half_open(struct sk_acceptor *a, uint64_t now) {
   }
 }
 
-/* False: the half-open comm is of no use. After one WELCOME its sender says no HELLO again. With FAILOVER a stream that
+/* False: the half-open comm is of no use. After one welcome its sender says no HELLO again. With FAILOVER a stream that
  * cannot be answered is closed, and the sender finds it lost; without, the sender must learn that it has no
  * connection. */
 static bool welcome_all(const struct sk_acceptor *a, struct sk_half_open_comm *p) {

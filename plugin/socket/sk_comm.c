@@ -57,7 +57,7 @@ static rail_result_t init(struct sk_comm *comm, const struct sk_comm_args *args)
     s->welcomed = !sends;
     s->established = !sends && !tls;
     sk_stream_set_options(s, args->nstreams);
-    if (sends && tls) s->tls = sk_tls_new(true); /* begins after the answer, which comes in clear */
+    if (sends && tls) s->tls = sk_tls_new(true); /* begins after ANSWER, which comes in clear */
     if (sends && tls && !s->tls) result = RAIL_SYSTEM_ERROR;
     if (sends && !sk_has_failover(comm) && !s->tls) sk_zerocopy_init(s, args->nics[i] ? args->nics[i]->name : NULL);
   }

@@ -136,7 +136,7 @@ struct sk_comm {
   struct sk_stream *streams;
   struct sk_error error_payload;
   uint32_t features;  /* agreed: SK_FEATURE_* */
-  struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO and answer; the stream's key is made of it */
+  struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO and ANSWER; the stream's key is made of it */
   struct sk_reconnect *reconnect;    /* sender: until all streams are established, with FAILOVER to the end */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
   struct sk_path *paths;    /* one per stream with the feature FAILOVER, else NULL: sk_has_failover */
@@ -158,7 +158,7 @@ struct sk_comm_args {
   /* How a stream is connected again; the comm's from here on. */
   struct sk_reconnect *reconnect;    /* sender */
   struct sk_accepted_comm *accepted; /* receiver with FAILOVER */
-  struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO; a receiver's with its answer, too */
+  struct rail_session sessions[SK_MAX_STREAMS]; /* of each stream's HELLO; a receiver's with its ANSWER, too */
 };
 
 /* ---- sk_comm.c: open and close ------------------------------------------ */

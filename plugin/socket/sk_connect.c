@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The calls of connection set-up. connect connects all streams at once; each sends HELLO as soon as it is connected.
- * connect hands the comm out when the last HELLO is written and does not wait for the acceptor: its answer is read by
+ * connect hands the comm out when the last HELLO is written and does not wait for the acceptor: its ANSWER is read by
  * the data path. So two ranks may both finish connect before either calls accept. The work behind listen and accept is
  * the acceptor's (sk_acceptor.c).
  */

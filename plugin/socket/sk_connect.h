@@ -58,7 +58,7 @@ void sk_reconnect_free(struct sk_reconnect *r); /* NULL is fine */
  * RAIL_REMOTE_ERROR, after one line: the peer will never take it back. */
 rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int *fd, struct sk_tls **tls);
 
-/* The same for a stream whose HELLO was not answered: RAIL_OK when it is sent again, and *session that of the answer to
+/* The same for a stream whose HELLO was not answered: RAIL_OK when it is sent again, and *session that of the ANSWER to
  * come. RAIL_REMOTE_ERROR, with an errno: no process listens there any more, or RAIL_SOCKET_CONNECT_TIMEOUT has passed
  * since the stream was cut for the first time. */
 rail_result_t sk_reconnect_unanswered(struct sk_reconnect *r, unsigned int stream, struct rail_session *session,

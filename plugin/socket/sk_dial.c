@@ -16,7 +16,7 @@
 #include "plugin/socket/sk_tls.h"
 
 #define PAUSE_MS 100  /* before the next attempt: a lost interface comes back after seconds */
-/* One attempt, from SYN to the answer. An idle connection is moved once a second, so TLS' round trips have a deadline
+/* One attempt, from SYN to ANSWER. An idle connection is moved once a second, so TLS' round trips have a deadline
  * of their own, as long again. No longer: in a dead network retransmission backs off. */
 #define TRY_MS 3000
 
@@ -57,7 +57,7 @@ struct stream {
   struct rail_session session;
   uint8_t answer[RAIL_ANSWER_MAX];
   size_t have; /* bytes of it */
-  struct sk_tls *tls; /* in its handshake; NULL: the answer is not here, or the connection is in clear */
+  struct sk_tls *tls; /* in its handshake; NULL: ANSWER is not here, or the connection is in clear */
 };
 
 struct sk_reconnect {
@@ -131,7 +131,7 @@ static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s)
   return RAIL_REMOTE_ERROR;
 }
 
-/* After the answer: until frames may follow. */
+/* After ANSWER: until frames may follow. */
 static rail_result_t run_tls(const struct sk_reconnect *r, struct stream *s) {
   if (!(r->limits.features & SK_FEATURE_TLS)) return RAIL_OK;
   if (!s->tls) {

@@ -23,7 +23,7 @@ static struct sk_recv_comm *receiver_of(struct sk_comm *comm) {
   return rail_container_of(comm, struct sk_recv_comm, base);
 }
 
-/* Has the peer accepted? One WELCOME says that it has the HELLOs of all streams. Before that a stream that is missing
+/* Has the peer accepted? One welcome says that it has the HELLOs of all streams. Before that a stream that is missing
  * keeps it from accepting, so none is given up. */
 static bool is_accepted(const struct sk_comm *comm) {
   for (uint32_t i = 0; i < comm->nstreams; i++)
@@ -96,7 +96,7 @@ static void choose_main_stream(struct sk_comm *comm) {
 
 /* No byte goes out or comes in over it any more. `state`: what its path is from here on. */
 static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_state state) {
-  s->welcomed = true; /* nothing waits for its WELCOME or TLS handshake any more: it comes back with both done */
+  s->welcomed = true; /* nothing waits for its welcome or TLS handshake any more: it comes back with both done */
   sk_failover_established(comm, s);
   if (comm->side == SK_RECEIVER) sk_recv_forget_partial(receiver_of(comm), s);
   else sk_shares_renew(&sender_of(comm)->shares);

@@ -178,7 +178,7 @@ struct outstanding {
   uint64_t least, most; /* and their sizes */
   uint32_t moving;      /* messages that are under way */
   uint64_t missing;     /* and what is to come of them */
-  bool unwelcomed;      /* a stream's WELCOME was not read */
+  bool unwelcomed;      /* a stream's welcome was not read */
   bool in_handshake;    /* a stream's TLS handshake is not over */
 };
 

@@ -319,9 +319,9 @@ static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s) {
   }
 }
 
-/* ---- before the first frame: the acceptor's answer, TLS ------------------------- */
+/* ---- before the first frame: the acceptor's ANSWER, TLS ------------------------- */
 
-/* From here on all is TLS: what came in clear behind the answer is not the peer's. */
+/* From here on all is TLS: what came in clear behind ANSWER is not the peer's. */
 RAIL_COLD static rail_result_t begin_tls(struct sk_comm *comm, struct sk_stream *s) {
   if (sk_stream_have(s))
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: bytes in clear on stream %u, where TLS must begin",
@@ -331,7 +331,7 @@ RAIL_COLD static rail_result_t begin_tls(struct sk_comm *comm, struct sk_stream 
   return sk_comm_fail(comm, result, "stream %u cannot begin TLS; the line before says why", s->index);
 }
 
-/* The acceptor's answer to this stream's HELLO is here whole. RAIL_IN_PROGRESS: the acceptor was busy, and the stream
+/* The acceptor's ANSWER to this stream's HELLO is here whole. RAIL_IN_PROGRESS: the acceptor was busy, and the stream
  * is connected again (sk_failover_retry_hellos). */
 RAIL_COLD static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream *s) {
   unsigned int version;
@@ -354,7 +354,7 @@ RAIL_COLD static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream 
   return s->tls ? begin_tls(comm, s) : RAIL_OK;
 }
 
-/* What comes before the first frame: the sender reads the acceptor's answer; then TLS has its handshake. True: frames
+/* What comes before the first frame: the sender reads the acceptor's ANSWER; then TLS has its handshake. True: frames
  * may follow. A failed handshake ends the stream (eof, in_errno); check_peer or check_ends reports it only if a request
  * is outstanding. */
 RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum parse_result *parsed) {

@@ -87,7 +87,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
       announce_all(sc);
       atomic_store_explicit(&comm->deferred, 1, memory_order_relaxed);
     } else if (sc->waiting.count || rail_unlikely(comm->not_established)) {
-      (void)comm->progress(comm); /* sk_progress: a grant, credit or the peer's answer may be in the socket already */
+      (void)comm->progress(comm); /* sk_progress: a grant, credit or the peer's ANSWER may be in the socket already */
     } else {
       (void)sk_send_post(sc);
     }

@@ -101,16 +101,16 @@ struct sk_host {       /* what this side knows of the kernel at the other end */
 
 /* `welcomed` and `established`, with the state of the path (sk_failover.h), which without FAILOVER is always UP:
  *
- *   -         -            UP     sender: waits for the answer; without a socket, until HELLO goes again
+ *   -         -            UP     sender: waits for ANSWER; without a socket, until HELLO goes again
  *   welcomed  -            UP     in TLS' handshake
  *   welcomed  established  UP     carries frames
- *   welcomed  established  else   lost, without a socket, maybe before its answer or in its handshake
+ *   welcomed  established  else   lost, without a socket, maybe before its ANSWER or in its handshake
  *
  * A receiver's streams begin as welcomed, and without TLS as established. */
 struct sk_stream {
   int fd;
   uint16_t index;
-  bool welcomed;    /* the acceptor's WELCOME was read (always true on the receiving side) */
+  bool welcomed;    /* the acceptor's welcome was read (always true on the receiving side) */
   bool established; /* and with TLS its handshake is over: frames may follow */
   bool eof;         /* nothing more comes in */
   int in_errno;     /* why, if not by a proper end */

@@ -3,9 +3,9 @@
  * TLS 1.3 over one stream's socket (RAIL_SOCKET_TLS=psk): what leaves is encrypted, what comes in is authentic, or the
  * stream fails. OpenSSL's libssl.so.3 does it, opened when it is asked for and never otherwise.
  *
- *   sk_tls_new            before anything: HELLO's answer still comes in clear, nothing can be written
- *   sk_tls_begin          the answer was read, or sent: from here on both directions are TLS
- *   sk_tls_open           both, where the answer is there already
+ *   sk_tls_new            before anything: ANSWER still comes in clear, nothing can be written
+ *   sk_tls_begin          ANSWER was read, or sent: from here on both directions are TLS
+ *   sk_tls_open           both, where ANSWER is there already
  *   sk_tls_handshake      until RAIL_OK
  *   sk_tls_writev, _recvv as sendmsg and recvmsg
  *   sk_tls_close          the end, so that the peer can tell it from a cut

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The plugin's part of handle, HELLO and answer to bytes and back. */
+ * The plugin's part of handle, HELLO and ANSWER to bytes and back. */
 #include "plugin/socket/sk_wire.h"
 
 #include "plugin/socket/sk_param.h"
@@ -79,7 +79,7 @@ unsigned int sk_limits_decode(const struct rail_hello *hello, const struct rail_
   return fit ? (unsigned int)RAIL_REASON_NONE : SK_REASON_LIMITS;
 }
 
-/* ---- answer --------------------------------------------------------------- */
+/* ---- ANSWER --------------------------------------------------------------- */
 
 rail_result_t sk_welcome_encode(struct rail_session *session, uint32_t features, void *bytes) {
   uint32_t payload = htole32(features);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What two socket plugins send each other. In the handshake of common/conn/protocol.h: the streams that a handle asks
- * for, the sender's limits in HELLO, features in the answer. Then, on each stream, frames: a header of 32 bytes and
+ * for, the sender's limits in HELLO, features in ANSWER. Then, on each stream, frames: a header of 32 bytes and
  * `len` bytes of payload. A change of layout or meaning raises SK_WIRE_VERSION; docs/protocol-socket.md is the
  * description.
  */
@@ -29,9 +29,9 @@
 /* The least eager bytes that go with an eager size: four of the largest messages with what is kept beside them. */
 #define SK_MIN_EAGER_BYTES(size) (4 * ((size) + 128u))
 
-/* What both sides must be able to do; agreed in HELLO and answer. */
+/* What both sides must be able to do; agreed in HELLO and ANSWER. */
 #define SK_FEATURE_FAILOVER 1u /* streams over several devices: a lost one is dialled again and resent */
-#define SK_FEATURE_TLS 2u      /* after HELLO and answer all is TLS (sk_tls.h); both want it, or neither */
+#define SK_FEATURE_TLS 2u      /* after HELLO and ANSWER all is TLS (sk_tls.h); both want it, or neither */
 #define SK_FEATURE_AHEAD 4u    /* eager size up to SK_MAX_AHEAD: the receiver may leave messages unread */
 #define SK_FEATURES (SK_FEATURE_FAILOVER | SK_FEATURE_TLS | SK_FEATURE_AHEAD)
 
@@ -90,10 +90,10 @@ void sk_limits_encode(const struct sk_limits *limits, uint64_t counter, struct r
 unsigned int sk_limits_decode(const struct rail_hello *hello, const struct rail_handle *listener,
                               struct sk_limits *limits, uint64_t *counter);
 
-/* The payload of an answer: HELLO's features, those that the acceptor knows. */
+/* The payload of an ANSWER: HELLO's features, those that the acceptor knows. */
 rail_result_t sk_welcome_encode(struct rail_session *session, uint32_t features, void *bytes);
 /* Of rail_message_need(&sk_protocol, ...) bytes: RAIL_REASON_NONE is a welcome for a HELLO with `features`, GARBAGE no
- * answer of RailSocket's at all, else why the stream was refused. *version: the acceptor's; 0: not sent. */
+ * ANSWER of RailSocket's at all, else why the stream was refused. *version: the acceptor's; 0: not sent. */
 unsigned int sk_answer_decode(struct rail_session *session, const void *bytes, uint32_t features,
                               unsigned int *version);
 

@@ -141,7 +141,7 @@ TEST(a_handle_connects_again) {
   hs_end(&h);
 }
 
-/* Reads the WELCOME from `fd`, which it returns. */
+/* Reads the welcome from `fd`, which it returns. */
 static int skip_answer(int fd) {
   struct sk_answer_bytes answer;
   ENSURE_INT(hs_read(fd, &answer, sizeof answer), sizeof answer);
