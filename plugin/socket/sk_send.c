@@ -244,8 +244,8 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   return RAIL_OK;
 }
 
-/* Bytes of the message's next chunk on this stream. One stream: all that is left, up to a frame. Several: all up to
- * 16 KiB, else what sk_shares_chunk_size (sk_share.c) says. */
+/* Bytes of the message's next chunk on this stream. One stream: all that is left, up to a frame. Several: all, up to
+ * SK_LAST_CHUNK_MAX, else what sk_shares_chunk_size (sk_share.c) says. */
 static uint32_t chunk_size(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
   return left <= sc->last_chunk_max ? (uint32_t)left : sk_shares_chunk_size(&sc->shares, s->index, send->size, left);
@@ -486,7 +486,7 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
   sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
-  sc->last_chunk_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LEAST_LIMIT) : SK_MAX_FRAME;
+  sc->last_chunk_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LAST_CHUNK_MAX) : SK_MAX_FRAME;
   sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;
   sc->eager_count = args->eager_count;

@@ -8,7 +8,9 @@
 
 /* ---- sk_share.c: how much of a message each of several streams takes ---- */
 
-#define SK_LEAST_LIMIT (16 * 1024) /* bytes: that of the slowest stream at least */
+#define SK_LEAST_LIMIT (16 * 1024)    /* bytes: no limit of a slow stream is lower */
+#define SK_LAST_CHUNK_MAX (16 * 1024) /* bytes: as much as is left of a message goes in one chunk, on any stream: two
+                                       * smaller ones would cost a system call more on each side */
 #define SK_SHARES_SAMPLE_NS 250000u   /* from sample to sample, at least: each is a system call for every stream */
 #define SK_SHARES_PAUSE_NS 10000000u  /* and at most: the caller did something else */
 #define SK_SHARES_PERIOD_NS 50000000u /* sampled time, before streams are compared */
@@ -98,7 +100,7 @@ struct sk_send_comm {
   struct sk_send_list partly_framed; /* announced, with bytes that are in no frame yet */
   uint32_t next_seq;
   uint32_t seen;  /* messages that the peer had seen when it wrote its latest report */
-  uint32_t last_chunk_max; /* bytes: what is left of a message, if it is no more, is its last chunk */
+  uint32_t last_chunk_max; /* bytes: SK_LAST_CHUNK_MAX, or less if no chunk is that large; one stream: a frame */
   struct sk_shares shares; /* how it is cut into chunks if it is more */
   uint64_t spread_from;    /* bytes: messages from here on need not begin on the main stream */
   uint32_t next_stream;
