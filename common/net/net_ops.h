@@ -8,11 +8,11 @@
  * It is also the shape in which loader/netload.h presents a loaded plugin of
  * any version, so that the runtime and the kit know one interface.
  *
- * Threads. Calls on one comm come from at most two threads at a time: one
- * (NCCL's progress thread) makes isend, irecv, test, iflush, irecv_consumed;
- * the other (service thread) makes the rest. Calls on different comms are
- * fully concurrent. No call waits for the peer, and each returns within a millisecond,
- * but for these:
+ * Threads. Calls on one comm come from at most two threads of the caller at a
+ * time: its progress thread (NCCL: ncclProxyProgress) makes isend, irecv, test,
+ * iflush, irecv_consumed; its service thread (NCCL: ncclProxyService) makes the
+ * rest. Calls on different comms are fully concurrent. No call waits for the peer,
+ * and each returns within a millisecond, but for these:
  *   init, devices        the first loads libraries and finds the hardware
  *   connect, accept      where they make an object of the driver's or libfabric's (a queue
  *                        pair, an endpoint)

@@ -3,14 +3,14 @@
  * Inside of a bootstrap. Its files, each of which calls only those above it:
  *
  *   rt_boot_message.c   send, recv, allgather: the callers' threads; messages not received yet
- *   rt_boot_conn.c      the service thread's connections: writing, failures, closing
- *   rt_boot_service.c   the service thread: accepts, reads, heartbeats, notices dead neighbours
+ *   rt_boot_conn.c      the bootstrap thread's connections: writing, failures, closing
+ *   rt_boot_thread.c    the bootstrap thread: accepts, reads, heartbeats, notices dead neighbours
  *   rt_bootstrap.c      unique ids, open, split, abort, close
  *
  * Connections. The ring connections (to the next rank, from the previous one) carry
- * only heartbeats, aborts and goodbyes, both ways, and belong to the service thread
+ * only heartbeats, aborts and goodbyes, both ways, and belong to the bootstrap thread
  * alone. Data goes over other connections, one way each: opened by the first send to
- * a peer, written by senders, read by the peer's service thread. So reporting a failure
+ * a peer, written by senders, read by the peer's bootstrap thread. So reporting a failure
  * never waits for data, and bulk data never delays a heartbeat.
  *
  * Only a ring connection that ends means that its peer died. A data connection that ends
@@ -56,7 +56,7 @@ struct rt_boot_tx {
 enum rt_boot_conn_kind { RT_BOOT_CONN_RING, RT_BOOT_CONN_DATA };
 enum { RT_BOOT_NEXT, RT_BOOT_PREV }; /* the two neighbours */
 
-/* A connection to a rank that the service thread reads. */
+/* A connection to a rank that the bootstrap thread reads. */
 struct rt_boot_conn {
   LIST_ENTRY(rt_boot_conn) link; /* in conns, then in closed */
   int fd;                        /* -1: closed */
@@ -79,8 +79,8 @@ struct rt_boot_conn {
 };
 LIST_HEAD(rt_boot_conns, rt_boot_conn);
 
-/* The service thread's own; nothing else touches it while the thread runs. */
-struct rt_boot_service {
+/* The bootstrap thread's own; nothing else touches it while the thread runs. */
+struct rt_boot_thread {
   int epoll_fd;
   struct rt_boot_conns conns;
   struct rt_boot_conns closed;  /* freed after the events of this pass */
@@ -100,8 +100,8 @@ struct rt_bootstrap {
   struct rt_boot_tx *tx;  /* by rank */
   int listen_fd, event_fd;
   bool thread_started;
-  pthread_t thread;
-  struct rt_boot_service service;
+  pthread_t thread_id;
+  struct rt_boot_thread thread;
   _Atomic int failed; /* enum rail_result; written once, under lock, after `why` and `origin` */
 
   pthread_mutex_t lock;
@@ -143,7 +143,7 @@ rail_result_t rt_boot_connect(struct rt_bootstrap *b, int peer, enum rt_boot_lin
 void rt_boot_message_put(struct rt_bootstrap *b, struct rt_boot_message *msg);
 void rt_boot_messages_free(struct rt_bootstrap *b);
 
-/* ---- rt_boot_conn.c: only for the service thread, or while it does not run ---- */
+/* ---- rt_boot_conn.c: only for the bootstrap thread, or while it does not run ---- */
 
 /* A connection to rank `peer`; takes fd over when it succeeds. NULL with errno. */
 struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_boot_conn_kind kind, int peer);
@@ -166,15 +166,15 @@ void rt_boot_peer_failed(struct rt_bootstrap *b, const struct rt_boot_conn *c, c
 void rt_boot_send_failure(struct rt_bootstrap *b, struct rt_boot_conn *c);
 void rt_boot_send_failure_once(struct rt_bootstrap *b, const struct rt_boot_conn *source);
 
-/* ---- rt_boot_service.c ---- */
+/* ---- rt_boot_thread.c ---- */
 
 /* The set of pending connections, without one. */
 void rt_boot_pending_init(struct rt_bootstrap *b);
 /* next_fd is the ring connection to the next rank; taken over even on failure. */
-rail_result_t rt_boot_service_start(struct rt_bootstrap *b, int next_fd);
+rail_result_t rt_boot_thread_start(struct rt_bootstrap *b, int next_fd);
 /* Says goodbye, ends the thread, closes its connections. */
-void rt_boot_service_stop(struct rt_bootstrap *b);
-void rt_boot_service_wake(struct rt_bootstrap *b);
+void rt_boot_thread_stop(struct rt_bootstrap *b);
+void rt_boot_thread_wake(struct rt_bootstrap *b);
 /* Reads what has come and handles it; may close c. */
 void rt_boot_conn_read(struct rt_bootstrap *b, struct rt_boot_conn *c);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The service thread's connections: opened, written, closed; and failures, which a
+ * The bootstrap thread's connections: opened, written, closed; and failures, which a
  * rank learns from a neighbour or finds out about it, and passes on along the ring:
  * each rank once, away from where it came.
  */
@@ -21,19 +21,19 @@ struct rt_boot_conn *rt_boot_conn_add(struct rt_bootstrap *b, int fd, enum rt_bo
   c->peer = peer;
   c->last_rx_ns = rail_now_ns();
   struct epoll_event ev = {.events = EPOLLIN, .data.ptr = c};
-  if (epoll_ctl(b->service.epoll_fd, EPOLL_CTL_ADD, fd, &ev) != 0) {
+  if (epoll_ctl(b->thread.epoll_fd, EPOLL_CTL_ADD, fd, &ev) != 0) {
     free(c);
     return NULL;
   }
-  LIST_INSERT_HEAD(&b->service.conns, c, link);
+  LIST_INSERT_HEAD(&b->thread.conns, c, link);
   return c;
 }
 
 void rt_boot_conn_close(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   if (c->fd < 0) return;
   /* Closing alone would not do it where a forked child holds the socket too. */
-  epoll_ctl(b->service.epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
-  if (c->kind == RT_BOOT_CONN_RING) b->service.ring[c->neighbour] = NULL;
+  epoll_ctl(b->thread.epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+  if (c->kind == RT_BOOT_CONN_RING) b->thread.ring[c->neighbour] = NULL;
   if (c->msg) {
     pthread_mutex_lock(&b->lock);
     b->unexpected_bytes -= c->msg->size;
@@ -42,12 +42,12 @@ void rt_boot_conn_close(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   }
   rail_sock_close(&c->fd);
   LIST_REMOVE(c, link);
-  LIST_INSERT_HEAD(&b->service.closed, c, link);
+  LIST_INSERT_HEAD(&b->thread.closed, c, link);
 }
 
 void rt_boot_conn_free_closed(struct rt_bootstrap *b) {
   struct rt_boot_conn *c;
-  while ((c = LIST_FIRST(&b->service.closed)) != NULL) {
+  while ((c = LIST_FIRST(&b->thread.closed)) != NULL) {
     LIST_REMOVE(c, link);
     free(c);
   }
@@ -57,7 +57,7 @@ void rt_boot_conn_free_closed(struct rt_bootstrap *b) {
 
 static void set_events(struct rt_bootstrap *b, struct rt_boot_conn *c, uint32_t events) {
   struct epoll_event ev = {.events = events, .data.ptr = c};
-  epoll_ctl(b->service.epoll_fd, EPOLL_CTL_MOD, c->fd, &ev);
+  epoll_ctl(b->thread.epoll_fd, EPOLL_CTL_MOD, c->fd, &ev);
 }
 
 /* An error is left to the reading side, which gets the same one and reports it. */
@@ -102,10 +102,10 @@ void rt_boot_send_failure(struct rt_bootstrap *b, struct rt_boot_conn *c) {
 }
 
 void rt_boot_send_failure_once(struct rt_bootstrap *b, const struct rt_boot_conn *source) {
-  if (b->service.failure_sent) return;
-  b->service.failure_sent = true;
+  if (b->thread.failure_sent) return;
+  b->thread.failure_sent = true;
   for (int i = 0; i < 2; i++)
-    if (b->service.ring[i] != source) rt_boot_send_failure(b, b->service.ring[i]);
+    if (b->thread.ring[i] != source) rt_boot_send_failure(b, b->thread.ring[i]);
 }
 
 void rt_boot_fail(struct rt_bootstrap *b, const struct rt_boot_conn *source, int origin, rail_result_t result,

@@ -2,7 +2,7 @@
  *
  * Messages, in the threads that send and receive them. A send connects to the
  * peer when it is the first one, and writes a whole message. A receive takes a message
- * that the service thread has queued, or waits for it.
+ * that the bootstrap thread has queued, or waits for it.
  */
 #include <errno.h>
 #include <inttypes.h>

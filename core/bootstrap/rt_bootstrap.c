@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Life of a bootstrap: unique ids, open (rendezvous, ring, service thread),
+ * Life of a bootstrap: unique ids, open (rendezvous, ring, bootstrap thread),
  * split, shrink, abort, close.
  */
 #include "core/bootstrap/rt_bootstrap.h"
@@ -122,7 +122,7 @@ rail_result_t rt_unique_id_create(char id[RT_UNIQUE_ID_BYTES]) {
 
 void rt_bootstrap_close(struct rt_bootstrap *b) {
   if (!b) return;
-  rt_boot_service_stop(b);
+  rt_boot_thread_stop(b);
   rail_sock_close(&b->listen_fd);
   for (int i = 0; b->tx && i < b->nranks; i++) {
     rail_sock_close(&b->tx[i].fd);
@@ -149,7 +149,7 @@ static rail_result_t boot_new(const struct rt_bootstrap_args *args, struct rt_bo
   b->args = *args;
   b->rank = args->rank;
   b->nranks = args->nranks;
-  b->listen_fd = b->event_fd = b->service.epoll_fd = -1;
+  b->listen_fd = b->event_fd = b->thread.epoll_fd = -1;
   b->origin = -1;
   rt_boot_pending_init(b);
   for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_INIT(&b->unexpected[i]);
@@ -187,13 +187,13 @@ static rail_result_t boot_listen(struct rt_bootstrap *b, const union rail_addr *
   return RAIL_SYSTEM_ERROR;
 }
 
-/* All addresses and the secret are known: connects the ring and starts the service thread. */
+/* All addresses and the secret are known: connects the ring and starts the bootstrap thread. */
 static rail_result_t connect_ring(struct rt_bootstrap *b) {
   if (b->nranks == 1) return RAIL_OK;
   int n = b->nranks, next = (b->rank + 1) % n, prev = (b->rank + n - 1) % n, fd = -1;
   struct rt_boot_limits limits = {.deadline = rail_deadline_in_ms(b->args.timeout_ms)};
   RAIL_TRY(rt_boot_connect(b, next, RT_BOOT_LINK_RING, &limits, &fd));
-  RAIL_TRY(rt_boot_service_start(b, fd));
+  RAIL_TRY(rt_boot_thread_start(b, fd));
 
   rail_result_t result = RAIL_OK;
   pthread_mutex_lock(&b->lock);
@@ -435,7 +435,7 @@ void rt_bootstrap_abort(struct rt_bootstrap *b, rail_result_t result, const char
     pthread_cond_broadcast(&b->cond);
   }
   pthread_mutex_unlock(&b->lock);
-  rt_boot_service_wake(b);
+  rt_boot_thread_wake(b);
 }
 
 rail_result_t rt_bootstrap_failure(struct rt_bootstrap *b, char *why, size_t cap) {

@@ -7,13 +7,13 @@
  * A unique id is the rendezvous' address and a secret. Every rank connects to
  * the rendezvous with (rank, nranks, own address), gets the table of all addresses,
  * and from then on ranks talk directly: a ring for allgather, a connection per
- * pair on first use for send/recv. One service thread per communicator accepts
+ * pair on first use for send/recv. One bootstrap thread per communicator accepts
  * connections, queues messages by (peer, tag), sends heartbeats along the ring and
  * notices dead neighbours.
  *
  * Every message is versioned and length-checked, the first message of every
  * connection carries the secret; unauthenticated connections are dropped with a log line.
- * Every wait ends with success, the abort flag, a failure that the service thread found, or the deadline.
+ * Every wait ends with success, the abort flag, a failure that the bootstrap thread found, or the deadline.
  */
 #ifndef RT_BOOTSTRAP_H
 #define RT_BOOTSTRAP_H
@@ -35,7 +35,7 @@ struct rt_bootstrap_args {
   uint64_t heartbeat_ms;         /* interval; 0 off */
   uint64_t heartbeat_timeout_ms; /* a neighbour that is silent for this long is taken for dead */
   const _Atomic int *abort_flag; /* nonzero ends every wait with RAIL_REMOTE_ERROR */
-  /* Called at most once, from the service thread, when a peer died, aborted or went silent. `why`
+  /* Called at most once, from the bootstrap thread, when a peer died, aborted or went silent. `why`
    * names it. May be NULL. Must not call back into the bootstrap. */
   void (*on_failure)(void *arg, rail_result_t result, const char *why);
   void *arg;
@@ -98,7 +98,7 @@ bool rt_bootstrap_peer_left(struct rt_bootstrap *b, int peer);
 /* Reports to every other rank, through both neighbours, that this communicator has failed; does not wait for them. */
 void rt_bootstrap_abort(struct rt_bootstrap *b, rail_result_t result, const char *why);
 
-/* Says goodbye (so that closing is not taken for dying), stops the service thread, frees. Takes a second at most.
+/* Says goodbye (so that closing is not taken for dying), stops the bootstrap thread, frees. Takes a second at most.
  * NULL is fine. */
 void rt_bootstrap_close(struct rt_bootstrap *b);
 

@@ -60,7 +60,7 @@ static void buffer(struct post *p, unsigned int i, void *data, uint64_t size, in
   struct tr_span unused = {0}, *span = p->r ? tr_request_spans(p->c, p->r) + i : &unused;
   p->mhandles[i] = tr_buffer(p->c, data, size, mhandle, p->call, &p->e.bufs[i], span, &p->refuse);
   p->e.bufs[i].tag = tag;
-  /* In use from here on: the service thread may read it at any time. */
+  /* In use from here on: the caller's service thread may read it at any time. */
   if (span->mr && p->r) tr_mr_use(tr_mr_at(span->mr - 1));
   if (p->r) p->r->n = (uint8_t)(i + 1);
 }

@@ -10,7 +10,7 @@
  *
  * The caller's progress thread takes requests from the pool, fills them in and returns them. Between being submitted
  * and being done (`completion` 0) a request is the owner's. Memory is registered and connections are closed by the
- * service thread (common/net/net_ops.h); `stop` makes it the owner for the rest of the comm's life.
+ * caller's service thread (common/net/net_ops.h); `stop` makes it the owner for the rest of the comm's life.
  *
  * Calls go downwards only: sk_comm (open, close) > sk_watch > sk_keepalive > sk_progress > sk_failover > sk_send,
  * sk_recv > sk_grant > sk_path > sk_error > sk_share > sk_stream > sk_tls. sk_engine, below all of them, gets a
@@ -171,8 +171,8 @@ rail_result_t sk_close_recv(void *recv_comm);
  * RAIL_SOCKET_CLOSE_TIMEOUT, for what was written to arrive. */
 void sk_close_all(void);
 
-/* The service thread's: after return it owns the comm to its end; no byte of any request's memory is touched. Short,
- * because no owner blocks. */
+/* The caller's service thread's: after return it owns the comm to its end; no byte of any request's memory is touched.
+ * Short, because no owner blocks. */
 void sk_comm_stop(struct sk_comm *comm);
 
 /* ---- sk_error.c: the first error ------------------------------------------ */

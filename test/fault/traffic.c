@@ -213,7 +213,7 @@ static void close_all(void) {
   close_listens();
 }
 
-/* ---- the service thread's work beside the traffic ---- */
+/* ---- a service thread's work beside the traffic ---- */
 
 static atomic_bool churn_stop;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * TEST-SAN: asan
  *
- * What a rank's service thread reads: hellos of pending connections, then messages
+ * What a rank's bootstrap thread reads: hellos of pending connections, then messages
  * from peers, heartbeats, aborts and goodbyes from the neighbours. No thread
  * runs here; the connections are socket pairs and each byte is read by a call.
  *
@@ -49,13 +49,13 @@ static void open_conn(struct bed *bed, int i) {
   bed->ends[i] = fds[0];
   bed->fds[i] = fds[1];
   if (i < PENDING) {
-    rail_pending_add(&bed->b.service.pending, fds[1], 0, &bed->addrs[0]);
+    rail_pending_add(&bed->b.thread.pending, fds[1], 0, &bed->addrs[0]);
     return;
   }
   struct rt_boot_conn *c = rt_boot_conn_add(&bed->b, fds[1], RT_BOOT_CONN_RING, (SELF + 1) % NRANKS);
   FUZZ_CHECK(c != NULL);
   c->neighbour = RT_BOOT_NEXT;
-  bed->b.service.ring[RT_BOOT_NEXT] = c;
+  bed->b.thread.ring[RT_BOOT_NEXT] = c;
 }
 
 static void open_bed(struct bed *bed) {
@@ -76,7 +76,7 @@ static void open_bed(struct bed *bed) {
   b->data_closed = bed->data_closed;
   b->listen_fd = b->event_fd = -1;
   b->origin = -1;
-  b->service.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  b->thread.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   rt_boot_pending_init(b);
   pthread_mutex_init(&b->lock, NULL);
   pthread_cond_init(&b->cond, NULL);
@@ -88,14 +88,14 @@ static void close_bed(struct bed *bed) {
   struct rt_bootstrap *b = &bed->b;
   size_t queued = 0;
   struct rt_boot_message *m;
-  while (!LIST_EMPTY(&b->service.conns)) rt_boot_conn_close(b, LIST_FIRST(&b->service.conns));
+  while (!LIST_EMPTY(&b->thread.conns)) rt_boot_conn_close(b, LIST_FIRST(&b->thread.conns));
   rt_boot_conn_free_closed(b);
   /* The count is of what is queued, to the byte. */
   for (size_t i = 0; i < RT_BOOT_BUCKETS; i++) STAILQ_FOREACH(m, &b->unexpected[i], link) queued += m->size;
   FUZZ_CHECK(queued == b->unexpected_bytes);
-  rail_pending_close(&b->service.pending);
+  rail_pending_close(&b->thread.pending);
   rt_boot_messages_free(b);
-  rail_sock_close(&b->service.epoll_fd);
+  rail_sock_close(&b->thread.epoll_fd);
   for (int i = 0; i < CONNS; i++) rail_sock_close(&bed->ends[i]);
   pthread_cond_destroy(&b->cond);
   pthread_mutex_destroy(&b->lock);
@@ -152,8 +152,8 @@ static void receive(struct fuzz_in *in, struct bed *bed) {
 /* Pending ones are all read together. */
 static void read_conn(struct bed *bed, int i) {
   struct rt_boot_conn *c;
-  FUZZ_CHECK(rail_pending_poll(&bed->b.service.pending, NULL, 0) == RAIL_OK);
-  LIST_FOREACH(c, &bed->b.service.conns, link)
+  FUZZ_CHECK(rail_pending_poll(&bed->b.thread.pending, NULL, 0) == RAIL_OK);
+  LIST_FOREACH(c, &bed->b.thread.conns, link)
   if (c->fd == bed->fds[i]) break;
   if (c) rt_boot_conn_read(&bed->b, c);
   if (bed->ends[i] >= 0) fuzz_drain(bed->ends[i]);

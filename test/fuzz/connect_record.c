@@ -36,7 +36,7 @@ static void open_bootstrap(struct rt_bootstrap *b, uint8_t *data_closed, struct 
   static union rail_addr addr;
   memset(b, 0, sizeof *b);
   b->nranks = 1;
-  b->listen_fd = b->event_fd = b->service.epoll_fd = -1;
+  b->listen_fd = b->event_fd = b->thread.epoll_fd = -1;
   b->data_closed = data_closed;
   b->tx = tx;
   b->addrs = &addr;

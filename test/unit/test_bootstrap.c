@@ -175,7 +175,7 @@ TEST(a_split_that_one_misses_ends) {
 
 /* ---- who calls a rank ---- */
 
-/* The ranks' own listeners: the service thread drops the same connections while a communicator works. */
+/* The ranks' own listeners: the bootstrap thread drops the same connections while a communicator works. */
 static union rail_addr peer_addr;
 static _Atomic int junk_state;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The service thread of one communicator: accepts peers, queues their messages for
+ * The bootstrap thread of one communicator: accepts peers, queues their messages for
  * the receives, sends heartbeats to both neighbours of the ring and notices when one
  * of them died. The neighbours of a dead rank notice it first; they pass it on.
  *
@@ -172,7 +172,7 @@ static const char *hello_error(const struct rt_bootstrap *b, const struct rt_boo
 
 static void add_ring(struct rt_bootstrap *b, struct rt_boot_conn *c) {
   c->neighbour = RT_BOOT_PREV;
-  b->service.ring[RT_BOOT_PREV] = c;
+  b->thread.ring[RT_BOOT_PREV] = c;
   rt_boot_conn_heartbeat(b, c);
   if (atomic_load(&b->failed)) rt_boot_send_failure(b, c); /* it was not connected when the failure was sent */
   pthread_mutex_lock(&b->lock);
@@ -192,16 +192,16 @@ static void handle_hello(struct rt_bootstrap *b, struct rail_pending *p) {
     if (!c) error = strerror(errno);
   }
   if (error) {
-    rail_pending_drop(&b->service.pending, p, error);
+    rail_pending_drop(&b->thread.pending, p, error);
     return;
   }
   const union rail_addr from = p->peer;
   const unsigned char accepted = RT_BOOT_ACCEPTED;
-  (void)rail_pending_remove(&b->service.pending, p);
+  (void)rail_pending_remove(&b->thread.pending, p);
   if (ring) {
     add_ring(b, c);
   } else if (send(c->fd, &accepted, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) {
-    rail_pending_log(&b->service.pending, "dropped", &from, "the answer to its hello cannot be sent");
+    rail_pending_log(&b->thread.pending, "dropped", &from, "the answer to its hello cannot be sent");
     rt_boot_conn_close(b, c);
   }
 }
@@ -219,22 +219,22 @@ static bool read_hello(void *bootstrap, struct rail_pending *p) {
   }
   if (result == RAIL_IN_PROGRESS) return false;
   if (!error && result != RAIL_OK) error = errno ? strerror(errno) : "it closed before its hello";
-  if (error) rail_pending_drop(&b->service.pending, p, error);
+  if (error) rail_pending_drop(&b->thread.pending, p, error);
   else handle_hello(b, p);
   return true;
 }
 
 void rt_boot_pending_init(struct rt_bootstrap *b) {
   static const struct rail_pending_ops ops = {.read = read_hello};
-  snprintf(b->service.name, sizeof b->service.name, "rank %d of %d", b->rank, b->nranks);
-  b->service.pending = (struct rail_pending_set){.ops = &ops, .owner = b, .module = "bootstrap",
-                                                 .name = b->service.name, .size = sizeof(struct first_message),
+  snprintf(b->thread.name, sizeof b->thread.name, "rank %d of %d", b->rank, b->nranks);
+  b->thread.pending = (struct rail_pending_set){.ops = &ops, .owner = b, .module = "bootstrap",
+                                                 .name = b->thread.name, .size = sizeof(struct first_message),
                                                  .max = PENDING_MAX, .hello_ms = RT_BOOT_HELLO_MS};
-  rail_pending_init(&b->service.pending);
+  rail_pending_init(&b->thread.pending);
 }
 
 static void poll_pending(struct rt_bootstrap *b) {
-  if (rail_pending_poll(&b->service.pending, &b->listen_fd, 1) != RAIL_OK)
+  if (rail_pending_poll(&b->thread.pending, &b->listen_fd, 1) != RAIL_OK)
     RAIL_WARN("bootstrap: rank %d cannot accept a connection: %m", b->rank);
 }
 
@@ -242,16 +242,16 @@ static void poll_pending(struct rt_bootstrap *b) {
 
 static void check_time(struct rt_bootstrap *b, uint64_t pass_start) {
   uint64_t now = rail_now_ns();
-  if (rail_deadline_passed(rail_pending_deadline(&b->service.pending))) poll_pending(b);
+  if (rail_deadline_passed(rail_pending_deadline(&b->thread.pending))) poll_pending(b);
   if (b->args.heartbeat_ms == 0) return;
-  if (now >= b->service.next_heartbeat) {
-    b->service.next_heartbeat = now + b->args.heartbeat_ms * 1000000ull;
-    for (int i = 0; i < 2; i++) rt_boot_conn_heartbeat(b, b->service.ring[i]);
+  if (now >= b->thread.next_heartbeat) {
+    b->thread.next_heartbeat = now + b->args.heartbeat_ms * 1000000ull;
+    for (int i = 0; i < 2; i++) rt_boot_conn_heartbeat(b, b->thread.ring[i]);
   }
   /* If this process itself was stopped, the neighbours' heartbeats may still have to be read: none is late yet. */
   bool stalled = now - pass_start > (b->args.heartbeat_ms + b->args.heartbeat_timeout_ms / 2) * 1000000ull;
   for (int i = 0; i < 2; i++) {
-    struct rt_boot_conn *c = b->service.ring[i];
+    struct rt_boot_conn *c = b->thread.ring[i];
     if (!c || c->goodbye || c->timeout_ms == 0) continue;
     if (stalled) c->last_rx_ns = now;
     if (now - c->last_rx_ns > c->timeout_ms * 1000000ull)
@@ -262,8 +262,8 @@ static void check_time(struct rt_bootstrap *b, uint64_t pass_start) {
 }
 
 static int sleep_ms(const struct rt_bootstrap *b) {
-  uint64_t until = rail_pending_deadline(&b->service.pending), beat = b->service.next_heartbeat;
-  if (b->args.heartbeat_ms && (b->service.ring[0] || b->service.ring[1])) until = until ? RAIL_MIN(until, beat) : beat;
+  uint64_t until = rail_pending_deadline(&b->thread.pending), beat = b->thread.next_heartbeat;
+  if (b->args.heartbeat_ms && (b->thread.ring[0] || b->thread.ring[1])) until = until ? RAIL_MIN(until, beat) : beat;
   return rail_deadline_left_ms(until);
 }
 
@@ -271,11 +271,11 @@ static int sleep_ms(const struct rt_bootstrap *b) {
 
 /* May the connection be closed? Yes when the peer has acknowledged all that was sent, or is leaving as well. */
 static bool can_close(struct rt_bootstrap *b, int neighbour) {
-  struct rt_boot_conn *c = b->service.ring[neighbour];
+  struct rt_boot_conn *c = b->thread.ring[neighbour];
   int unacked = 0;
   if (c) rt_boot_conn_flush(b, c);
   if (c) rt_boot_conn_read(b, c); /* the peer's goodbye may have come, or its close */
-  c = b->service.ring[neighbour];
+  c = b->thread.ring[neighbour];
   return !c || c->goodbye || (c->out_have == 0 && (ioctl(c->fd, SIOCOUTQ, &unacked) != 0 || unacked == 0));
 }
 
@@ -283,23 +283,23 @@ static bool can_close(struct rt_bootstrap *b, int neighbour) {
  * wait for the acknowledgement. */
 static void send_goodbyes(struct rt_bootstrap *b) {
   uint64_t deadline = rail_deadline_in_ms(GOODBYE_MS);
-  for (int i = 0; i < 2; i++) rt_boot_conn_send(b, b->service.ring[i], RT_BOOT_GOODBYE, 0, NULL, 0);
+  for (int i = 0; i < 2; i++) rt_boot_conn_send(b, b->thread.ring[i], RT_BOOT_GOODBYE, 0, NULL, 0);
   for (;;) {
     bool next = can_close(b, RT_BOOT_NEXT), prev = can_close(b, RT_BOOT_PREV); /* both, each time */
     if ((next && prev) || rail_deadline_passed(deadline)) return;
-    struct pollfd fds[2] = {{.fd = next ? -1 : b->service.ring[RT_BOOT_NEXT]->fd, .events = POLLIN},
-                            {.fd = prev ? -1 : b->service.ring[RT_BOOT_PREV]->fd, .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = next ? -1 : b->thread.ring[RT_BOOT_NEXT]->fd, .events = POLLIN},
+                            {.fd = prev ? -1 : b->thread.ring[RT_BOOT_PREV]->fd, .events = POLLIN}};
     poll(fds, 2, 1);
   }
 }
 
-static void *service_main(void *arg) {
+static void *bootstrap_thread(void *arg) {
   struct rt_bootstrap *b = arg;
   struct epoll_event events[64];
   uint64_t value;
   for (;;) {
     uint64_t pass_start = rail_now_ns();
-    int n = epoll_wait(b->service.epoll_fd, events, RAIL_COUNT_OF(events), sleep_ms(b));
+    int n = epoll_wait(b->thread.epoll_fd, events, RAIL_COUNT_OF(events), sleep_ms(b));
     for (int i = 0; i < n; i++) {
       void *source = events[i].data.ptr;
       if (!source) {
@@ -326,35 +326,35 @@ static void *service_main(void *arg) {
 
 /* ---- start, stop ---- */
 
-void rt_boot_service_wake(struct rt_bootstrap *b) {
+void rt_boot_thread_wake(struct rt_bootstrap *b) {
   uint64_t one = 1;
   if (b->event_fd < 0) return;
   while (write(b->event_fd, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 static void close_all(struct rt_bootstrap *b) {
-  while (!LIST_EMPTY(&b->service.conns)) rt_boot_conn_close(b, LIST_FIRST(&b->service.conns));
+  while (!LIST_EMPTY(&b->thread.conns)) rt_boot_conn_close(b, LIST_FIRST(&b->thread.conns));
   rt_boot_conn_free_closed(b);
-  rail_pending_close(&b->service.pending);
-  rail_sock_close(&b->service.epoll_fd);
+  rail_pending_close(&b->thread.pending);
+  rail_sock_close(&b->thread.epoll_fd);
 }
 
-rail_result_t rt_boot_service_start(struct rt_bootstrap *b, int next_fd) {
+rail_result_t rt_boot_thread_start(struct rt_bootstrap *b, int next_fd) {
   struct epoll_event wake = {.events = EPOLLIN, .data.ptr = NULL}, pending = {.events = EPOLLIN, .data.ptr = b};
-  b->service.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  b->thread.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
   b->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (b->service.epoll_fd < 0 || b->event_fd < 0) goto failed;
-  if (epoll_ctl(b->service.epoll_fd, EPOLL_CTL_ADD, b->event_fd, &wake) != 0) goto failed;
-  if (!rail_pending_watch(&b->service.pending, b->listen_fd)) goto failed;
-  if (epoll_ctl(b->service.epoll_fd, EPOLL_CTL_ADD, b->service.pending.epoll, &pending) != 0) goto failed;
+  if (b->thread.epoll_fd < 0 || b->event_fd < 0) goto failed;
+  if (epoll_ctl(b->thread.epoll_fd, EPOLL_CTL_ADD, b->event_fd, &wake) != 0) goto failed;
+  if (!rail_pending_watch(&b->thread.pending, b->listen_fd)) goto failed;
+  if (epoll_ctl(b->thread.epoll_fd, EPOLL_CTL_ADD, b->thread.pending.epoll, &pending) != 0) goto failed;
   struct rt_boot_conn *c = rt_boot_conn_add(b, next_fd, RT_BOOT_CONN_RING, (b->rank + 1) % b->nranks);
   if (!c) goto failed;
   next_fd = -1; /* the connection's now */
   c->neighbour = RT_BOOT_NEXT;
-  b->service.ring[RT_BOOT_NEXT] = c;
+  b->thread.ring[RT_BOOT_NEXT] = c;
   rt_boot_conn_heartbeat(b, c);
-  b->service.next_heartbeat = rail_deadline_in_ms(b->args.heartbeat_ms);
-  int err = rail_thread_start("rail-bootstrap", service_main, b, &b->thread);
+  b->thread.next_heartbeat = rail_deadline_in_ms(b->args.heartbeat_ms);
+  int err = rail_thread_start("rail-bootstrap", bootstrap_thread, b, &b->thread_id);
   if (err == 0) {
     b->thread_started = true;
     return RAIL_OK;
@@ -362,19 +362,19 @@ rail_result_t rt_boot_service_start(struct rt_bootstrap *b, int next_fd) {
   errno = err;
 
 failed:
-  RAIL_WARN("bootstrap: rank %d cannot start its service thread: %m", b->rank);
+  RAIL_WARN("bootstrap: rank %d cannot start its bootstrap thread: %m", b->rank);
   rail_sock_close(&next_fd);
   close_all(b);
   return RAIL_SYSTEM_ERROR;
 }
 
-void rt_boot_service_stop(struct rt_bootstrap *b) {
+void rt_boot_thread_stop(struct rt_bootstrap *b) {
   if (b->thread_started) {
     pthread_mutex_lock(&b->lock);
     b->closing = true;
     pthread_mutex_unlock(&b->lock);
-    rt_boot_service_wake(b);
-    pthread_join(b->thread, NULL);
+    rt_boot_thread_wake(b);
+    pthread_join(b->thread_id, NULL);
     b->thread_started = false;
     close_all(b);
   }
