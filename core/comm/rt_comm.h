@@ -145,11 +145,7 @@ struct rt_init_args {
   char spare[RT_UNIQUE_ID_BYTES];
 };
 
-/* An abort of the parent waits until the making of the communicator does not use it any more. */
-void rt_init_hold_parent(struct rt_init_args *args);
-void rt_init_release_parent(struct rt_init_args *args);
-/* Whatever became of the communicator: releases the parent, and ends the rendezvous of an id that was not used. */
-void rt_init_end(struct rt_init_args *args);
+/* ---- a communicator's life: rt_comm.c, rt_comm_init.c ---- */
 
 /* An empty communicator, which rt_comm_free accepts. NULL without memory. */
 struct ncclComm *rt_comm_alloc(const struct rt_init_args *args);
@@ -157,8 +153,22 @@ struct ncclComm *rt_comm_alloc(const struct rt_init_args *args);
  * gets RAIL_OK and nranks 0. The parent is released as soon as it is not needed. */
 rail_result_t rt_comm_init(struct ncclComm *comm, struct rt_init_args *args);
 void rt_comm_free(struct ncclComm *comm);
+
+/* ---- made from a parent: rt_comm_parent.c ---- */
+
+/* An abort of the parent waits until the making of the communicator does not use it any more. */
+void rt_init_hold_parent(struct rt_init_args *args);
+void rt_init_release_parent(struct rt_init_args *args);
+/* Whatever became of the communicator: releases the parent, and ends the rendezvous of an id that was not used. */
+void rt_init_end(struct rt_init_args *args);
 /* Ends the rendezvous of the id of ncclCommGetUniqueId, if there is one. */
 void rt_comm_drop_id(struct ncclComm *comm);
+/* Collective over args->parent. *ranks (to be freed) lists the parent's ranks that have this rank's color, in their
+ * new order; comm->rank and nranks become the new numbering, nranks 0 for a rank without a color. */
+rail_result_t rt_comm_exchange_colors(struct ncclComm *comm, const struct rt_init_args *args, int **ranks);
+/* Collective over args->parent. `id` is the one that a rank of it has made. */
+rail_result_t rt_comm_exchange_grow_id(const struct ncclComm *comm, const struct rt_init_args *args,
+                                       char id[RT_UNIQUE_ID_BYTES]);
 
 /* ---- failures: rt_comm_fail.c ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * GPU memory of a P2P connection, exported and imported by the types that both ranks have. rt_p2p.c calls it, in the
- * thread that connects or frees; rt_comm.c finds the types when the communicator is made, and waits for importers when
- * it closes its connections. */
+ * thread that connects or frees; rt_comm_init.c finds the types, and rt_comm.c waits for importers when it
+ * closes its connections. */
 #include "core/gpu/rt_export.h"
 
 #include <errno.h>

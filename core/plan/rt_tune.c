@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The table of rules, and a choice from it: pure, but for railTuningPrint, which prints what would be chosen. rt_comm.c
- * computes the thresholds once for each communicator; rt_enqueue.c asks for each task, in the user's thread. */
+ * The table of rules, and a choice from it: pure, but for railTuningPrint, which prints what would be chosen.
+ * rt_comm_init.c computes the thresholds once for each communicator; rt_enqueue.c asks for each task, in the user's
+ * thread. */
 #include "core/plan/rt_tune.h"
 
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ring order (rt_comm.c, while a communicator is made) and the NIC of a rank (rt_net.c, for each NET connection),
- * computed from the records of all ranks. */
+ * The ring order (rt_comm_init.c, while a communicator is made) and the NIC of a rank (rt_net.c, for each NET
+ * connection), computed from the records of all ranks. */
 #include "core/topo/rt_topo.h"
 
 #include <stdlib.h>

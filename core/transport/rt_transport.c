@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Chooses a transport for each connector, exchanges connect records over the bootstrap, and runs all connections of a
  * plan until they are made. rt_enqueue.c calls it, in the thread that makes plans ready; choose_tuning
- * (rt_comm.c) asks which transport two ranks have. */
+ * (rt_comm_init.c) asks which transport two ranks have. */
 #include "core/transport/rt_transport.h"
 
 #include <sched.h>
