@@ -23,27 +23,17 @@
 #define SLOWEST_BYTES_PER_MS 1000 /* a megabyte a second: slower networks do not carry RDMA */
 #define DRAIN_MS 1000   /* a stopped QP flushes within microseconds; one that takes so long does not */
 
-/* ---- the steps of test, in their order -------------------------------------------- */
+/* ---- the steps of test, in their order; each is explained at its definition ------- */
 
-/* The poll of the first rail has found n completions. */
 static rail_result_t test_found(struct ib_comm *comm, struct ibv_wc *wcs, int n);
-/* Dispatches them, and what else the queue has. n: what a poll has returned, unless that is 0. */
 RAIL_HOT_INLINE void dispatch_polled(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n);
-/* Each to the file that posted it. */
 RAIL_HOT_INLINE void dispatch_batch(struct ib_comm *comm, const struct ibv_wc *wc, int n);
-/* From the rail `first` on. True: there was a completion. */
 static bool poll_rails(struct ib_comm *comm, unsigned int first);
-/* Some were found. What waited for room in a send queue may have some now. */
 static inline rail_result_t after_completions(struct ib_comm *comm);
-/* None was found, and there were some since the time was sampled. */
 static inline void after_empty_poll(struct ib_comm *comm);
-/* None was found, and the comm is not quiet. */
 static rail_result_t work_when_idle(const struct ib_request *r);
-/* What the watch thread has found. */
 RAIL_COLD static rail_result_t handle_pending(const struct ib_request *r, uint32_t work);
-/* The HCA works: the probe completed, or something else did. */
 static void clear_probe(struct ib_comm *comm);
-/* All rails; *found: there was a completion. */
 static rail_result_t poll_all(struct ib_comm *comm, bool *found);
 
 /* ---- test --------------------------------------------------------------- */
@@ -89,6 +79,7 @@ rail_result_t ib_test(void *request, int *done, int *sizes) {
 
 /* ---- when a poll finds completions ------------------------------------------------- */
 
+/* The poll of the first rail has found n completions. */
 static __attribute__((noinline)) rail_result_t test_found(struct ib_comm *comm, struct ibv_wc *wcs, int n) {
   dispatch_polled(comm, comm->rails[0].cq, wcs, n);
   if (comm->nrails > 1) (void)poll_rails(comm, 1);
@@ -105,6 +96,7 @@ static __attribute__((noinline)) void poll_on(struct ib_comm *comm, struct ibv_c
   if (rail_unlikely(n < 0)) (void)ib_error_post(comm, NULL, "ibv_poll_cq", EIO);
 }
 
+/* Dispatches n completions, and what else the queue has. n: what a poll has returned, unless that is 0. */
 RAIL_HOT_INLINE void dispatch_polled(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n) {
   if (rail_likely(n > 0 && n < BATCH)) dispatch_batch(comm, wcs, n);
   else poll_on(comm, cq, wcs, n);
@@ -156,13 +148,14 @@ static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *
   return RAIL_OK;
 }
 
-/* After an error the rest is still dispatched: it may finish requests. */
+/* Each completion goes to the file that posted it, also after an error: it may finish requests. */
 RAIL_HOT_INLINE void dispatch_batch(struct ib_comm *comm, const struct ibv_wc *wc, int n) {
   comm->completions += (uint32_t)n;
   do (void)dispatch(comm, wc++);
   while (--n);
 }
 
+/* Polls the rails from `first` on. True: there was a completion. */
 static __attribute__((noinline)) bool poll_rails(struct ib_comm *comm, unsigned int first) {
   struct ibv_wc wcs[BATCH];
   bool found = false;
@@ -182,6 +175,7 @@ static void sample_time(struct ib_comm *comm) {
   rail_stats_set(&comm->stats[IB_COMM_LAST_PROGRESS], comm->last_progress);
 }
 
+/* Completions were found. What waited for room in a send queue may have some now. */
 static inline rail_result_t after_completions(struct ib_comm *comm) {
   comm->last_poll_empty = false;
   if (rail_unlikely(comm->event_driven)) ib_wait_found(comm);
@@ -196,8 +190,8 @@ static inline rail_result_t after_completions(struct ib_comm *comm) {
 
 /* ---- when a poll finds nothing ---------------------------------------------- */
 
-/* A connection in use finds nothing now and then: only the second
- * time in a row counts. */
+/* No completion was found, and there were some since the time was sampled. A connection in use finds nothing now and
+ * then: only the second time in a row counts. */
 static inline void after_empty_poll(struct ib_comm *comm) {
   if (comm->last_poll_empty) sample_time(comm);
   comm->last_poll_empty = true;
@@ -212,6 +206,7 @@ static rail_result_t check_turn(struct ib_comm *comm) {
   return result == RAIL_IN_PROGRESS ? RAIL_OK : result;
 }
 
+/* No completion was found, and the comm is not quiet. */
 static __attribute__((noinline)) rail_result_t work_when_idle(const struct ib_request *r) {
   struct ib_comm *comm = r->comm;
   bool found;
@@ -266,6 +261,7 @@ static uint64_t completion_limit_ms(const struct ib_comm *comm) {
   return retries_ms ? retries_ms + bytes / SLOWEST_BYTES_PER_MS : 0;
 }
 
+/* The HCA works: the probe completed, or something else did. */
 static void clear_probe(struct ib_comm *comm) {
   comm->probe_deadline = 0;
   atomic_fetch_and(&comm->pending_work, ~IB_COMM_STALLED);
@@ -293,6 +289,7 @@ RAIL_COLD static rail_result_t check_stalled(struct ib_comm *comm) {
   return comm->sender ? RAIL_OK : ib_recv_probe(ib_recv_comm_of(comm));
 }
 
+/* Does what the watch thread has asked for by bits of pending_work. */
 RAIL_COLD static rail_result_t handle_pending(const struct ib_request *r, uint32_t work) {
   const uint32_t faults = work & ~IB_COMM_WORK;
   if (work & IB_COMM_FAILOVER) RAIL_TRY(ib_failover_run(r->comm));
@@ -310,6 +307,7 @@ rail_result_t ib_progress(struct ib_comm *comm) {
   return ib_failover_run(comm);
 }
 
+/* Polls all rails. *found: there was a completion. */
 static rail_result_t poll_all(struct ib_comm *comm, bool *found) {
   RAIL_TRY(rail_first_error(&comm->error));
   *found = poll_rails(comm, 0);

@@ -29,27 +29,19 @@ struct recv_args {
   void **mhandles, **phandles;
 };
 
-/* ---- the steps of a receive, in their order ---------------------------------- */
+/* ---- the steps of a receive, in their order; each is explained at its definition ---- */
 
-/* Takes the next slot, encodes a CTS entry for each buffer, and posts them. */
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
                                       const bool two_sided);
-/* The same for a group of buffers, and with the SEND protocol. */
 static rail_result_t receive_group(struct ib_recv_comm *rc, const struct recv_args *args, void **request);
 static rail_result_t receive_two_sided(struct ib_recv_comm *rc, const struct recv_args *args, void **request);
-/* Writes them into the sender's ring. */
 RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot);
-/* A part of a message is reported, by an immediate or by a notice. */
 static inline rail_result_t handle_immediate(struct ib_recv_comm *rc, const struct ibv_wc *wc);
 static rail_result_t handle_notice(struct ib_recv_comm *rc, const struct ibv_wc *wc);
-/* Checks what is reported, and counts it. */
 RAIL_HOT_INLINE rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *wc, uint32_t bits,
                                           uint64_t tail_bytes);
-/* All of a message is in its buffer: with the last buffer the receive is done. */
 RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b);
-/* Posts as many receive WRs as were consumed, a batch at a time. */
 static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp);
-/* What the peer reports cannot be. */
 RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why);
 
 /* ---- irecv -------------------------------------------------------------- */
@@ -82,8 +74,9 @@ static inline void *mhandle_of(const struct recv_args *args, unsigned int i) {
   return args->mhandles ? args->mhandles[i] : NULL;
 }
 
-/* Compiled three times: for one buffer, which is what most receives have, for a group, and for the SEND protocol
- * (ib_two_sided.c), whose lines are those with `two_sided`, a constant. */
+/* Takes the next slot, encodes a CTS entry for each buffer, and posts them. Compiled three times: for one buffer, which
+ * is what most receives have, for a group, and for the SEND protocol (ib_two_sided.c), whose lines are those with
+ * `two_sided`, a constant. */
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
                                       const bool two_sided) {
   struct ib_comm *comm = &rc->base;
@@ -135,7 +128,8 @@ RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv
   return RAIL_OK;
 }
 
-/* Out of line: nothing of them is in the way of receives of one buffer. */
+/* The same with the SEND protocol, and for a group of buffers. Out of line: nothing of them is in the way of receives
+ * of one buffer. */
 static __attribute__((noinline)) rail_result_t receive_two_sided(struct ib_recv_comm *rc, const struct recv_args *args,
                                                                  void **request) {
   return receive(rc, args, request, true);
@@ -194,6 +188,7 @@ rail_result_t ib_recv_done(struct ib_comm *comm, const struct ibv_wc *wc) {
   return ++qp->rq_consumed < IB_RECV_BATCH ? RAIL_OK : repost_recv_wrs(comm, qp);
 }
 
+/* A part of a message is reported by a notice. */
 static __attribute__((noinline)) rail_result_t handle_notice(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
   uint32_t bits;
   uint64_t tail;
@@ -201,6 +196,7 @@ static __attribute__((noinline)) rail_result_t handle_notice(struct ib_recv_comm
   return handle_part(rc, wc, bits, tail);
 }
 
+/* A part of a message is reported by an immediate. */
 static inline rail_result_t handle_immediate(struct ib_recv_comm *rc, const struct ibv_wc *wc) {
   if (rail_unlikely(wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM))
     return protocol_error(&rc->base, wc, "a message that is no write");
@@ -265,6 +261,7 @@ rail_result_t ib_recv_buffer_done(struct ib_comm *comm, const struct ibv_wc *wc)
   return RAIL_OK;
 }
 
+/* What the peer reports cannot be. */
 RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why) {
   RAIL_WARN("RailIB: irecv from %s over %s: protocol error: %s (immediate %#x, %u bytes, QP %#x); is the peer of "
             "another release?", comm->peer_text, comm->device->name, why, ntohl(wc->imm_data), wc->byte_len,
@@ -272,6 +269,7 @@ RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct
   return ib_comm_fail(comm, RAIL_REMOTE_ERROR);
 }
 
+/* All of a message is in its buffer: with the last buffer the receive is done. */
 RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b) {
   uint64_t *stats = comm->stats;
   rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
@@ -303,6 +301,7 @@ static int post_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
   return err;
 }
 
+/* Posts as many receive WRs as were consumed, a batch at a time. */
 static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp) {
   int err = post_recv_wrs(comm, qp);
   return rail_likely(!err) ? RAIL_OK : ib_error_post_or_failover(comm, qp, "ibv_post_recv", err);

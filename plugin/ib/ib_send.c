@@ -36,28 +36,17 @@ struct chain {
   bool tail;               /* its last write is the part's tail */
 };
 
-/* ---- the steps of a send, in their order ------------------------------------ */
+/* ---- the steps of a send, in their order; each is explained at its definition ---- */
 
-/* There is no buffer to send to; or one that is too small. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found);
 RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag);
-/* The parts go over the next QPs. Returns the first part's. */
 static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *send);
-/* The rest of isend with the SEND protocol: the receive says over which QPs, and messages leave in the order of
- * receives. */
 static rail_result_t isend_in_turn(struct ib_send_comm *sc, struct ib_send *send, void *phandle);
-/* Posts a send, over `qp` first: mostly one part, and below whole_below one write, its tail. */
 RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp);
-/* Posts the parts that are left of one, each over a QP. RAIL_IN_PROGRESS: a send queue is full, or the QP of a part
- * that was begun is lost. */
 static rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send);
-/* Of a part up to BATCH writes: mostly all of it, without a loop. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain);
-/* A part that is one write, its tail, or of which only that is left. */
 RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_layout *layout);
-/* Of a part with a body, or what is left of it: up to a batch. */
 static rail_result_t post_body(struct ib_send_comm *sc, struct chain chain, const struct ib_layout *layout);
-/* One ibv_post_send. Its last write is signaled; that one's completion stands for all of them. */
 RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct chain *chain);
 
 /* ---- isend ----------------------------------------------------------------- */
@@ -143,8 +132,8 @@ RAIL_COLD static rail_result_t check_torn(struct ib_send_comm *sc) {
   return ms && has_expired(sc, &sc->torn_timer, 0, ms) ? ib_error_torn(sc, ms) : RAIL_OK;
 }
 
-/* Without any buffer posted the wait has no limit: a receiver may post as late as it likes. A peer that is gone or
- * silent ends it by a fault bit. STALLED does not: the HCA has nothing of this send to complete. */
+/* There is no buffer to send to. Without any posted the wait has no limit: a receiver may post when it likes. A peer
+ * that is gone or silent ends it by a fault bit. STALLED does not: the HCA has nothing of this send to complete. */
 static rail_result_t no_cts(struct ib_send_comm *sc, uint32_t tag, enum ib_cts_found found) {
   if (rail_unlikely(found == IB_CTS_INVALID)) return ib_error_invalid_cts(sc);
   rail_stats_add(&sc->base.stats[IB_COMM_WAITS_CTS], 1);
@@ -164,7 +153,8 @@ RAIL_COLD rail_result_t ib_send_check_turn(struct ib_send_comm *sc) {
   return ms && has_expired(sc, &sc->turn_timer, 0, ms) ? ib_error_turn_timeout(sc) : RAIL_OK;
 }
 
-/* Only an immediate with an error code is written: both sides report the error. */
+/* The message is larger than its buffer: only an immediate with an error code is written, and both sides report the
+ * error. */
 RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send, uint32_t tag) {
   RAIL_WARN("RailIB: isend to %s over %s: a message of %llu bytes with tag %u meets a receive buffer of %llu bytes; "
             "send and receive do not fit together", sc->base.peer_text, sc->base.device->name,
@@ -175,6 +165,7 @@ RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send,
 
 /* ---- split ------------------------------------------------------------------ */
 
+/* The parts go over the next QPs. Returns the first part's. */
 static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *send) {
   struct ib_qp *first = sc->live[sc->next_qp];
   send->first_qp = (uint16_t)sc->next_qp;
@@ -183,7 +174,8 @@ static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *
   return first;
 }
 
-/* The request exists: test reports what fails. */
+/* The rest of isend with the SEND protocol: the receive says over which QPs, and messages leave in the order of
+ * receives. The request exists: test reports what fails. */
 static __attribute__((noinline)) rail_result_t isend_in_turn(struct ib_send_comm *sc, struct ib_send *send,
                                                              void *phandle) {
   if (!ib_two_sided_take_turn(sc, send)) (void)ib_error_invalid_cts(sc);
@@ -195,6 +187,7 @@ static __attribute__((noinline)) rail_result_t isend_in_turn(struct ib_send_comm
 
 /* ---- post ------------------------------------------------------------------- */
 
+/* Posts a send, over `qp` first: mostly one part, and below whole_below one write, its tail. */
 RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send *send, struct ib_qp *qp) {
   if (send->nparts != 1 || send->length >= sc->whole_below[qp->rail] || rail_unlikely(!qp->sq_avail))
     return post_parts(sc, send);
@@ -229,6 +222,8 @@ static inline struct ib_qp *usable_qp(struct ib_send_comm *sc, const struct ib_c
   return rail_likely(qp->sq_avail) ? qp : NULL;
 }
 
+/* Posts the parts that are left of a send, each over a QP. RAIL_IN_PROGRESS: a send queue is full, or the QP of a part
+ * that was begun is lost. */
 static __attribute__((noinline)) rail_result_t post_parts(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->next_part < send->nparts) {
     struct ib_qp *qp = usable_qp(sc, &send->cursor, qp_of_part(sc, send));
@@ -251,6 +246,7 @@ RAIL_HOT_INLINE struct ib_layout layout_of(const struct ib_send_comm *sc, const 
   return layout;
 }
 
+/* Posts up to BATCH writes of a part: mostly all of it, without a loop. */
 RAIL_HOT_INLINE rail_result_t post_batch(struct ib_send_comm *sc, struct chain chain) {
   const struct ib_layout layout = layout_of(sc, &chain);
   if (rail_likely(chain.cursor->body_posted == layout.body)) return post_tail(sc, chain, &layout);
@@ -297,6 +293,7 @@ RAIL_HOT_INLINE void add_tail(const struct ib_send_comm *sc, struct chain *chain
   chain->tail = true;
 }
 
+/* Posts a part that is one write, its tail, or of which only that is left. */
 RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain chain, const struct ib_layout *layout) {
   struct ibv_send_wr wr;
   struct ibv_sge sge;
@@ -307,6 +304,7 @@ RAIL_HOT_INLINE rail_result_t post_tail(struct ib_send_comm *sc, struct chain ch
   return post_chain(sc, &chain);
 }
 
+/* Posts a part with a body, or what is left of it: up to a batch. */
 static __attribute__((noinline)) rail_result_t post_body(struct ib_send_comm *sc, struct chain chain,
                                                          const struct ib_layout *layout) {
   struct ibv_send_wr wrs[BATCH];
@@ -334,6 +332,7 @@ RAIL_COLD static rail_result_t post_failed(struct ib_send_comm *sc, struct ib_cu
   return RAIL_IN_PROGRESS;
 }
 
+/* One ibv_post_send. Its last write is signaled; that one's completion stands for all of them. */
 RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct chain *chain) {
   struct ib_send *send = chain->send;
   struct ib_qp *qp = chain->qp;

@@ -10,11 +10,9 @@
 #define GONE_MS 1000
 #define GONE_POLLS 256
 
-/* ---- the steps of test, in their order --------------------------------------------------- */
+/* ---- the steps of test, in their order; each is explained at its definition -------------- */
 
-/* Polls the endpoint, unless another thread does. */
 static rail_result_t progress_request(struct ofi_request *r);
-/* The request is not done, and the watch thread has found something. */
 RAIL_COLD static rail_result_t handle_pending(struct ofi_request *r, uint32_t work, bool found);
 
 /* ---- test ----------------------------------------------------------------------------- */
@@ -36,7 +34,7 @@ rail_result_t ofi_test(void *request, int *done, int *sizes) {
   return RAIL_OK;
 }
 
-/* RAIL_OK, or the comm's error. */
+/* Polls the endpoint, unless another thread does. RAIL_OK, or the comm's error. */
 static rail_result_t progress_request(struct ofi_request *r) {
   struct ofi_comm *comm = r->comm;
   RAIL_TRY(ofi_comm_status(comm));
@@ -50,9 +48,10 @@ static rail_result_t progress_request(struct ofi_request *r) {
   return rail_first_error(&comm->error);
 }
 
-/* When a poll has found nothing, all that the peer sent before it went has been handled; on an endpoint with other
- * connections that may never be. A receiver that closed with nothing outstanding has every message that was sent to
- * buffers of it; libfabric has yet to complete their operations. */
+/* The request is not done, and the watch thread has found something. When a poll has found nothing, all that the peer
+ * sent before it went has been handled; on an endpoint with other connections that may never be. A receiver that closed
+ * with nothing outstanding has every message that was sent to buffers of it; libfabric has yet to complete their
+ * operations. */
 RAIL_COLD static rail_result_t handle_pending(struct ofi_request *r, uint32_t work, bool found) {
   struct ofi_comm *comm = r->comm;
   const uint32_t faults = work & OFI_PEER_FAULTS;

@@ -20,25 +20,17 @@
 #include "common/base/ordered_copy.h"
 #include "plugin/ofi/ofi_progress.h"
 
-/* ---- the steps of a receive, in their order -------------------------------------------- */
+/* ---- the steps of a receive, in their order; each is explained at its definition ------- */
 
-/* Takes a slot; where the sender must know of it, grants its buffers. */
 static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
                              void **mhandles, void **request);
-/* Fills its buffers with messages that came before it. */
 static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv);
-/* A message on credit has come: takes it in the order of the numbers, or keeps it until those before it are here. */
 static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
-/* Finds its buffer, or keeps it as unexpected. */
 static void take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t first_unknown, const void *payload,
                        uint32_t size);
-/* Copies it into its buffer. */
 static void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size);
-/* A message for a granted buffer has come, or a part of one. */
 static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
-/* All of that message is in its buffer. */
 static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size);
-/* Any message is in its buffer: with the last buffer the receive is done. */
 static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size);
 
 /* ---- irecv ----------------------------------------------------------------------------- */
@@ -86,7 +78,7 @@ RAIL_COLD static rail_result_t fail_unreachable(struct ofi_comm *comm) {
                        "it closed the connection? check: the peer's log, the fabric between the two");
 }
 
-/* Under the lock. */
+/* Takes a slot; where the sender must know of it, grants its buffers. Under the lock. */
 static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
                              void **mhandles, void **request) {
   struct ofi_recv *recv = &rc->recvs[rc->next_seq % OFI_MAX_RECVS];
@@ -166,7 +158,8 @@ static void free_places(struct ofi_recv_comm *rc) {
     rc->have.freed++;
 }
 
-/* Messages that came before their receive, the oldest of each tag first. False: the comm has failed. */
+/* Fills the receive's buffers with messages that came before it, the oldest of each tag first. False: the comm has
+ * failed. */
 static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv) {
   for (unsigned int i = 0; i < recv->n; i++)
     for (uint32_t seq = rc->have.freed; seq != rc->have.seen; seq++) {
@@ -240,6 +233,7 @@ static void take_kept(struct ofi_recv_comm *rc) {
     take_eager(rc, place->tag, place->first_unknown, payload_of(rc, place), place->size);
 }
 
+/* A message on credit has come: takes it in the order of the numbers, or keeps it until those before it are here. */
 static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
   uint32_t ahead = frame->eager - rc->have.seen, used = rc->have.seen - rc->have.freed;
   bool fits = ahead < rc->base.eager_count - used && frame->size <= rc->base.max_inline;
@@ -283,7 +277,8 @@ static void keep_unexpected(struct ofi_recv_comm *rc, struct ofi_place *place, u
   rc->unexpected++;
 }
 
-/* The next one in the order of the numbers, from its frame or from its place. */
+/* Takes the next EAGER in the order of the numbers, from its frame or from its place: finds its buffer, or keeps it as
+ * unexpected. */
 static void take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t first_unknown, const void *payload,
                        uint32_t size) {
   struct ofi_place *place = place_at(rc, rc->have.seen++);
@@ -323,7 +318,7 @@ static void cancel_receive(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, 
   else if (b->op.state == OFI_OP_IDLE) complete_buffer(rc, b, size);
 }
 
-/* The payload of an EAGER. The comm fails where it is too large. */
+/* Copies the payload of an EAGER into its buffer. The comm fails where it is too large. */
 static void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size) {
   if (rail_unlikely(size > b->capacity)) {
     refuse_eager(rc, size, b);
@@ -390,7 +385,7 @@ void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
   }
 }
 
-/* A message has come by other means than an EAGER. */
+/* All of a message is in its buffer that came by other means than an EAGER. */
 static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
   rc->have.filled++;
   complete_buffer(rc, b, size);
@@ -399,6 +394,7 @@ static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b
 
 /* ---- from test: the end of a receive ------------------------------------------------------ */
 
+/* All of a message is in its buffer: with the last buffer the receive is done. */
 static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
   struct ofi_recv *recv = b->op.request;
   uint64_t *stats = rc->base.stats;

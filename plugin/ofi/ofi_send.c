@@ -29,30 +29,19 @@ struct message {
   struct ofi_mhandle *mr;
 };
 
-/* ---- the steps of a send, in their order ---------------------------------------------- */
+/* ---- the steps of a send, in their order; each is explained at its definition --------- */
 
-/* Finds the granted buffer, or credit, and takes a request. */
 static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct message *message, struct ofi_send **out,
                                     const struct ofi_buffer **buffer);
-/* There is neither: isend returns, and may ask the receiver to grant. */
 static rail_result_t no_grant(struct ofi_send_comm *sc);
-/* On credit: libfabric copies the message, and the send is done. */
 RAIL_HOT_INLINE bool inject_eager(struct ofi_send_comm *sc, struct ofi_send *send, const struct message *message);
-/* Else posts it, in one operation or in parts. */
 static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, const struct message *message);
-/* Posts one of its operations. */
 static rail_result_t post_op(struct ofi_send *send, struct ofi_op *op);
-/* Fills in the one operation that carries all of it. */
 static struct ofi_op *prepare(struct ofi_send *send, const struct ofi_buffer *buffer, uint32_t tag);
-/* Divides it, and posts the first write of each part. */
 static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *buffer);
-/* One write of a part. */
 static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, unsigned int path);
-/* Behind the last write of a part: tells the receiver. */
 static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned int path);
-/* The message is larger than its buffer. */
 RAIL_COLD static void refuse_size(struct ofi_send *send, const struct ofi_buffer *buffer);
-/* Its last operation has completed: the send is done. */
 static void complete_send(struct ofi_send *send);
 
 /* ---- isend --------------------------------------------------------------------------- */
@@ -128,7 +117,8 @@ RAIL_COLD static rail_result_t peer_revoked(struct ofi_send_comm *sc) {
   return ofi_comm_fail_faults(&sc->base, RAIL_OOB_PEER_CLOSED);
 }
 
-/* *out: a request, not outstanding yet; NULL: not now. *buffer: that it goes to; NULL: on credit. Under the lock. */
+/* Finds the granted buffer, or credit, and takes a request. *out: that, not outstanding yet; NULL: not now. *buffer:
+ * that it goes to; NULL: on credit. Under the lock. */
 static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct message *message, struct ofi_send **out,
                                     const struct ofi_buffer **buffer) {
   unsigned int index = 0;
@@ -224,6 +214,7 @@ RAIL_HOT_INLINE bool inject_eager(struct ofi_send_comm *sc, struct ofi_send *sen
 
 /* ---- post ---------------------------------------------------------------------------- */
 
+/* Posts a send, in one operation or in parts. */
 static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, const struct message *message) {
   send->data = message->data;
   send->size = message->size;
@@ -241,7 +232,8 @@ static void post_send(struct ofi_send *send, const struct ofi_buffer *buffer, co
   if (sent == RAIL_OK && send->pending == 0) complete_send(send);
 }
 
-/* It is pending until it completes; not where libfabric has taken a copy, and it is idle again. */
+/* Posts one operation of a send. It is pending until it completes; not where libfabric has taken a copy, and it is idle
+ * again. */
 static rail_result_t post_op(struct ofi_send *send, struct ofi_op *op) {
   int err = ofi_op_post(op);
   if (rail_unlikely(err)) return ofi_comm_post_failed(op, err);
@@ -285,7 +277,7 @@ static void prepare_tagged(struct ofi_send *send, const struct ofi_buffer *buffe
   ofi_comm_prepare(comm, op, OFI_OP_TSEND, buffer->path);
 }
 
-/* The operation that carries all of the message, on credit where no buffer is granted. NULL: it goes in parts. */
+/* Fills in the operation that carries all of the message, on credit where no buffer is granted. NULL: in parts. */
 static struct ofi_op *prepare(struct ofi_send *send, const struct ofi_buffer *buffer, uint32_t tag) {
   struct ofi_op *op = &send->parts[0].data;
   op->data = (void *)(uintptr_t)send->data;
@@ -308,7 +300,8 @@ static uint64_t part_size(const struct ofi_send *send) {
   return RAIL_ROUND_UP(RAIL_DIV_UP(send->size, n), PART_ALIGN);
 }
 
-/* Each over the NIC with least outstanding. An empty message is its FIN alone. */
+/* Divides the message, and posts the first write of each part over the NIC with least outstanding. An empty message is
+ * its FIN alone. */
 static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *buffer) {
   struct ofi_comm *comm = send->base.comm;
   uint64_t each = part_size(send);
@@ -328,8 +321,8 @@ static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *
   return RAIL_OK;
 }
 
-/* The next write of a part, up to the provider's largest message. The FIN may follow the last one at once where it
- * cannot arrive without the bytes; else it waits for the write's completion. */
+/* Posts the next write of a part, up to the provider's largest message. The FIN may follow the last one at once where
+ * it cannot arrive without the bytes; else it waits for the write's completion. */
 static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, unsigned int path) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_part *p = &send->parts[part];
@@ -341,6 +334,7 @@ static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, u
   return caps->fin_at_once && !p->left ? post_fin(send, part, path) : RAIL_OK;
 }
 
+/* Posts the FIN behind the last write of a part: it tells the receiver. */
 static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned int path) {
   struct ofi_op *op = &send->parts[part].fin;
   struct ofi_frame frame;
@@ -353,7 +347,7 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
   return post_op(send, op);
 }
 
-/* Both sides fail, with a line that says why. */
+/* The message is larger than its buffer. Both sides fail, with a line that says why. */
 RAIL_COLD static void refuse_size(struct ofi_send *send, const struct ofi_buffer *buffer) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_op *op = &send->parts[0].data;
@@ -432,7 +426,7 @@ void ofi_send_done(struct ofi_op *op, const struct ofi_completion *completion) {
   if (send->pending == 0 && rail_first_error(&comm->error) == RAIL_OK) complete_send(send);
 }
 
-/* Its operations are over, or libfabric has taken a copy. */
+/* A send is done: its operations are over, or libfabric has taken a copy. */
 static void complete_send(struct ofi_send *send) {
   struct ofi_comm *comm = send->base.comm;
   rail_stats_add(&comm->stats[OFI_COMM_MESSAGES], 1);

@@ -22,26 +22,16 @@ enum parse_result {
   PARSE_FAILED,      /* the comm has failed: sk_comm_error */
 };
 
-/* ---- the steps of test, in their order ----------------------------------------- */
+/* ---- the steps of test, in their order; each is explained at its definition ---- */
 
-/* Moves a comm that an engine moves, too, now and then. */
 static rail_result_t help_engine(struct sk_comm *comm);
-/* Moves it, unless another thread does. */
 static rail_result_t progress_if_free(struct sk_comm *comm);
-/* A sender's: writes, then reads CONTROL frames if it is time to. */
 static rail_result_t progress_send(struct sk_send_comm *sc);
-/* A receiver's: reads, then reports. */
 static rail_result_t progress_recv(struct sk_recv_comm *rc);
-/* Reads and parses until the stream is empty, waits, has ended, or SK_CALL_BYTES are done. *bytes grows. Only errors of
- * the comm come back. */
 static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t *bytes);
-/* All that is in the buffer: frames, each a header and its payload. */
 static enum parse_result parse(struct sk_comm *comm, struct sk_stream *s);
-/* What comes before the first frame. */
 RAIL_COLD static bool set_up(struct sk_comm *comm, struct sk_stream *s, enum parse_result *parsed);
-/* PING and PONG. */
 static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame);
-/* Behind all that: the owner may not come back soon, and reports all that the peer can use. */
 static void report_idle(struct sk_comm *comm, bool stuck);
 
 /* ---- test ------------------------------------------------------------- */
@@ -87,7 +77,7 @@ static rail_result_t help_engine(struct sk_comm *comm) {
   return result;
 }
 
-/* The result is that of the comm. */
+/* Moves the comm, unless another thread does. The result is that of the comm. */
 static rail_result_t progress_if_free(struct sk_comm *comm) {
   if (!sk_comm_try_own(comm)) return comm_status(comm);
   rail_result_t result = sk_progress(comm);
@@ -133,6 +123,7 @@ static rail_result_t check_peer(struct sk_send_comm *sc) {
   return RAIL_OK;
 }
 
+/* Moves a sender: writes, then reads CONTROL frames if it is time to. */
 static rail_result_t progress_send(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   uint64_t bytes = 0;
@@ -217,6 +208,7 @@ static rail_result_t read_shared(struct sk_comm *comm, uint64_t *bytes, bool *en
   return RAIL_OK;
 }
 
+/* Moves a receiver: reads, then reports. */
 static rail_result_t progress_recv(struct sk_recv_comm *rc) {
   struct sk_comm *comm = &rc->base;
   uint64_t bytes = 0;
@@ -244,6 +236,8 @@ static rail_result_t progress_recv(struct sk_recv_comm *rc) {
 
 /* ---- reading ------------------------------------------------------------------ */
 
+/* Reads and parses until the stream is empty, waits, has ended, or SK_CALL_BYTES are done. *bytes grows. Only errors of
+ * the comm come back. */
 static rail_result_t read_stream(struct sk_comm *comm, struct sk_stream *s, uint64_t *bytes) {
   bool more = true;
   for (;;) {
@@ -387,6 +381,7 @@ static void send_keepalive(struct sk_comm *comm, struct sk_stream *s, enum sk_fr
   sk_stream_send_frame(s, type, 0, 0, 0);
 }
 
+/* A PING or a PONG has come. */
 static rail_result_t on_keepalive(struct sk_comm *comm, struct sk_stream *s, const struct sk_frame *frame) {
   if (frame->len)
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: frame type %u with a payload", frame->type);
@@ -402,6 +397,7 @@ void sk_progress_ping(struct sk_comm *comm) {
 
 /* ---- other threads that move a comm: the watch thread, the engine's ---------------- */
 
+/* The owner may not come back soon: it reports all that the peer can use. */
 static void report_idle(struct sk_comm *comm, bool stuck) {
   atomic_store_explicit(&comm->deferred, 0, memory_order_relaxed);
   if (comm->side == SK_RECEIVER && !comm->more)

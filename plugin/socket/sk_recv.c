@@ -19,34 +19,22 @@
 #include "plugin/socket/sk_failover.h"
 #include "plugin/socket/sk_param.h"
 
-/* ---- the steps of a receive, in their order --------------------------------------- */
+/* ---- the steps of a receive, in their order; each is explained at its definition ---- */
 
-/* Takes a request from the pool. NULL: all are in use. */
 static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
                                 void **mhandles);
-/* Posts its buffers. */
 static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv);
-/* Takes the message that came before this buffer, else posts the buffer. */
 static rail_result_t post_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
-/* A message is announced: finds the buffer or the place in the ring that it goes to. */
 static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_frame *frame);
-/* The pair is made: message seq of `size` bytes will fill the buffer. */
 static rail_result_t claim(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer, uint32_t seq, uint64_t size);
-/* Its bytes come in several frames: those with DATA find it by its number. */
 static void expect_chunks(struct sk_recv_comm *rc, struct sk_target *target);
-/* The stream puts the frame's payload there. */
 static rail_result_t begin_payload(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
                                    uint8_t *to, struct sk_target *target);
-/* The same for a chunk. */
 static rail_result_t begin_chunk(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
                                  uint64_t offset);
-/* A chunk is here. True: all are. */
 static bool add_chunk(struct sk_recv_comm *rc, struct sk_target *target, uint64_t offset, uint64_t n);
-/* The last byte is here: the buffer is filled, or the message waits in the ring for its irecv. */
 static void complete(struct sk_recv_comm *rc, struct sk_target *target);
-/* Copies it from the ring into its buffer. */
 static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_recv_buffer *buffer);
-/* All of it is in place: with the last buffer the receive is done, and its request may be the caller's again. */
 static void finish_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 
 /* ---- irecv ----------------------------------------------------------------------- */
@@ -95,6 +83,7 @@ rail_result_t sk_irecv(void *recv_comm, int n, void **data, const size_t *sizes,
   return RAIL_OK;
 }
 
+/* Takes a request from the pool. NULL: all are in use. */
 static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
                                 void **mhandles) {
   struct sk_request *r = sk_request_get(&rc->pool, SK_REQ_RECV);
@@ -113,6 +102,7 @@ static struct sk_recv *new_recv(struct sk_recv_comm *rc, int n, void **data, con
   return recv;
 }
 
+/* Posts the buffers of a receive. */
 static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv) {
   uint32_t n = recv->n; /* the last buffer that is filled makes it the caller's */
   for (uint32_t i = 0; i < n; i++) RAIL_TRY(post_buffer(rc, &recv->buffers[i]));
@@ -125,6 +115,7 @@ void sk_recv_start_submitted(struct sk_recv_comm *rc) {
     if (start_recv(rc, rail_container_of(r, struct sk_recv, base)) != RAIL_OK) return;
 }
 
+/* Takes the message that came before this buffer, else posts the buffer. */
 static rail_result_t post_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   struct sk_bounce *bounce = sk_unexpected_take(&rc->unexpected, buffer->node.tag);
   if (!bounce) {
@@ -213,6 +204,7 @@ static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_fram
   return claim(rc, buffer, frame->seq, frame->size) == RAIL_OK ? &buffer->target : NULL;
 }
 
+/* The pair is made: message seq of `size` bytes will fill the buffer. */
 static rail_result_t claim(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer, uint32_t seq, uint64_t size) {
   sk_grant_remove(rc, buffer);
   if (rail_unlikely(size > buffer->capacity))
@@ -251,6 +243,7 @@ rail_result_t sk_recv_on_data(struct sk_comm *comm, struct sk_stream *s, const s
   return begin_chunk(rc, s, frame, frame->offset);
 }
 
+/* The bytes of a message come in several frames: those with DATA find it by its number. */
 static void expect_chunks(struct sk_recv_comm *rc, struct sk_target *target) {
   LIST_INSERT_HEAD(&rc->by_seq[target->seq % SK_SEQ_BUCKETS], target, by_seq);
   target->in_chunks = true;
@@ -322,6 +315,7 @@ void sk_recv_forget_partial(struct sk_recv_comm *rc, struct sk_stream *s) {
   if (!target->in_chunks) expect_chunks(rc, target); /* its one frame will come as a chunk */
 }
 
+/* The last byte of a message is here: its buffer is filled, or it waits in the ring for its irecv. */
 static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
   rc->incomplete--;
   if (!target->unexpected) {
@@ -332,6 +326,7 @@ static void complete(struct sk_recv_comm *rc, struct sk_target *target) {
   if (bounce->buffer) copy_bounce(rc, bounce, bounce->buffer);
 }
 
+/* Copies a message from the ring into its buffer. */
 static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struct sk_recv_buffer *buffer) {
   assert(buffer->target.data || bounce->target.size == 0); /* irecv took no other */
   if (bounce->target.size) rail_ordered_copy(buffer->target.data, bounce->target.data, bounce->target.size);
@@ -339,6 +334,8 @@ static void copy_bounce(struct sk_recv_comm *rc, struct sk_bounce *bounce, struc
   finish_buffer(rc, buffer);
 }
 
+/* All of a message is in its buffer: with the last buffer the receive is done, and its request may be the caller's
+ * again. */
 static void finish_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer) {
   rail_stats_add(&rc->base.counts.comm[SK_COMM_MESSAGES], 1);
   rail_stats_add(&rc->base.counts.comm[SK_COMM_RECEIVED_BYTES], buffer->target.size);

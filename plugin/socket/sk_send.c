@@ -25,31 +25,20 @@
 #define SPREAD_BYTES (32 * 1024) /* messages from here on are spread: they go to the stream that is free first */
 #define READ_AFTER_POSTS 64      /* then control frames are read, even if none is expected: the peer may have gone */
 
-/* ---- the steps of a send, in their order ---------------------------------------- */
+/* ---- the steps of a send, in their order; each is explained at its definition ---- */
 
-/* Takes a request from the pool. NULL: all are in use. */
 static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size, int tag, struct sk_mr *mr);
-/* May it stay in the stream's queue until the caller tests one of its requests? */
 static bool can_batch(const struct sk_send_comm *sc, size_t size);
-/* Finds its grant, or credit; else it waits for one of them. */
 static rail_result_t match_send(struct sk_send_comm *sc, struct sk_send *send);
-/* It has a grant. */
 static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send, uint64_t capacity);
-/* It goes on credit. */
 static void send_eager(struct sk_send_comm *sc, struct sk_send *send);
-/* Queues the announcements of what is matched, mostly with all of the payload in the same call. */
 static void announce_all(struct sk_send_comm *sc);
 static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stream, struct sk_send *send);
-/* Queues the next chunk of a message on a stream that is free. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s);
-/* Queues one frame of a message. */
 static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
                         uint64_t offset, uint32_t len);
-/* All its frames are queued. */
 static void all_framed(struct sk_send_comm *sc, struct sk_send *send);
-/* What a lost stream had not delivered is queued before anything new. */
 static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s);
-/* A CONTROL frame has come: what it says of credit, then of grants; then sends that waited for credit may go. */
 static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_frame *control);
 static void reset_grants(struct sk_send_comm *sc);
 static rail_result_t on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t size);
@@ -96,6 +85,7 @@ rail_result_t sk_isend(void *send_comm, void *data, size_t size, int tag, void *
   return RAIL_OK;
 }
 
+/* Takes a request from the pool. NULL: all are in use. */
 static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size, int tag, struct sk_mr *mr) {
   struct sk_request *r = sk_request_get(&sc->pool, SK_REQ_SEND);
   if (!r) return NULL;
@@ -111,7 +101,8 @@ static struct sk_send *new_send(struct sk_send_comm *sc, void *data, size_t size
   return send;
 }
 
-/* Where that pays: others are outstanding, or the caller tends to send several before it tests. */
+/* May it stay in the stream's queue until the caller tests one of its requests? Where that pays: others are
+ * outstanding, or the caller tends to send several before it tests. */
 static bool can_batch(const struct sk_send_comm *sc, size_t size) {
   return size <= BATCH_BYTES && (sk_comm_in_use(&sc->base) > BATCH_FROM || sc->latest_burst >= BATCH_FROM) &&
          sk_main_stream(&sc->base)->out_bytes < BATCH_MAX;
@@ -129,6 +120,7 @@ static void free_grant(struct sk_send_comm *sc, struct sk_match_node *grant) {
   TAILQ_INSERT_HEAD(&sc->free_grants, grant, next);
 }
 
+/* Finds the send's grant, or credit; else it waits for one of them. */
 static rail_result_t match_send(struct sk_send_comm *sc, struct sk_send *send) {
   uint32_t tag = send->node.tag;
   struct sk_match_node *grant = sk_match_take(&sc->grants, tag);
@@ -186,6 +178,7 @@ static rail_result_t accept_grant(struct sk_send_comm *sc, struct sk_send *send,
   return RAIL_OK;
 }
 
+/* The send goes on credit. */
 static void send_eager(struct sk_send_comm *sc, struct sk_send *send) {
   sc->credit.bytes_used += sk_credit_of(send->size);
   sc->credit.count_used++;
@@ -269,6 +262,7 @@ static bool can_announce(struct sk_send_comm *sc, const struct sk_stream *main_s
   return true;
 }
 
+/* Queues the announcements of what is matched, mostly with all of the payload in the same call. */
 static void announce_all(struct sk_send_comm *sc) {
   struct sk_stream *main_stream = sk_main_stream(&sc->base);
   struct sk_send *send;
@@ -294,7 +288,7 @@ static inline void announce(struct sk_send_comm *sc, struct sk_stream *main_stre
   if (rail_unlikely(failover)) sk_path_announce(sc, others ? NULL : main_stream, send);
 }
 
-/* The free stream takes the next chunk: a slow one just takes fewer. */
+/* Queues the next chunk of a message on a stream that is free: a slow one just takes fewer. */
 static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_send *send = STAILQ_FIRST(&sc->partly_framed);
   sk_shares_begin(&sc->shares);
@@ -304,8 +298,8 @@ static void take_chunk(struct sk_send_comm *sc, struct sk_stream *s) {
   all_framed(sc, send);
 }
 
-/* One frame with `len` bytes of the message from `offset`. A frame counts when it is in the kernel, or, if it may have
- * to go another way, when it has arrived. */
+/* Queues one frame with `len` bytes of the message from `offset`. A frame counts when it is in the kernel, or, if it
+ * may have to go another way, when it has arrived. */
 static void queue_frame(struct sk_send_comm *sc, struct sk_stream *s, struct sk_send *send, enum sk_frame_type type,
                         uint64_t offset, uint32_t len) {
   const uint8_t *data = send->data + offset;
@@ -330,6 +324,7 @@ static void all_framed(struct sk_send_comm *sc, struct sk_send *send) {
   sk_completion_drop(&send->base.completion);
 }
 
+/* What a lost stream had not delivered is queued before anything new. */
 static void queue_resends(struct sk_send_comm *sc, struct sk_stream *s) {
   struct sk_sent_frame frame;
   while (sk_stream_has_room(s) && sk_path_has_room(&sc->base, s) && s->out_bytes < sc->shares.max_chunk &&
@@ -377,6 +372,7 @@ static void forget_seen(struct sk_send_comm *sc, uint32_t seen) {
   }
 }
 
+/* What a CONTROL frame says of the messages that the peer has seen, and of credit. */
 static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_frame *control) {
   struct sk_credit *c = &sc->credit;
   /* With FAILOVER the last report comes over all streams, and may overtake others. */
@@ -412,6 +408,7 @@ static void reset_grants(struct sk_send_comm *sc) {
   }
 }
 
+/* A buffer is granted: to an eager message that is in flight, to a send that waits, or to a later one. */
 static rail_result_t on_grant(struct sk_send_comm *sc, uint32_t tag, uint64_t size) {
   /* Made before an eager message of that tag arrived there: the two belong together. */
   struct sk_match_node *node = sk_match_take(&sc->in_flight, tag);

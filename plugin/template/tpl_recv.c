@@ -48,20 +48,15 @@ struct tpl_recv_comm {
   size_t out_have, out_done;
 };
 
-/* ---- the steps of a receive, in their order ---------------------------- */
+/* ---- the steps of a receive, in their order; each is explained at its definition ---- */
 
-/* Takes a free slot for the request, and grants its buffers. Without one the answer is "not now". */
 static rail_result_t start_recv(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
                                 const int *tags, void **mhandles, void **request);
-/* A GRANT or a DONE. */
 static void queue_frame(struct tpl_recv_comm *rc, const struct tpl_frame *frame);
-/* As many as the socket takes. None is left where out_have is 0. */
 static rail_result_t write_frames(struct tpl_recv_comm *rc);
-/* Reads headers, and what follows each into its buffer. */
 static rail_result_t read_messages(struct tpl_recv_comm *rc);
 static rail_result_t begin_message(struct tpl_recv_comm *rc);
 static void end_message(struct tpl_recv_comm *rc);
-/* Their bytes have arrived, and their DONEs are with the kernel: here what start_recv began is complete. */
 static void complete_arrived(struct tpl_recv_comm *rc);
 
 /* ---- irecv ------------------------------------------------------------- */
@@ -86,6 +81,7 @@ rail_result_t tpl_irecv(void *recv_comm, int n, void **data, const size_t *sizes
   return result;
 }
 
+/* Takes a free slot for the request, and grants its buffers. Without one the answer is "not now". */
 static rail_result_t start_recv(struct tpl_recv_comm *rc, unsigned int n, void **data, const size_t *sizes,
                                 const int *tags, void **mhandles, void **request) {
   unsigned int slot = 0;
@@ -107,6 +103,7 @@ static rail_result_t start_recv(struct tpl_recv_comm *rc, unsigned int n, void *
 
 /* ---- GRANT and DONE frames --------------------------------------------- */
 
+/* Queues a GRANT or a DONE. */
 static void queue_frame(struct tpl_recv_comm *rc, const struct tpl_frame *frame) {
   if (rc->out_done) {
     rc->out_have -= rc->out_done;
@@ -117,6 +114,7 @@ static void queue_frame(struct tpl_recv_comm *rc, const struct tpl_frame *frame)
   rc->out_have += TPL_FRAME_SIZE;
 }
 
+/* Writes as many queued frames as the socket takes. None is left where out_have is 0. */
 static rail_result_t write_frames(struct tpl_recv_comm *rc) {
   if (!rc->out_have) return RAIL_OK;
   rail_result_t result = rail_sock_send_some(rc->base.fd, rc->out, rc->out_have, &rc->out_done);
@@ -139,6 +137,7 @@ rail_result_t tpl_recv_progress(struct tpl_comm *comm) {
   return RAIL_OK;
 }
 
+/* Reads headers, and what follows each into its buffer. */
 static rail_result_t read_messages(struct tpl_recv_comm *rc) {
   for (size_t moved = 0; moved < TPL_STEP_BYTES; moved += TPL_FRAME_SIZE) {
     if (!rc->buffer) {
@@ -163,6 +162,7 @@ static rail_result_t read_messages(struct tpl_recv_comm *rc) {
   return RAIL_OK;
 }
 
+/* A header is here: the message goes into the buffer that it names. */
 static rail_result_t begin_message(struct tpl_recv_comm *rc) {
   struct tpl_frame *frame = &rc->arriving;
   bool good = tpl_frame_decode(rc->header, frame) && frame->type == TPL_DATA;
@@ -180,6 +180,7 @@ static rail_result_t begin_message(struct tpl_recv_comm *rc) {
   return RAIL_OK;
 }
 
+/* A message is in its buffer: DONE tells the sender. */
 static void end_message(struct tpl_recv_comm *rc) {
   struct tpl_recv *r = &rc->recvs[rc->arriving.slot];
   struct buffer *b = rc->buffer;
@@ -194,6 +195,7 @@ static void end_message(struct tpl_recv_comm *rc) {
   if (--r->missing == 0) STAILQ_INSERT_TAIL(&rc->arrived, r, link);
 }
 
+/* Receives whose bytes have arrived, and whose DONEs are with the kernel: here what start_recv began is complete. */
 static void complete_arrived(struct tpl_recv_comm *rc) {
   struct tpl_recv *r;
   while (!rc->out_have && (r = STAILQ_FIRST(&rc->arrived))) {

@@ -52,20 +52,14 @@ struct tpl_send_comm {
   size_t have;
 };
 
-/* ---- the steps of a send, in their order ------------------------------- */
+/* ---- the steps of a send, in their order; each is explained at its definition ---- */
 
-/* Matches the message with a grant, and queues it. */
 static rail_result_t start_send(struct tpl_send_comm *sc, const void *data, size_t size, int tag, struct tpl_mr *mr,
                                 void **request);
-/* Messages of the queue, as far as the socket takes them: isend does this, and test for what is left. */
 static rail_result_t write_queue(struct tpl_send_comm *sc);
-/* RAIL_OK: the connection is there. RAIL_IN_PROGRESS: the peer has not accepted it yet. */
 static rail_result_t await_welcome(struct tpl_send_comm *sc);
-/* All that is there, up to a bound: a peer has no more frames to send than the table has places. */
 static rail_result_t read_frames(struct tpl_send_comm *sc);
-/* The receiver has posted a buffer. */
 static bool on_grant(struct tpl_send_comm *sc, const struct tpl_frame *frame);
-/* The receiver has the message: here what start_send began is complete. */
 static bool on_done(struct tpl_send_comm *sc, const struct tpl_frame *frame);
 
 /* ---- isend ------------------------------------------------------------- */
@@ -122,6 +116,7 @@ static rail_result_t start_send(struct tpl_send_comm *sc, const void *data, size
   return write_queue(sc);
 }
 
+/* Writes messages of the queue, as far as the socket takes them: isend does this, and test for what is left. */
 static rail_result_t write_queue(struct tpl_send_comm *sc) {
   struct tpl_send *s;
   for (size_t moved = 0; moved < TPL_STEP_BYTES && (s = STAILQ_FIRST(&sc->queue));) {
@@ -169,6 +164,7 @@ static void free_attempt(struct tpl_send_comm *sc) {
   sc->attempt = NULL;
 }
 
+/* RAIL_OK: the connection is there. RAIL_IN_PROGRESS: the peer has not accepted it yet. */
 static rail_result_t await_welcome(struct tpl_send_comm *sc) {
   struct tpl_attempt *a = sc->attempt;
   struct rail_message message;
@@ -189,6 +185,7 @@ static rail_result_t await_welcome(struct tpl_send_comm *sc) {
   return RAIL_OK;
 }
 
+/* Reads all frames that are there, up to a bound: a peer has no more of them to send than the table has places. */
 static rail_result_t read_frames(struct tpl_send_comm *sc) {
   for (int i = 0; i < 2 * MAX_SENDS / FRAMES_AT_ONCE; i++) {
     struct iovec iov = {.iov_base = sc->in + sc->have, .iov_len = sizeof sc->in - sc->have};
@@ -213,6 +210,7 @@ static rail_result_t read_frames(struct tpl_send_comm *sc) {
   return RAIL_OK;
 }
 
+/* The receiver has posted a buffer. */
 static bool on_grant(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
   struct tpl_grant *g = &sc->table[frame->slot][frame->buffer];
   if (g->state != GRANT_NONE) return false;
@@ -223,6 +221,7 @@ static bool on_grant(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
   return true;
 }
 
+/* The receiver has the message: here what start_send began is complete. */
 static bool on_done(struct tpl_send_comm *sc, const struct tpl_frame *frame) {
   struct tpl_grant *g = &sc->table[frame->slot][frame->buffer];
   struct tpl_send *s = g->send;
