@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the watch thread does with an ofi comm. */
+ * What the watch thread (common/conn/watch.h) does with an ofi comm: it reads the oob connection, which tells when the
+ * peer closes, is silent or dead, and sets bits of `pending_work` for the caller's next test. It polls the
+ * endpoints that no caller polls (ofi_endpoint_timer_fired). */
 #include "common/conn/watch.h"
 #include "plugin/ofi/ofi_comm.h"
 #include "plugin/ofi/ofi_param.h"

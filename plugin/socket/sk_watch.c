@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
+ * The watch thread: at each tick it runs sk_keepalive.c for every comm, which moves those whose callers do not test and
+ * finds dead peers.
+ *
  * A tick goes through the list in batches: check some comms under the lock, release it, ask the kernel with one poll(2)
  * which sockets are readable, then run those comms one after another. sk_watch_remove takes the comm out of the batch,
  * too, and waits if it is the one that is being run. So no lock is held across a system call, and no close waits for
