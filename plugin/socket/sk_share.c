@@ -35,18 +35,20 @@ void sk_shares_renew(struct sk_shares *shares) {
 static double delay_ns(const struct sk_load *load) { return load->held / RAIL_MAX(load->acked, 1); }
 
 /* Slow: the others hold nothing for a part of the time in which this stream holds bytes. Or its delay is several times
- * theirs; the others may hold bytes then, which the receiver does not read before those of this stream. */
+ * theirs; the others may hold bytes then, which the receiver does not read before those of this stream. With a limit,
+ * being somewhat longer is enough: where messages are complete only with this stream, all wait for it alike. */
 static bool is_slow(const struct sk_load *own, const struct sk_load *others, double nothers, bool limited) {
   double more = delay_ns(own) / delay_ns(others);
   bool others_wait = own->busy * nothers > 1.1 * others->busy;
-  return more > 4 || (others_wait && more > (limited ? 1 : 2));
+  return more > (limited ? 1.25 : 4) || (others_wait && more > (limited ? 1 : 2));
 }
 
-/* The first limit is what the stream holds. Each period after, the limit falls towards twice what the stream would hold
- * at the others' delay (on average it holds half of its limit), by half at most, since samples vary. */
+/* The first limit is what the stream holds. Each period after, the limit falls towards 1.4 times what the stream would
+ * hold at the others' delay, by half at most, since samples vary. On average it holds half of its limit: its delay is
+ * 0.7 of theirs then, and theirs when it holds the most. */
 static uint32_t lower_limit(uint32_t limit, const struct sk_load *own, const struct sk_load *others, double nothers) {
   double held = own->held / SK_SHARES_PERIOD_NS;
-  double fair = 2 * held * delay_ns(others) / delay_ns(own) * others->busy / (own->busy * nothers);
+  double fair = 1.4 * held * delay_ns(others) / delay_ns(own) * others->busy / (own->busy * nothers);
   double lower = limit ? RAIL_MAX(RAIL_MIN(fair, limit), limit / 2.0) : RAIL_MIN(held, NO_LIMIT);
   return (uint32_t)RAIL_MAX(lower, SK_LEAST_LIMIT);
 }
@@ -57,7 +59,8 @@ static void set_limit(struct sk_shares *shares, const struct sk_stream *s, const
   double delay = delay_ns(own);
   uint32_t *limit = &shares->limit[s->index];
   bool queued = delay > SLOW_NS && delay > 2 * (double)sk_stream_min_rtt_ns(s); /* most of it, not under way */
-  bool too_low = delay < delay_ns(others) / 2 || (delay < delay_ns(others) && own->busy < 0.9 * SK_SHARES_PERIOD_NS);
+  bool idle = own->busy * nothers < 0.8 * others->busy;
+  bool too_low = delay < delay_ns(others) / 2 || (delay < delay_ns(others) && idle);
   if (queued && is_slow(own, others, nothers, *limit)) *limit = lower_limit(*limit, own, others, nothers);
   else if (*limit && too_low) *limit = *limit + *limit / 2 < NO_LIMIT ? *limit + *limit / 2 : 0;
 }
@@ -65,13 +68,13 @@ static void set_limit(struct sk_shares *shares, const struct sk_stream *s, const
 /* Lost streams are not among those that are compared. */
 static void end_period(struct sk_shares *shares, const struct sk_stream *streams) {
   struct sk_load all = {0};
-  uint32_t live = 0, unlimited = 0;
+  uint32_t live = 0, unlimited = 0, fastest = 0;
   for (uint32_t i = 0; i < shares->nstreams; i++) {
     if (streams[i].fd < 0) continue;
     all.held += shares->load[i].held;
     all.busy += shares->load[i].busy;
     all.acked += shares->load[i].acked;
-    live++;
+    if (!live++ || shares->load[i].acked > shares->load[fastest].acked) fastest = i;
   }
   for (uint32_t i = 0; i < shares->nstreams; i++) {
     const struct sk_load *own = &shares->load[i];
@@ -80,7 +83,7 @@ static void end_period(struct sk_shares *shares, const struct sk_stream *streams
     if (live > 1 && others.acked > 0) set_limit(shares, &streams[i], &others, live - 1);
     unlimited += !shares->limit[i];
   }
-  if (!unlimited) memset(shares->limit, 0, sizeof shares->limit); /* one must take whatever there is */
+  if (!unlimited) shares->limit[fastest] = 0; /* one must take whatever there is */
   memset(shares->load, 0, sizeof shares->load);
   shares->period_ns = 0;
 }

@@ -115,6 +115,24 @@ TEST(a_limit_that_is_too_high_is_never_raised) {
   }
 }
 
+/* Where messages are complete only with its bytes, the others end up as idle as it is. */
+TEST(a_limit_that_all_wait_for_is_lowered) {
+  static const struct flow wait[] = {{60, 360e3, 0.9}, {60, 360e3, 0.9}, {5, 54e3, 0.9}, {60, 360e3, 0.9}};
+  begin(CHUNK);
+  shares.limit[2] = 125000;
+  pass(1, wait);
+  CHECK_MSG(shares.limit[2] < 65000, "the limit is %u", shares.limit[2]);
+}
+
+/* A caller that sends nothing for a part of the time. */
+TEST(a_limit_is_not_raised_because_all_are_idle) {
+  static const struct flow idle[] = {{60, 360e3, 0.7}, {60, 360e3, 0.7}, {5, 29e3, 0.7}, {60, 360e3, 0.7}};
+  begin(CHUNK);
+  shares.limit[2] = 60000;
+  pass(5, idle);
+  CHECK_INT(shares.limit[2], 60000);
+}
+
 TEST(a_path_that_is_fast_again_has_no_limit) {
   static const struct flow equal[] = {{60, 240e3, 1}, {60, 240e3, 1}, {60, 240e3, 1}, {60, 240e3, 1}};
   static const struct flow empty[] = {{60, 240e3, 1}, {60, 240e3, 1}, {60, 200e3, 0.5}, {60, 240e3, 1}};
@@ -167,6 +185,16 @@ TEST(one_stream_always_may_take) {
     pass(1, second);
     CHECK(!shares.limit[0] || !shares.limit[1]);
   }
+}
+
+/* All have come to a limit: the fastest loses its own, the slow one does not. */
+TEST(a_slow_stream_keeps_its_limit_when_all_have_one) {
+  static const struct flow flows[] = {{60, 240e3, 1}, {80, 320e3, 1}, {5, 20e3, 1}, {60, 240e3, 1}};
+  const uint32_t limits[STREAMS] = {400000, 400000, 25000, 400000};
+  begin(CHUNK);
+  memcpy(shares.limit, limits, sizeof limits);
+  pass(1, flows);
+  for (uint32_t i = 0; i < STREAMS; i++) CHECK_INT(shares.limit[i], i == 1 ? 0 : limits[i]);
 }
 
 TEST(samples_end_when_nothing_is_held) {
@@ -272,9 +300,11 @@ TEST_MAIN(TEST_CASE(all_have_a_chunk_of_at_least_64_kib),
           TEST_CASE(a_slow_stream_holds_what_its_path_sends_in_the_time_of_the_others),
           TEST_CASE(the_main_stream_that_holds_up_what_the_receiver_reads_is_slow),
           TEST_CASE(a_slow_stream_that_holds_much_has_a_limit), TEST_CASE(a_limit_that_is_too_high_is_never_raised),
+          TEST_CASE(a_limit_that_all_wait_for_is_lowered), TEST_CASE(a_limit_is_not_raised_because_all_are_idle),
           TEST_CASE(a_path_that_is_fast_again_has_no_limit), TEST_CASE(streams_that_take_as_long_have_no_limit),
           TEST_CASE(streams_that_are_left_have_no_limit),
           TEST_CASE(a_stream_that_is_lost_or_comes_back_takes_all_limits_off), TEST_CASE(one_stream_always_may_take),
+          TEST_CASE(a_slow_stream_keeps_its_limit_when_all_have_one),
           TEST_CASE(samples_end_when_nothing_is_held), TEST_CASE(a_pause_is_not_counted),
           TEST_CASE(a_stream_holds_what_its_socket_has_not_delivered), TEST_CASE(chunks_end_at_lines),
           TEST_CASE(a_stream_takes_no_chunk_beyond_its_limit))
