@@ -122,8 +122,8 @@ struct ib_comm {
   uint32_t sample_above;            /* after more completions than this it is set; else when a poll finds none */
   bool last_poll_empty;             /* the last poll found nothing, though there were completions since last_progress */
   bool event_driven;                /* all rails have a channel: a test that finds nothing may wait (ib_wait.c) */
-  uint32_t test_has_more;           /* not 0: a test that finds nothing over rail 0 goes on: polls other rails, waits
-                                       for an event, checks turns (SEND protocol), looks for silent paths */
+  uint32_t test_has_more;           /* not 0: a test does more than to poll rail 0: it polls other rails, waits for an
+                                       event, checks turns (SEND protocol), looks for silent paths */
   struct ib_wait wait;
   uint64_t probe_deadline;          /* the HCA must complete something by then; 0: no limit yet */
   LIST_HEAD(, ib_mhandle) mhandles; /* under the lock of ib_mr.c */
@@ -170,7 +170,7 @@ static inline bool ib_request_is_outstanding(const struct ib_request *r) {
 /* How far the part is posted that is begun. All of it goes over one QP. */
 struct ib_cursor {
   uint64_t body_posted; /* bytes of its body, or one of these: */
-  uint16_t qp;          /* over which it goes */
+  uint16_t qp;          /* over which it goes; of a part that is begun alone */
 };
 #define IB_BETWEEN_PARTS 0u /* none is begun: of each part all is posted, or nothing */
 /* A QP has refused the first writes: some may be posted, and no completion tells how far. The QP is lost, and the part
@@ -335,21 +335,22 @@ void ib_request_pool_init(struct ib_request_pool *pool, void *first, size_t size
                           struct ib_comm *comm);
 
 /* Release: who sees that nothing is outstanding sees what was counted before. */
-static inline void ib_outstanding_set(struct ib_comm *comm, uint32_t n) {
+static inline void ib_outstanding_set(struct ib_comm *comm, uint64_t *stats, uint32_t n) {
   atomic_store_explicit(&comm->outstanding, n, memory_order_release);
-  rail_stats_set(&comm->stats[IB_COMM_OUTSTANDING], n);
+  rail_stats_set(&stats[IB_COMM_OUTSTANDING], n);
 }
 
 static inline void ib_request_begin(struct ib_comm *comm, struct ib_request *r, uint32_t magic, uint32_t pending) {
   r->magic = magic;
   r->pending = pending;
   r->result = RAIL_OK;
-  ib_outstanding_set(comm, atomic_load_explicit(&comm->outstanding, memory_order_relaxed) + 1);
+  ib_outstanding_set(comm, comm->stats, atomic_load_explicit(&comm->outstanding, memory_order_relaxed) + 1);
 }
 
-/* Nothing of a request is pending any more, and none of the caller's memory will be touched for it. */
-static inline void ib_outstanding_drop(struct ib_comm *comm) {
-  ib_outstanding_set(comm, atomic_load_explicit(&comm->outstanding, memory_order_relaxed) - 1);
+/* Nothing of a request is pending any more, and none of the caller's memory will be touched for it. `stats`:
+ * comm->stats, which callers have read already. */
+static inline void ib_outstanding_drop(struct ib_comm *comm, uint64_t *stats) {
+  ib_outstanding_set(comm, stats, atomic_load_explicit(&comm->outstanding, memory_order_relaxed) - 1);
 }
 
 /* One line about a buffer that cannot be used, and RAIL_BAD_ARGUMENT. */

@@ -39,7 +39,6 @@ static inline void swap(struct ib_cts *cts) {
 
 void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire) {
   struct ib_cts out = *cts;
-  out.slot = out.unused = 0;
   swap(&out);
   memcpy(wire, out.words, sizeof out.words);
   wire->seq = htole32(seq);

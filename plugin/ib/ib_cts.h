@@ -67,6 +67,7 @@ struct ib_cts {
 };
 _Static_assert(sizeof(struct ib_cts) == offsetof(struct ib_cts_wire, seq), "all words but the last");
 
+/* `slot` and `unused` of *cts must be 0, as they are on the wire. */
 void ib_cts_encode(const struct ib_cts *cts, uint32_t seq, struct ib_cts_wire *wire);
 enum ib_cts_entry_state {
   IB_CTS_ENTRY_NOT_YET,
@@ -200,8 +201,9 @@ static inline void ib_imm_decode(uint32_t bits, unsigned int all, struct ib_imm 
   imm->slot = bits >> 27;
   imm->index = bits >> 24 & 7;
   imm->parts = code == IB_IMM_CODE_ALL ? all : 1u << code;
-  imm->error = exponent == IB_IMM_EXPONENT_ERROR ? mantissa : 0;
-  imm->body = exponent == IB_IMM_EXPONENT_ERROR ? 0 : (uint64_t)mantissa << (IB_ALIGN_LOG2 + exponent);
+  const bool error = rail_unlikely(exponent == IB_IMM_EXPONENT_ERROR);
+  imm->error = error ? mantissa : 0;
+  imm->body = error ? 0 : (uint64_t)mantissa << (IB_ALIGN_LOG2 + exponent);
 }
 
 /* The same where a device has no immediates (ib_notice.c): a SEND of these bytes. On the wire: little-endian. */

@@ -191,7 +191,7 @@ static void read_done(struct ib_recv_comm *rc, unsigned int i, unsigned int rail
   rc->flush->waiting[i] &= (uint8_t)~(1u << rail);
   if (--rc->flushes[i].pending) return;
   rail_net_memory_release(&rc->flushed[i]->memory);
-  ib_outstanding_drop(&rc->base);
+  ib_outstanding_drop(&rc->base, rc->base.stats);
 }
 
 void ib_flush_done(struct ib_comm *comm, const struct ibv_wc *wc) {

@@ -27,7 +27,7 @@
 
 static rail_result_t test_found(struct ib_comm *comm, struct ibv_wc *wcs, int n);
 RAIL_HOT_INLINE void dispatch_polled(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n);
-RAIL_HOT_INLINE void dispatch_batch(struct ib_comm *comm, const struct ibv_wc *wc, int n);
+RAIL_HOT_INLINE rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc);
 static bool poll_rails(struct ib_comm *comm, unsigned int first);
 static inline rail_result_t after_completions(struct ib_comm *comm);
 static inline void after_empty_poll(struct ib_comm *comm);
@@ -82,14 +82,17 @@ rail_result_t ib_test(void *request, int *done, int *sizes) {
 /* The poll of the first rail has found n completions. */
 static __attribute__((noinline)) rail_result_t test_found(struct ib_comm *comm, struct ibv_wc *wcs, int n) {
   dispatch_polled(comm, comm->rails[0].cq, wcs, n);
-  if (comm->nrails > 1) (void)poll_rails(comm, 1);
+  if (rail_unlikely(comm->test_has_more)) (void)poll_rails(comm, 1);
   return after_completions(comm);
 }
 
-/* A poll failed, or found a full batch, and there may be more. */
-static __attribute__((noinline)) void poll_on(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n) {
+/* A poll found several completions, of a full batch there may be more; or it failed. After an error the rest is still
+ * dispatched: it may finish requests. */
+static __attribute__((noinline)) void dispatch_several(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs,
+                                                       int n) {
   for (int batch = 1; n > 0; batch++) {
-    dispatch_batch(comm, wcs, n);
+    comm->completions += (uint32_t)n;
+    for (const struct ibv_wc *wc = wcs; wc != wcs + n; wc++) (void)dispatch(comm, wc);
     if (n < BATCH || batch == MAX_BATCHES) return;
     n = ibv_poll_cq(cq, BATCH, wcs);
   }
@@ -98,8 +101,12 @@ static __attribute__((noinline)) void poll_on(struct ib_comm *comm, struct ibv_c
 
 /* Dispatches n completions, and what else the queue has. n: what a poll has returned, unless that is 0. */
 RAIL_HOT_INLINE void dispatch_polled(struct ib_comm *comm, struct ibv_cq *cq, struct ibv_wc *wcs, int n) {
-  if (rail_likely(n > 0 && n < BATCH)) dispatch_batch(comm, wcs, n);
-  else poll_on(comm, cq, wcs, n);
+  if (rail_unlikely(n != 1)) {
+    dispatch_several(comm, cq, wcs, n);
+    return;
+  }
+  comm->completions++;
+  (void)dispatch(comm, wcs);
 }
 
 /* An HCA handles the packets of a QP in order, so a flushed receive WR shows that none is being handled any more. With
@@ -138,7 +145,7 @@ static __attribute__((noinline)) rail_result_t dispatch_rare(struct ib_comm *com
 
 /* Status first: the other fields of a failed completion, but wr_id and qp_num, mean nothing. The most frequent kinds
  * come first. */
-static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
+RAIL_HOT_INLINE rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *wc) {
   if (rail_unlikely(wc->status != IBV_WC_SUCCESS)) return failed_completion(comm, wc);
   const enum ib_wr_kind kind = ib_wr_kind(wc->wr_id);
   if (kind == IB_WR_RECV) return ib_recv_done(comm, wc);
@@ -146,13 +153,6 @@ static inline rail_result_t dispatch(struct ib_comm *comm, const struct ibv_wc *
   else if (kind == IB_WR_CTS) ib_recv_cts_done(comm, wc);
   else return dispatch_rare(comm, wc);
   return RAIL_OK;
-}
-
-/* Each completion goes to the file that posted it, also after an error: it may finish requests. */
-RAIL_HOT_INLINE void dispatch_batch(struct ib_comm *comm, const struct ibv_wc *wc, int n) {
-  comm->completions += (uint32_t)n;
-  do (void)dispatch(comm, wc++);
-  while (--n);
 }
 
 /* Polls the rails from `first` on. True: there was a completion. */
@@ -178,7 +178,7 @@ static void sample_time(struct ib_comm *comm) {
 /* Completions were found. What waited for room in a send queue may have some now. */
 static inline rail_result_t after_completions(struct ib_comm *comm) {
   comm->last_poll_empty = false;
-  if (rail_unlikely(comm->event_driven)) ib_wait_found(comm);
+  if (rail_unlikely(comm->test_has_more) && comm->event_driven) ib_wait_found(comm);
   if (rail_unlikely(comm->completions > comm->sample_above)) {
     if (comm->probe_deadline) clear_probe(comm);
     sample_time(comm);

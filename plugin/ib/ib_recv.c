@@ -275,14 +275,15 @@ RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, s
   rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&stats[IB_COMM_BYTES], b->arrived);
   if (b->mr) rail_net_memory_release(&b->mr->memory);
-  if (--recv->base.pending == 0) ib_outstanding_drop(comm);
+  if (--recv->base.pending == 0) ib_outstanding_drop(comm, stats);
 }
 
+static inline int arrived_in(const struct ib_buffer *b) { return b->arrived > INT_MAX ? INT_MAX : (int)b->arrived; }
+
 rail_result_t ib_recv_finish(struct ib_recv *recv, int *sizes) {
-  const uint32_t n = sizes ? recv->n : 0;
-  for (uint32_t i = 0; i < n; i++) {
-    const uint64_t arrived = recv->buffers[i].arrived;
-    sizes[i] = arrived > INT_MAX ? INT_MAX : (int)arrived;
+  if (sizes) {
+    sizes[0] = arrived_in(&recv->buffers[0]);
+    for (uint32_t i = 1; rail_unlikely(i < recv->n); i++) sizes[i] = arrived_in(&recv->buffers[i]);
   }
   recv->base.magic = IB_REQ_FREE;
   return recv->base.result;

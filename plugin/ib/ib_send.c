@@ -71,14 +71,14 @@ rail_result_t ib_isend(void *send_comm, void *data, size_t size, int tag, void *
   if (found != IB_CTS_TAKEN) return no_cts(sc, (uint32_t)tag, found);
 
   /* Take the request. */
-  SLIST_REMOVE_HEAD(&sc->free, free);
+  SLIST_FIRST(&sc->free) = SLIST_NEXT(r, free);
   ib_request_begin(comm, r, IB_REQ_SEND, 1); /* pending: until ib_send_all_posted */
   send->data = data;
   send->size = send->length = size;
   send->cursor.body_posted = IB_BETWEEN_PARTS;
   send->next_part = 0;
   send->mr = size ? mhandle : NULL;
-  if (send->mr) rail_net_memory_hold(&send->mr->memory);
+  if (size) rail_net_memory_hold(&send->mr->memory);
   if (rail_unlikely(size > send->buffer->size)) refuse_size(sc, send, (uint32_t)tag);
 
   /* Split: over how many QPs, and which. */
@@ -340,8 +340,8 @@ RAIL_HOT_INLINE rail_result_t post_chain(struct ib_send_comm *sc, const struct c
   chain->wrs[chain->n - 1].send_flags |= IBV_SEND_SIGNALED;
   int err = ibv_post_send(qp->qp, chain->wrs, &bad);
   if (rail_unlikely(err)) return post_failed(sc, chain->cursor, chain->n, qp, err);
-  chain->cursor->body_posted = chain->tail ? IB_BETWEEN_PARTS : chain->body_end;
-  chain->cursor->qp = qp->index;
+  if (chain->tail) chain->cursor->body_posted = IB_BETWEEN_PARTS;
+  else *chain->cursor = (struct ib_cursor){chain->body_end, qp->index};
   *ib_posted_at(&qp->posted, qp->posted.end++) =
     (struct ib_posted){.send = send->number & 0xff, .part = chain->part & 0x7f, .tail = chain->tail};
   if (chain->tail) ib_qp_count_tail(qp);
@@ -370,7 +370,7 @@ static inline void write_done(struct ib_comm *comm, struct ib_send *send) {
   rail_stats_add(&stats[IB_COMM_MESSAGES], 1);
   rail_stats_add(&stats[IB_COMM_BYTES], send->length);
   if (send->mr) rail_net_memory_release(&send->mr->memory);
-  ib_outstanding_drop(comm);
+  ib_outstanding_drop(comm, stats);
 }
 
 RAIL_HOT_INLINE void signaled_done(struct ib_comm *comm, struct ib_qp *qp, const struct ibv_wc *wc) {

@@ -283,12 +283,12 @@ TEST(a_busy_receiver_answers_when_it_is_done) {
   int peer;
   uint64_t got = 0;
   struct ib_comm *comm = comm_with(false, &peer);
-  ib_outstanding_set(comm, 1);
+  ib_outstanding_set(comm, comm->stats, 1);
   send_stopped(peer, number(0, 0));
   RIG_WAIT(PENDING(comm) & IB_COMM_FAILOVER, 5000);
   CHECK_INT(recv_frame(peer, &got, 50), -1);
   ib_qp_count_tail(&comm->qps[0]);
-  ib_outstanding_set(comm, 0); /* by its last test, which found something to poll */
+  ib_outstanding_set(comm, comm->stats, 0); /* by its last test, which found something to poll */
   CHECK_INT(recv_frame(peer, &got, 5000), IB_FRAME_STOPPED);
   CHECK(got == number(0, 1));
   close_comm(comm, peer);
