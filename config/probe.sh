@@ -35,4 +35,7 @@ fi
 printf 'static_assert(__cplusplus >= 201703L, "");' | $cc -x c++ -std=c++17 -fsyntax-only - >/dev/null 2>&1 &&
   echo "HAVE_CXX := 1" || echo "HAVE_CXX :="
 have MPIRUN mpirun
+# A faster linker than the usual one, for test programs.
+echo 'int main(void) { return 0; }' | $cc -x c -o /dev/null - -fuse-ld=gold >/dev/null 2>&1 &&
+  echo "TEST_LD := -fuse-ld=gold" || echo "TEST_LD :="
 echo "BUILT_SAN := ${SAN-}"  # the test runner asks a build directory which sanitizer it has

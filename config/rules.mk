@@ -274,7 +274,7 @@ $(BUILD)/test/libfakegpu.so: $(call obj,$(fakegpu_src)) $(O)/test/device/emu_col
 $(BUILD)/test/e2e/%: $(O)/test/e2e/%.o $(HARNESS_A) $(KIT_A) $(BASE_A) | $(core_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $< $(HARNESS_A) $(KIT_A) $(BASE_A) \
+	$(Q)$(CC) $(TEST_LDFLAGS) $< $(HARNESS_A) $(KIT_A) $(BASE_A) \
 	  $(if $(core_lib),-L$(BUILD)/lib -lrailyard -Wl$(comma)-rpath$(comma)'$$ORIGIN/../../lib') -ldl -lm -o $@
 
 $(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/% test/fuzz/%,$(core_tests))): $(CORE_A)
@@ -283,7 +283,7 @@ $(patsubst test/%.c,$(BUILD)/test/%,$(filter-out test/e2e/% test/fuzz/%,$(core_t
 $(BUILD)/test/fuzz/%: $(O)/test/fuzz/%.o $(FUZZ_MAIN) $(FUZZ_A) $(CORE_A) $(KIT_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $(filter %.o,$^) $(FUZZ_A) \
+	$(Q)$(CC) $(TEST_LDFLAGS) $(if $(FUZZ_MAIN),,-fsanitize=fuzzer) $(filter %.o,$^) $(FUZZ_A) \
 	  $(filter $(plugin_archives),$^) $(CORE_A) $(KIT_A) $(BASE_A) $(test_libs) -ldl -lm -lrt -o $@
 
 # test_objs_NAME: objects outside the libraries that the unit or fault test NAME needs.
@@ -314,14 +314,14 @@ $(filter $(BUILD)/test/verbs/test_emu_cm%,$(test_bins)): $(emu_cm_lib)
 $(BUILD)/test/verbs/%: $(O)/test/verbs/%.o $(HARNESS_A) $(BASE_A) $(emu_lib)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter %/librdmacm.so.1,$^) $(emu_lib) \
+	$(Q)$(CC) $(TEST_LDFLAGS) $(filter %.o,$^) $(filter %/librdmacm.so.1,$^) $(emu_lib) \
 	  -Wl,-rpath,'$$ORIGIN/../../lib/emu' $(HARNESS_A) $(BASE_A) \
 	  -ldl -o $@
 
 $(BUILD)/test/%: $(O)/test/%.o $(KIT_A) $(HARNESS_A) $(BASE_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo "  LD      $@")
-	$(Q)$(CC) $(ALL_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(plugin_archives),$^) $(HARNESS_A) $(KIT_A) $(BASE_A) \
+	$(Q)$(CC) $(TEST_LDFLAGS) $(filter %.o,$^) $(filter $(CORE_A) $(plugin_archives),$^) $(HARNESS_A) $(KIT_A) $(BASE_A) \
 	  $(test_libs) -ldl -lm -lrt -o $@
 
 # Opened, not linked.
