@@ -17,6 +17,7 @@ a sanitizer, and by make check (--newest), there is one pass through the newest.
 A plugin that takes more than its library says so in plugin/NAME/conform.ini:
   [conform]
   env = NAME=VALUE        one a line; {build} is the build directory
+  env_sanitized = …       these, too, under a sanitizer
   versions = 12 6         of the vtable, the newest first; all without it
   processes = 1           only checks that run in so many processes
   only = …                only these checks, and only in the plain build's whole run: a choice for more versions
@@ -54,8 +55,8 @@ ONCE = (f"{MEASURES},wakeups,peer_death.*stop*,peer_death.no_busy_wait,leaks.idl
 # … and what an older version of the vtable has no part in: foreign connections, processes, threads, leaks.
 NEWEST_ONLY = f"{ONCE},leaks,listen,peer_death,processes,threads"
 PARTS = 4  # of a brief or sanitized pass, side by side: most of its checks wait
-USUAL = {"env": "", "versions": VERSIONS, "processes": "", "only": "", "level": "", "skip": "", "hide": "",
-         "skip_sanitized": MEASURES, "skip_brief": ONCE, "skip_older": NEWEST_ONLY}
+USUAL = {"env": "", "env_sanitized": "", "versions": VERSIONS, "processes": "", "only": "", "level": "", "skip": "",
+         "hide": "", "skip_sanitized": MEASURES, "skip_brief": ONCE, "skip_older": NEWEST_ONLY}
 
 
 class Settings:
@@ -67,7 +68,8 @@ class Settings:
         if unknown := set(said) - set(USUAL):
             raise ValueError(f"plugin/{name}/conform.ini: {', '.join(sorted(unknown))}?")
         self.label = " ".join([name, *section.name.split(":")[1:]])
-        self.env = dict(line.strip().split("=", 1) for line in said["env"].splitlines() if line.strip())
+        env = said["env"].splitlines() + (said["env_sanitized"].splitlines() if SANITIZED else [])
+        self.env = dict(line.strip().split("=", 1) for line in env if line.strip())
         self.versions, self.processes, self.level = said["versions"].split(), said["processes"], said["level"]
         self.only = "".join(said["only"].split())
         if FULL:
