@@ -31,6 +31,20 @@ class Watch:
         except (OSError, IndexError, ValueError):
             return 0.0
 
+    def processors(self):
+        """(now, processor seconds that were idle until now, all of them)"""
+        try:
+            with open(self.stat) as f:
+                ticks = [int(word) for word in f.readline().split()[1:9]]  # what guests take is part of what users take
+            return time.monotonic(), *(n / os.sysconf("SC_CLK_TCK") for n in (sum(ticks[3:5]), sum(ticks)))
+        except (OSError, IndexError, ValueError):
+            return time.monotonic(), 0.0, 0.0
+
+    def use_since(self, before):
+        """What the machine did since then, for the report."""
+        seconds, idle, all_of_it = (now - b for now, b in zip(self.processors(), before))
+        return f"{seconds:.0f} s, {100 * idle / max(all_of_it, 0.01):.0f} % of the processors idle"
+
     def trouble_since(self, moment, stolen):
         """What was wrong with the machine since then, in words; "": nothing. `stolen`: what stolen() said then."""
         delays = [d for d in list(self.found) if d[0] >= moment]

@@ -271,7 +271,8 @@ class Runner:
 def show(program, outcome, width):
     bad = [c for c in outcome.cases if c[1] == "fail"]
     verdict = "FAIL" if bad else "ok  "
-    print(f"{verdict} {program.label:<{width}} {len(outcome.cases):5d} cases {outcome.seconds:8.2f} s", flush=True)
+    times = f"{outcome.seconds:8.2f} s {outcome.cpu:7.2f} cpu"
+    print(f"{verdict} {program.label:<{width}} {len(outcome.cases):5d} cases {times}", flush=True)
     if outcome.remark:
         print(f"     {outcome.remark}", flush=True)
     if bad:
@@ -308,7 +309,10 @@ def run_all(runner, programs, args):
         rounds = [([p], 1) for some, _ in rounds for p in some]
     try:
         for some, cores in rounds:
+            since = runner.watch.processors()
             schedule.side_by_side(some, cores, lambda p, ended: p.run(runner, ended), finish)
+            if len(some) > 1 and not args.events:
+                print(f"{len(some)} programs beside each other: {runner.watch.use_since(since)}", flush=True)
     except BaseException:
         runner.stop()
         raise
