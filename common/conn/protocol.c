@@ -168,7 +168,7 @@ enum rail_reason rail_hello_decode(const struct rail_protocol *protocol, const s
   if (reason != RAIL_REASON_NONE) return reason;
   if (!rail_same_bytes(wire.secret, listener->secret, sizeof wire.secret)) return RAIL_REASON_SECRET;
   if (le16toh(wire.length) != rail_hello_size(protocol) || (flags & ~(RAIL_HELLO_AUTH | RAIL_HELLO_RECONNECT)))
-    return RAIL_REASON_VERSION;
+    return RAIL_REASON_MESSAGE;
   if (hello->auth != listener->auth) return RAIL_REASON_AUTH;
   uint8_t mac[RAIL_MAC_SIZE];
   if (hello->auth && (hello_mac(protocol, listener, bytes, mac) != RAIL_OK ||

@@ -248,7 +248,7 @@ unsigned int rail_half_open_hello(struct rail_half_open *a, const struct rail_pe
   if (!make_room(a)) return RAIL_REASON_BUSY;
   struct rail_setup *s = a->begin(a->listener->owner, &conn->peer);
   if (!s) {
-    *a->listener->why = '\0'; /* of a limit that there is room under by now */
+    snprintf(a->listener->why, sizeof a->listener->why, "no set-up could begin; the line before says why");
     rail_listener_release(a->listener, 1);
     return RAIL_REASON_BUSY;
   }

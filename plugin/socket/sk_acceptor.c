@@ -2,6 +2,7 @@
  * HELLOs to half-open comms, half-open comms to accept, lost streams to their connections. */
 #include "plugin/socket/sk_connect.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,6 +79,7 @@ static struct sk_half_open_comm *find_or_add_half_open(struct sk_acceptor *a, co
   p = calloc(1, sizeof *p);
   if (!p) {
     rail_listener_release(&a->listener, hello->streams);
+    snprintf(a->listener.why, sizeof a->listener.why, "out of memory");
     return NULL;
   }
   memcpy(p->comm_id, hello->comm_id, sizeof p->comm_id);

@@ -336,7 +336,8 @@ RAIL_COLD static rail_result_t on_answer(struct sk_comm *comm, struct sk_stream 
     return sk_comm_fail(comm, RAIL_REMOTE_ERROR,
                         "stream %u was not answered by RailSocket; is another program at that address?", s->index);
   char versions[64] = "";
-  if (version) snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
+  if (version && version != SK_WIRE_VERSION)
+    snprintf(versions, sizeof versions, " (its protocol version %u, ours %d)", version, SK_WIRE_VERSION);
   if (sk_reason_is_passing(reason) && comm->reconnect) {
     s->eof = true;
     return RAIL_IN_PROGRESS;

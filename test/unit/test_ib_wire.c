@@ -84,8 +84,8 @@ TEST(hello) {
   CHECK_HELLO((void)0, RAIL_REASON_NONE);
   CHECK_HELLO(w.head.magic[0] ^= 1, RAIL_REASON_GARBAGE);
   CHECK_HELLO(w.head.version ^= 2, RAIL_REASON_VERSION);
-  CHECK_HELLO(w.head.length ^= 1, RAIL_REASON_VERSION);
-  CHECK_HELLO(w.head.flags = 4, RAIL_REASON_VERSION);
+  CHECK_HELLO(w.head.length ^= 1, RAIL_REASON_MESSAGE);
+  CHECK_HELLO(w.head.flags = 4, RAIL_REASON_MESSAGE);
   CHECK_HELLO(w.head.secret[15] ^= 1, RAIL_REASON_SECRET);
   CHECK_HELLO(w.head.flags = RAIL_HELLO_AUTH, RAIL_REASON_AUTH);
   CHECK_HELLO(w.head.stream = 1, RAIL_REASON_MESSAGE);
@@ -116,7 +116,8 @@ TEST(hello_of_another_version) {
     w = ib_make_hello(&listener, "somebody", &decoded); /* of ours, and not what ours says */
     w.head.length ^= 1;
     if (wrong) w.head.secret[0] ^= 1;
-    CHECK_INT(rail_hello_decode(&ib_protocol, &listener, &w, &decoded), reason);
+    CHECK_INT(rail_hello_decode(&ib_protocol, &listener, &w, &decoded),
+              wrong ? RAIL_REASON_SECRET : RAIL_REASON_MESSAGE);
   }
 }
 

@@ -136,9 +136,9 @@ TEST(hello_refusals) {
   w = good, w.head.version = htole16(3);
   CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_VERSION);
   w = good, w.head.length = htole16(168);
-  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_VERSION);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_MESSAGE);
   w = good, w.head.flags = htole32(4);
-  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_VERSION);
+  CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_MESSAGE);
   for (int i = 0; i < RAIL_SECRET_SIZE * 8; i++) {
     w = good, w.head.secret[i / 8] ^= (uint8_t)(1 << (i % 8));
     CHECK_INT(hello_reason(&w, &listener, &limits), RAIL_REASON_SECRET);
