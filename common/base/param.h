@@ -31,7 +31,7 @@ struct rail_param {
   enum rail_param_type type;
   const char *def;   /* default, as text; NULL: unset string */
   int64_t lo, hi;    /* allowed range of numbers, after suffixes */
-  const char *words; /* ENUM only: "inline|thread" */
+  const char *words; /* ENUM only: "off|psk" */
   const char *doc;   /* one or two sentences */
   size_t offset;     /* of the value in the module's struct */
 };

@@ -16,7 +16,8 @@
 
 /* ---- refusing --------------------------------------------------------- */
 
-static void refuse(struct rail_listener *l, struct rail_pending *c, unsigned int reason) {
+/* Refuses it; drops what is no HELLO. */
+static void turn_away(struct rail_listener *l, struct rail_pending *c, unsigned int reason) {
   const struct rail_protocol *protocol = l->ops->protocol;
   const char *text = rail_reason_text(protocol, reason);
   char why[160];
@@ -60,13 +61,13 @@ static bool read_hello(void *listener, struct rail_pending *c) {
   if (result == RAIL_OK) {
     reason = offer_hello(l, c);
     if (reason == RAIL_REASON_NONE) (void)rail_pending_remove(&l->pending, c); /* the socket is the plugin's */
-    else refuse(l, c, reason);
+    else turn_away(l, c, reason);
     return true;
   }
   /* Before the end of the stream is looked at, so that garbage is called garbage. */
   reason = rail_hello_check_prefix(l->ops->protocol, &l->handle, c->bytes, c->have);
   if (reason == RAIL_REASON_NONE && result == RAIL_IN_PROGRESS) return false;
-  if (reason != RAIL_REASON_NONE) refuse(l, c, reason);
+  if (reason != RAIL_REASON_NONE) turn_away(l, c, reason);
   else rail_pending_drop(&l->pending, c, "it closed the connection before a whole hello");
   return true;
 }

@@ -27,8 +27,8 @@
 #include "common/base/thread.h"
 
 #define BATCH 64         /* epoll events per system call; more are there at the next one */
-#define DRAIN_POLL_MS 10 /* between two checks of what the data path does, which wakes no thread: a sender whose peer
-                          * waits for its last completions, so long may the peer's close be late; a plugin's frame */
+#define DRAIN_POLL_MS 10 /* between two looks at what wakes no thread: the last completions of a sender whose peer waits
+                          * to close, which may be so late; and a plugin's frame that waits for room */
 #define LATE_TICKS 4     /* a later tick: this thread was descheduled, so a silent peer is not blamed */
 
 /* What an epoll event is about: the first member of the struct that its pointer names. */

@@ -2,7 +2,8 @@
  *
  * The watch thread of a plugin whose data path is not TCP: one per process while there is a context. It serves the oob
  * connections of all comms (oob.h) and other descriptors that the plugin names, such as a NIC's asynchronous events. It
- * never calls the data path: it sets bits of a comm's `pending_work`, through rail_oob_ops.
+ * never calls the data path: it sets bits of a comm's `pending_work`, through rail_oob_ops. What the plugin does for a
+ * descriptor of its own may: ofi polls an endpoint that no caller polls.
  *
  *   init, finalize  rail_watch_begin, rail_watch_end
  *   handshake done  rail_watch_add, with the socket of the handshake

@@ -193,14 +193,14 @@ struct ib_send {
   uint64_t size;
   uint64_t length;       /* bytes that are written: size, or 0 if that is more than the buffer holds */
   struct ib_cursor cursor; /* of `next_part` */
-  uint16_t first_qp;     /* part i goes over QP live[first_qp + i], modulo their number; or IB_QP_BY_SHARE */
+  uint16_t first_place;  /* part i goes over QP live[first_place + i], modulo their number; or IB_QP_BY_SHARE */
   uint16_t nparts, next_part; /* next_part: the first that is not all posted */
   uint16_t number;       /* of the request: its place in `sends` */
   const struct ib_cts *buffer;
   struct ib_mhandle *mr;
   struct ib_share *shares; /* of its parts, with striping; NULL: without, where parts are equal */
 };
-#define IB_QP_BY_SHARE 0x8000u /* first_qp: the share of a part names its QP. Above all numbers of QPs */
+#define IB_QP_BY_SHARE 0x8000u /* first_place: the share of a part names its QP. Above all numbers of QPs */
 
 /* From here on its `pending` is signaled writes, or SENDs, that have not completed, and nothing else. */
 static inline void ib_send_all_posted(struct ib_send *send) { send->base.pending--; }

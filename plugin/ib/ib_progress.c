@@ -2,8 +2,8 @@
  *
  * What polls: test (ib_test), irecv where it has no room, and isend where it finds no CTS and failover has work to do
  * (both by ib_progress); deregMr (ib_comm_drain). Each completion is checked for its status and dispatched by kind to
- * the file that posted it. When a poll finds nothing test looks at what the watch thread found, and at the clock; that
- * also once in a few thousand completions.
+ * the file that posted it. When a poll finds nothing test looks at what the watch thread found, and at the clock; at
+ * the clock also once in a few thousand completions.
  */
 #include "plugin/ib/ib_progress.h"
 

@@ -3,10 +3,11 @@
  * A send from isend to its completion.
  *
  * isend matches its tag in the CTS ring, takes a request, splits the message into parts, one QP each, and posts them:
- * plain RDMA writes, and as each part's last one with immediate, its tail, which reports it to the receiver. What a
- * send queue has no room for waits in `unposted`, and later sends behind it; ib_send_resume goes on there. test calls
- * ib_send_done for each completion; the send is done when all tails have completed. Where a QP was lost (ib_failover.c)
- * what the receiver has not had over it is resent. With the SEND protocol a send waits for its turn (ib_two_sided.c).
+ * plain RDMA writes, and as the last of each part a write with immediate, its tail, which reports it to the receiver.
+ * What a send queue has no room for waits in `unposted`, and later sends behind it; ib_send_resume goes on there. test
+ * calls ib_send_done for each completion; the send is done when all tails have completed. What a lost QP
+ * (ib_failover.c) has not brought to the receiver is resent. With the SEND protocol a send waits for its turn
+ * (ib_two_sided.c).
  */
 #include "plugin/ib/ib_progress.h"
 
@@ -168,7 +169,7 @@ RAIL_COLD static void refuse_size(struct ib_send_comm *sc, struct ib_send *send,
 /* The parts go over the next QPs. Returns the first part's. */
 static inline struct ib_qp *rotate_qps(struct ib_send_comm *sc, struct ib_send *send) {
   struct ib_qp *first = sc->live[sc->next_qp];
-  send->first_qp = (uint16_t)sc->next_qp;
+  send->first_place = (uint16_t)sc->next_qp;
   sc->next_qp += send->nparts; /* at most nlive */
   if (sc->next_qp >= sc->nlive) sc->next_qp -= sc->nlive;
   return first;
@@ -199,7 +200,7 @@ RAIL_HOT_INLINE rail_result_t post_first(struct ib_send_comm *sc, struct ib_send
 
 /* The QP that the next part is given to. One comparison finds most of them. */
 static inline struct ib_qp *qp_of_part(struct ib_send_comm *sc, const struct ib_send *send) {
-  const unsigned int place = send->first_qp + send->next_part;
+  const unsigned int place = send->first_place + send->next_part;
   if (rail_likely(place < sc->nlive)) return sc->live[place];
   if (place >= IB_QP_BY_SHARE) return &sc->base.qps[send->shares[send->next_part].qp];
   return sc->live[place % sc->nlive];

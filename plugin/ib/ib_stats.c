@@ -157,7 +157,7 @@ static void describe(const void *request, uint32_t i, void *out) {
   if (r->magic == IB_REQ_SEND) {
     const struct ib_send *send = rail_container_of(r, const struct ib_send, base);
     const struct ib_send_comm *sc = ib_send_comm_of(r->comm);
-    qp = send->shares ? &r->comm->qps[send->shares[0].qp] : sc->live[send->first_qp % sc->nlive];
+    qp = send->shares ? &r->comm->qps[send->shares[0].qp] : sc->live[send->first_place % sc->nlive];
     event.qp.opcode = sc->two_sided ? IBV_WR_SEND : IBV_WR_RDMA_WRITE_WITH_IMM;
     event.qp.length = send->size;
     event.qp.wr_id = ib_wr_id(IB_WR_SEND, qp->index, 1, (unsigned int)(send - ib_send_comm_of(r->comm)->sends));

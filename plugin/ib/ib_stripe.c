@@ -384,7 +384,7 @@ static void divide_by_rate(struct ib_send_comm *sc, struct ib_send *send, uint64
 struct ib_qp *ib_stripe_divide(struct ib_send_comm *sc, struct ib_send *send) {
   struct ib_stripe *stripe = sc->stripe;
   uint64_t now = 0;
-  send->first_qp = IB_QP_BY_SHARE;
+  send->first_place = IB_QP_BY_SHARE;
   if (send->nparts == 1) {
     give_whole(sc, send);
   } else {

@@ -117,7 +117,7 @@ bool ib_two_sided_take_turn(struct ib_send_comm *sc, struct ib_send *send) {
   const struct ib_cts *cts = send->buffer;
   if (!is_possible(&sc->base.plan, cts)) return false;
   send->nparts = (uint16_t)cts->parts;
-  send->first_qp = (uint16_t)cts->first_qp;
+  send->first_place = (uint16_t)cts->first_qp;
   sc->two_sided->taken[cts->slot][cts->index] = send;
   for (struct ib_send *next; (next = next_in_turn(sc)) != NULL;) STAILQ_INSERT_TAIL(&sc->unposted, next, link);
   return true;
@@ -163,7 +163,7 @@ static rail_result_t post_part(struct ib_send_comm *sc, struct ib_send *send, st
 
 rail_result_t ib_two_sided_post(struct ib_send_comm *sc, struct ib_send *send) {
   while (send->next_part < send->nparts) {
-    struct ib_qp *qp = &sc->base.qps[(send->first_qp + send->next_part) % sc->base.plan.nqps];
+    struct ib_qp *qp = &sc->base.qps[(send->first_place + send->next_part) % sc->base.plan.nqps];
     const bool refused = send->base.result != RAIL_OK && send->next_part == 0;
     if (qp->sq_avail < 1u + refused) return RAIL_IN_PROGRESS;
     RAIL_TRY(post_part(sc, send, qp, refused));

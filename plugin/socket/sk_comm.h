@@ -117,8 +117,8 @@ struct sk_comm {
   struct sk_profile *profile; /* the caller's progress thread's; NULL: no profiler */
   bool detached; /* its sockets were taken away; only the close call is left */
 
-  _Atomic uint32_t owner; /* 1 while a thread moves it */
-  _Atomic uint32_t stop;  /* and to the end after close or dereg_mr */
+  _Atomic uint32_t owner; /* 1 while a thread moves it; after sk_comm_stop to the end */
+  _Atomic uint32_t stop;  /* 1: close, or a dereg_mr that may not wait, has begun */
   struct rail_first_error error; /* once set, the comm does nothing but return it and send ERROR */
   struct sk_submitted submitted;
   struct sk_poll_ctx *engine; /* that moves it, by sk_progress_engine; NULL: only the caller's calls do */

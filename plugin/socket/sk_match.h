@@ -5,7 +5,8 @@
  * without a message about it.
  *
  * Each side keeps two tables, its own entries that wait and the peer's; for any tag at most one of the two has an
- * entry. Entries are embedded in their owners: nothing is allocated, a table of 256 entries costs one short walk.
+ * entry. The sender has a third, of eager messages whose buffers it does not know. Entries are embedded in their
+ * owners: nothing is allocated, a table of 256 entries costs one short walk.
  */
 #ifndef SK_MATCH_H
 #define SK_MATCH_H

@@ -197,8 +197,9 @@ static inline rail_result_t after_write(const struct sk_send_comm *sc, const str
   return RAIL_OK;
 }
 
-/* Here a chunk gets its stream: one that is free, as the kernel has all that was queued on it, and that may take more
- * (sk_share.c) takes the next chunk of the oldest message that is not all in frames. Then each stream is written. */
+/* Here a chunk gets its stream (a message's first: `announce`): one that is free, as the kernel has all that was queued
+ * on it, and that may take more (sk_share.c) takes the next chunk of the oldest message that is not all in frames. Then
+ * each stream is written. */
 rail_result_t sk_send_post(struct sk_send_comm *sc) {
   struct sk_comm *comm = &sc->base;
   const bool can_share = comm->nstreams > 1 && sk_engine_can_share();

@@ -28,7 +28,7 @@
 
 rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer,
                              struct sk_traffic *traffic) {
-  *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .cap = buffer, .ahead = buffer, .traffic = traffic};
+  *s = (struct sk_stream){.fd = fd, .index = (uint16_t)index, .cap = buffer, .read_past = buffer, .traffic = traffic};
   s->buf = malloc(buffer);
   s->stage = malloc(SK_STAGE);
   return s->buf && s->stage ? RAIL_OK : RAIL_SYSTEM_ERROR;
@@ -301,7 +301,7 @@ static int in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
     *want = RAIL_MIN(direct, SK_IO_BYTES);
     iov[n++] = (struct iovec){.iov_base = s->to, .iov_len = *want};
   }
-  ahead = direct > SK_IO_BYTES ? 0 : RAIL_MIN(s->ahead, s->cap - s->tail);
+  ahead = direct > SK_IO_BYTES ? 0 : RAIL_MIN(s->read_past, s->cap - s->tail);
   if (ahead) iov[n++] = (struct iovec){.iov_base = s->buf + s->tail, .iov_len = ahead};
   *want += ahead;
   return n;

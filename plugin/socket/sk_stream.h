@@ -127,7 +127,7 @@ struct sk_stream {
 
   uint8_t *buf;
   uint32_t cap, head, tail; /* buf[head..tail) is unread */
-  uint32_t ahead;           /* how far to read past a payload: all of buf, or one header between bulk ones */
+  uint32_t read_past;       /* how far to read past a payload: all of buf, or one header between bulk ones */
   uint8_t *to;              /* where the current payload's next byte goes */
   uint32_t left;            /* bytes of it still to come */
   uint32_t len;             /* bytes of it in all */
@@ -239,7 +239,7 @@ static inline void sk_stream_expect(struct sk_stream *s, uint8_t *to, uint32_t l
   s->to = to;
   s->left = s->len = len;
   s->target = target;
-  s->ahead = len >= SK_BULK_BYTES ? SK_HEAD : s->cap;
+  s->read_past = len >= SK_BULK_BYTES ? SK_HEAD : s->cap;
 }
 
 /* Moves buffered bytes of the current payload to their place; true when it is complete. */
