@@ -296,7 +296,7 @@ static double estimate_us(void) {
     const struct rt_task *t = &group.tasks[i];
     uint64_t bytes = t->count * rt_type_size((int)t->type);
     bool to_self = (t->coll == RT_SEND || t->coll == RT_RECV) && t->root == t->comm->rank;
-    if (!to_self) sum += rt_estimate_us(t->choice.schedule, bytes, t->comm->nranks, t->comm->tuning.all_shm);
+    if (!to_self) sum += rt_estimate_us(t->choice.schedule, bytes, t->comm->nranks, t->comm->tuning.all_direct);
   }
   return sum;
 }

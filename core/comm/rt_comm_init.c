@@ -157,14 +157,14 @@ static void choose_tuning(struct ncclComm *comm) {
   struct rt_tuning *t = &comm->tuning;
   *t = rt_tuning_of(rt_params(), me->algos, me->protos);
   t->crowded = rt_peers_are_crowded(comm->peers, comm->nranks);
-  t->all_shm = true; /* no pair of neighbours has a proxy in between */
+  t->all_direct = true;
   for (int i = 0; i < comm->nranks; i++) {
     const struct rt_peer *a = &comm->peers[rt_ring_rank_at(comm, i)];
     const struct rt_peer *b = &comm->peers[rt_ring_rank_at(comm, i + 1)];
-    t->all_shm &= rt_transport_direct(rt_transport_choose(a, b));
+    t->all_direct &= rt_transport_direct(rt_transport_choose(a, b));
   }
   int n = (int)rt_params()->nchannels;
-  if (n == 0 && t->all_shm) n = t->blocks = rt_peers_blocks(comm->peers, comm->nranks);
+  if (n == 0 && t->all_direct) n = t->blocks = rt_peers_blocks(comm->peers, comm->nranks);
   t->nchannels = comm->nchannels = RAIL_MIN(rt_peers_channels(comm->peers, comm->nranks, n), RT_MAX_CHANNELS);
 }
 

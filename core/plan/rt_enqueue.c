@@ -195,7 +195,7 @@ static enum rt_proto protocol(const struct builder *b, const struct rt_task *t, 
   const struct rt_tuning *tuning = &b->comm->tuning;
   if (is_p2p(t) && t->count == 0) return RT_SIMPLE;
   if (!b->plan->on_device) return chosen;
-  return tuning->all_shm ? rt_tune_device(tuning, t->coll, chosen) : RT_SIMPLE;
+  return tuning->all_direct ? rt_tune_device(tuning, t->coll, chosen) : RT_SIMPLE;
 }
 
 static rail_result_t add_job(struct builder *b, const struct rt_task *t, int channel, int tree, uint64_t lo,

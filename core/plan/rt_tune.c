@@ -34,7 +34,7 @@ struct rule {
   bool power_of_two;        /* with so many ranks only */
   /* When it pays off: */
   int pays_at;              /* with so many ranks and more */
-  enum { ANYWHERE, OVER_SHM, OVER_NET } where;
+  enum { ANYWHERE, ALL_DIRECT, OVER_NET } where; /* rt_tuning's `all_direct`, or not */
   enum { ANY_HOSTS, ROOMY, CROWDED } hosts; /* rt_tuning's `crowded` */
   size_t threshold; /* offset in rt_tuning of the largest size; 0: any size */
   int pick;
@@ -51,7 +51,7 @@ static const struct rule algo_rules[] = {
     {.min_ranks = 2, .max_ranks = 2, .host_only = true, .where = OVER_NET, UP_TO(exchange_max_pair),
      .pick = RT_ALGO_EXCHANGE, .measured = NET_ALLREDUCE},
     {.min_ranks = 2, .max_ranks = 2, UP_TO(exchange_max), .pick = RT_ALGO_EXCHANGE, .measured = HOST_TUNING},
-    {.min_ranks = 2, .pays_at = 3, .where = OVER_SHM, UP_TO(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
+    {.min_ranks = 2, .pays_at = 3, .where = ALL_DIRECT, UP_TO(tree_max), .pick = RT_ALGO_TREE, .measured = HOST_TREE},
     {.min_ranks = 4, .host_only = true, .power_of_two = true, .where = OVER_NET, .hosts = ROOMY, UP_TO(exchange_max),
      .pick = RT_ALGO_EXCHANGE, .measured = HOST_RUNTIME},
     {.min_ranks = 2, .host_only = true, .pays_at = 3, .where = OVER_NET, .hosts = CROWDED, UP_TO(exchange_max),
@@ -65,7 +65,7 @@ static const struct rule algo_rules[] = {
 
 /* Through a proxy LL doubles the bytes and saves nothing, because the proxy waits for the counters. */
 static const struct rule proto_rules[] = {
-    {.where = OVER_SHM, UP_TO(ll_max), .pick = RT_LL, .measured = HOST_TUNING},
+    {.where = ALL_DIRECT, UP_TO(ll_max), .pick = RT_LL, .measured = HOST_TUNING},
     {.pick = RT_SIMPLE},
 };
 
@@ -121,7 +121,7 @@ static enum rt_func func_of(enum rt_coll coll) {
 }
 
 static bool is_there(const struct rule *r, const struct rt_tuning *t) {
-  return (r->where == ANYWHERE || t->all_shm == (r->where == OVER_SHM)) &&
+  return (r->where == ANYWHERE || t->all_direct == (r->where == ALL_DIRECT)) &&
          (r->hosts == ANY_HOSTS || t->crowded == (r->hosts == CROWDED));
 }
 
@@ -169,7 +169,7 @@ static enum rt_coll pat_schedule(enum rt_coll coll) {
 
 /* Smaller steps cost more than their pipelining hides: a step over a network includes system calls. Nor is a second
  * tree worth its steps for less. */
-static uint64_t chunk_min(const struct rt_tuning *t) { return (t->all_shm ? 16u : 64u) * 1024; }
+static uint64_t chunk_min(const struct rt_tuning *t) { return (t->all_direct ? 16u : 64u) * 1024; }
 
 /* Bytes of a step from which on another block of a GPU pays off: 64 for each of its threads. */
 #define BLOCK_BYTES (32u * 1024)
@@ -188,7 +188,7 @@ static int channels_for(const struct rt_tuning *t, enum rt_coll coll, uint64_t b
 #define SMALL_TOTAL (64u * 1024)
 
 uint64_t rt_tune_small_max(const struct rt_tuning *t, int nranks) {
-  if (!t->all_shm || nranks < 2) return 0;
+  if (!t->all_direct || nranks < 2) return 0;
   return RAIL_MIN(t->small_max, SMALL_TOTAL / (uint64_t)nranks);
 }
 
@@ -219,7 +219,7 @@ struct rt_choice rt_tune(const struct rt_tuning *t, enum rt_coll coll, uint64_t 
     if (bytes >= RT_TREES * chunk_min(t) * (uint64_t)c.nchannels) c.ntrees = RT_TREES;
   }
   if (algo) c.algo_measured = measured(algo_rules, algos, t, nranks);
-  if (t->all_shm) c.proto_measured = measured(proto_rules, protos & ((1u << RT_NPROTO) - 1), t, nranks);
+  if (t->all_direct) c.proto_measured = measured(proto_rules, protos & ((1u << RT_NPROTO) - 1), t, nranks);
   return c;
 }
 
@@ -272,7 +272,7 @@ int rt_tune_links(const struct rt_choice *c, int nranks) {
 static uint64_t chunk_scale(const struct rt_tuning *t, enum rt_coll schedule, int nranks) {
   bool many_hops = nranks > 2 && (schedule == RT_BROADCAST || schedule == RT_REDUCE || schedule == RT_TREE ||
                                   schedule == RT_PAT_BROADCAST || schedule == RT_PAT_REDUCE);
-  return t->all_shm || many_hops ? 1 : 2;
+  return t->all_direct || many_hops ? 1 : 2;
 }
 
 uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_coll schedule, uint64_t bytes,
@@ -299,8 +299,8 @@ struct link {
 };
 static const struct link shm_link = {0.79, 6460}, net_link = {7.6, 3410};
 
-double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_shm) {
-  const struct link *l = all_shm ? &shm_link : &net_link;
+double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_direct) {
+  const struct link *l = all_direct ? &shm_link : &net_link;
   double n = nranks, steps = n - 1, sent = (double)bytes;
   switch (coll) {
     case RT_ALLREDUCE:
@@ -382,7 +382,7 @@ static void print_function(const struct rt_tuning *t, enum rt_func f, int nranks
       from = up_to + 1;
       if (up_to != UINT64_MAX) beyond = rt_tune(t, colls[f], from, nranks);
     } while (up_to != UINT64_MAX && same_choice(&c, &beyond));
-    print_row(f, ranks, t->all_shm, up_to, &c);
+    print_row(f, ranks, t->all_direct, up_to, &c);
     if (up_to == UINT64_MAX) return;
   }
 }
@@ -396,7 +396,7 @@ RAIL_EXPORT void railTuningPrint(void) {
     for (int nranks = 2; nranks <= 4; nranks++)
       for (int f = 0; f < RT_NFUNC; f++) {
         static const char *const ranks[] = {[2] = "2", [3] = "more", [4] = "2^k"};
-        t.all_shm = shm != 0;
+        t.all_direct = shm != 0;
         print_function(&t, (enum rt_func)f, nranks, ranks[nranks]);
       }
   printf("# Where a host has more than two ranks for a core, three and more take Tree over NET up to RAIL_EXCHANGE_MAX,"

@@ -50,7 +50,7 @@ uint32_t rt_proto_masks(const char *text);
 struct rt_tuning {
   uint32_t algos, protos; /* masks */
   bool on_device;         /* kernels of a GPU run the schedules */
-  bool all_shm;           /* no pair of neighbours has a proxy in between: LL pays off */
+  bool all_direct;        /* no pair of neighbours in the ring has a proxy in between (P2P, SHM): LL pays off */
   bool crowded;           /* rt_peers_are_crowded */
   int nchannels;
   int blocks; /* not 0: channels go by size, and a group's are no more than so many, for which the GPUs have room */
@@ -75,7 +75,7 @@ struct rt_choice {
   const char *algo_measured, *proto_measured; /* a file of docs/results, or NULL: there was no other choice */
 };
 
-/* The parameters' part of it; nchannels, blocks, on_device, all_shm and crowded are the communicator's. */
+/* The parameters' part of it; nchannels, blocks, on_device, all_direct and crowded are the communicator's. */
 struct rt_tuning rt_tuning_of(const struct rt_params *p, uint32_t algos, uint32_t protos);
 
 /* `bytes`: of the call's count, so of one rank's block in an all-gather or reduce-scatter. */
@@ -95,6 +95,6 @@ uint64_t rt_tune_chunk(const struct rt_tuning *t, enum rt_proto proto, enum rt_c
                        int nranks, uint64_t esize);
 
 /* How long an operation may take, in us: only for ncclGroupSimulateEnd. `bytes` as for rt_tune. */
-double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_shm);
+double rt_estimate_us(enum rt_coll coll, uint64_t bytes, int nranks, bool all_direct);
 
 #endif

@@ -145,7 +145,7 @@ TEST(nothing_may_be_left) {
 static struct rt_tuning tuning(void) {
   return (struct rt_tuning){.algos = rt_algo_masks(NULL),
                             .protos = rt_proto_masks(NULL),
-                            .all_shm = true,
+                            .all_direct = true,
                             .nchannels = 3,
                             .slot_size = {512 << 10, 64 << 10},
                             .ll_max = 8192,
@@ -167,13 +167,13 @@ TEST(choice_of_protocol) {
   CHECK_INT(proto(&t, 1ull << 40), RT_SIMPLE);
   CHECK_INT(rt_tune(&t, RT_SEND, 8, 4).proto, RT_LL);
   CHECK_INT(rt_tune(&t, RT_COPY, 8, 4).proto, RT_SIMPLE); /* no connection */
-  t.all_shm = false;
+  t.all_direct = false;
   CHECK_INT(proto(&t, 8), RT_SIMPLE);
   t.protos = rt_proto_masks("LL");
   CHECK_INT(proto(&t, 1ull << 40), RT_LL);
   CHECK_INT(rt_tune(&t, RT_COPY, 8, 4).proto, RT_SIMPLE);
   t.protos = rt_proto_masks("Simple");
-  t.all_shm = true;
+  t.all_direct = true;
   CHECK_INT(proto(&t, 8), RT_SIMPLE);
   t.protos = rt_proto_masks("allgather:ll;allreduce:simple");
   CHECK_INT(proto(&t, 1 << 20), RT_LL);
@@ -220,7 +220,7 @@ TEST(choice_of_algorithm) {
       rail_log_set_sink(log_capture);
       t.algos = rt_algo_masks(cases[i].spec);
       rail_log_set_sink(NULL);
-      t.all_shm = shm;
+      t.all_direct = shm;
       struct rt_choice c = rt_tune(&t, RT_ALLREDUCE, cases[i].bytes, cases[i].nranks);
       CHECK_MSG(c.schedule == cases[i].is, "case %zu: schedule %d", i, c.schedule);
       CHECK_INT(c.algo, cases[i].is == RT_EXCHANGE ? RT_ALGO_EXCHANGE
@@ -243,7 +243,7 @@ TEST(small_exchanges_and_reduces_take_slots) {
 
 TEST(a_pair_over_a_network) {
   struct rt_tuning t = tuning();
-  t.all_shm = false, t.exchange_max_pair = 65536;
+  t.all_direct = false, t.exchange_max_pair = 65536;
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65536, 2).algo, RT_ALGO_EXCHANGE);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65537, 2).algo, RT_ALGO_RING);
   t.on_device = true;
@@ -253,7 +253,7 @@ TEST(a_pair_over_a_network) {
 /* Of more than two ranks: a power of two of them, on host memory. */
 TEST(an_exchange_over_a_network) {
   struct rt_tuning t = tuning();
-  t.all_shm = false;
+  t.all_direct = false;
   for (int n = 3; n <= 1024; n++) {
     const bool power = (n & (n - 1)) == 0;
     CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 32768, n).algo, power ? RT_ALGO_EXCHANGE : RT_ALGO_TREE);
@@ -279,8 +279,8 @@ TEST(an_exchange_over_a_network) {
 }
 
 TEST(small_calls) {
-  struct rt_tuning t = {.algos = rt_algo_masks(NULL), .protos = rt_proto_masks(NULL), .all_shm = true, .nchannels = 1,
-                        .small_max = 4096, .small_funcs = ~0u};
+  struct rt_tuning t = {.algos = rt_algo_masks(NULL), .protos = rt_proto_masks(NULL), .all_direct = true,
+                        .nchannels = 1, .small_max = 4096, .small_funcs = ~0u};
   CHECK(rt_tune(&t, RT_ALLREDUCE, 4096, 16).small && !rt_tune(&t, RT_ALLREDUCE, 4097, 2).small);
   CHECK(rt_tune(&t, RT_ALLREDUCE, 1024, 64).small && !rt_tune(&t, RT_ALLREDUCE, 1025, 64).small);
   /* A rank publishes its inputs for all blocks, or one block. */
@@ -289,7 +289,7 @@ TEST(small_calls) {
   CHECK(!rt_tune(&t, RT_SEND, 8, 2).small && !rt_tune(&t, RT_ALLREDUCE, 8, 1).small);
   t.small_funcs = 1u << RT_F_REDUCE;
   CHECK(rt_tune(&t, RT_REDUCE, 8, 2).small && !rt_tune(&t, RT_ALLREDUCE, 8, 2).small);
-  t.all_shm = false;
+  t.all_direct = false;
   CHECK(!rt_tune(&t, RT_REDUCE, 8, 2).small);
   /* Which functions NCCL_ALGO and NCCL_PROTO leave alone. */
   const struct rt_params p = {.small_max = 4096};
@@ -303,7 +303,7 @@ TEST(trees_go_further_over_a_network) {
   struct rt_tuning t = tuning();
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4096, 4).algo, RT_ALGO_TREE);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 4097, 4).algo, RT_ALGO_RING);
-  t.all_shm = false;
+  t.all_direct = false;
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65536, 4).algo, RT_ALGO_TREE);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 65537, 4).algo, RT_ALGO_RING);
 }
@@ -318,7 +318,7 @@ TEST(log2_steps_over_a_network) {
     const enum rt_coll coll = colls[i][0], pat = colls[i][1];
     struct rt_tuning t = tuning();
     CHECK_INT(rt_tune(&t, coll, 8, 4).schedule, coll);
-    t.all_shm = false;
+    t.all_direct = false;
     CHECK_INT(rt_tune(&t, coll, 8, 2).schedule, coll);
     CHECK_INT(rt_tune(&t, coll, 8, 1).schedule, coll);
     CHECK_INT(rt_tune(&t, coll, 4096, 3).schedule, pat);
@@ -331,11 +331,11 @@ TEST(log2_steps_over_a_network) {
     t.algos = rt_algo_masks("PAT");
     CHECK(rt_tune(&t, coll, 8, 4).none);
     t.on_device = false;
-    t.all_shm = true;
+    t.all_direct = true;
     CHECK_INT(rt_tune(&t, coll, 1 << 30, 2).schedule, pat);
     CHECK(rt_tune(&t, RT_ALLREDUCE, 8, 4).none);
     t.algos = rt_algo_masks("^PAT");
-    t.all_shm = false;
+    t.all_direct = false;
     CHECK_INT(rt_tune(&t, coll, 8, 4).schedule, coll);
   }
 }
@@ -346,7 +346,7 @@ TEST(sends_have_no_algorithm) {
     for (int shm = 0; shm < 2; shm++) {
       struct rt_tuning t = tuning();
       t.algos = rt_algo_masks(specs[i]);
-      t.all_shm = shm;
+      t.all_direct = shm;
       const struct rt_choice c = rt_tune(&t, i % 2 ? RT_SEND : RT_RECV, 8, 4);
       CHECK(!c.none && c.algo == RT_ALGO_RING && c.schedule == (i % 2 ? RT_SEND : RT_RECV));
     }
@@ -357,7 +357,7 @@ TEST(both_trees_share_what_is_worth_it) {
   t.algos = rt_algo_masks("tree");
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 16384 - 1, 4).ntrees, 1);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 16384, 4).ntrees, 2);
-  t.all_shm = false;
+  t.all_direct = false;
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 65536 - 1, 4).ntrees, 1);
   CHECK_INT(rt_tune(&t, RT_ALLREDUCE, 3 * 2 * 65536, 4).ntrees, 2);
   t.algos = rt_algo_masks("ring");
@@ -387,7 +387,7 @@ TEST(where_it_was_measured) {
   CHECK(rt_tune(&t, RT_ALLREDUCE, 8, 8).algo_measured != c.algo_measured);
   CHECK(rt_tune(&t, RT_ALLREDUCE, 1 << 30, 8).algo_measured);
   CHECK(!rt_tune(&t, RT_REDUCE, 8, 2).algo_measured);
-  t.all_shm = false;
+  t.all_direct = false;
   CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 2).proto_measured);
   t.algos = rt_algo_masks("ring");
   CHECK(!rt_tune(&t, RT_ALLREDUCE, 8, 2).algo_measured);
@@ -418,7 +418,7 @@ TEST(chunks_over_a_network_are_larger) {
   struct rt_tuning t = tuning();
   t.slot_size[RT_SIMPLE] = 512 << 10;
   CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_ALLREDUCE, 64 << 20, 2, 1), 128 << 10);
-  t.all_shm = false;
+  t.all_direct = false;
   CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_ALLREDUCE, 64 << 20, 2, 1), 256 << 10);
   CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_ALLREDUCE, 256 << 10, 2, 1), 128 << 10);
   CHECK_INT((int)rt_tune_chunk(&t, RT_SIMPLE, RT_BROADCAST, 64 << 20, 2, 1), 256 << 10);
