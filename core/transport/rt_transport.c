@@ -20,9 +20,9 @@ const struct rt_transport *const rt_transports[RT_TRANSPORT_COUNT] = {
 };
 
 const struct rt_transport *rt_transport_choose(const struct rt_peer *a, const struct rt_peer *b) {
-  for (int i = 0; i < RT_TRANSPORT_COUNT; i++)
-    if (rt_transports[i]->can_connect(a, b)) return rt_transports[i];
-  return NULL;
+  int i = 0;
+  while (!rt_transports[i]->can_connect(a, b)) i++; /* ends at NET */
+  return rt_transports[i];
 }
 
 static uint32_t transport_index(const struct rt_transport *t) {
@@ -40,10 +40,6 @@ static rail_result_t setup(struct ncclComm *comm, struct rt_connector *c) {
   struct rt_connect_record mine;
   memset(&mine, 0, sizeof mine);
   c->transport = rt_transport_choose(&comm->peers[comm->rank], &comm->peers[c->peer]);
-  if (!c->transport) {
-    RAIL_WARN("rank %d has no transport to rank %d: shared memory and network are both ruled out", comm->rank, c->peer);
-    return RAIL_SYSTEM_ERROR;
-  }
   c->end = c->is_send ? &c->transport->send : &c->transport->recv;
   RAIL_TRY(c->end->setup(comm, c, &mine));
   mine.version = RT_CONNECT_VERSION;

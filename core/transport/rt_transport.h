@@ -91,9 +91,9 @@ struct rt_connector {
 void rt_net_close(struct ncclComm *comm);
 
 /* Do the programs or kernels of the two ranks share a FIFO? Otherwise each shares one with a proxy. */
-static inline bool rt_transport_direct(const struct rt_transport *t) { return t && !t->send.progress; }
+static inline bool rt_transport_direct(const struct rt_transport *t) { return !t->send.progress; }
 
-/* The first transport that can connect the two, or NULL. */
+/* The first transport that can connect the two; NET always can. */
 const struct rt_transport *rt_transport_choose(const struct rt_peer *a, const struct rt_peer *b);
 
 /* Fails the communicator when a peer's kind of memory, enum rt_memory_kind, is another one than ours. */
