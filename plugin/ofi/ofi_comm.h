@@ -166,7 +166,8 @@ struct ofi_grant {
 /* One buffer of an irecv. */
 struct ofi_recv_buffer {
   void *data;
-  uint64_t capacity, arrived;
+  uint64_t capacity;
+  uint64_t size; /* of its message, known from the first FIN on, or once it is filled */
   uint32_t tag;
   enum ofi_buffer_kind kind;
   bool takes_data, done;

@@ -97,7 +97,7 @@ static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const
     struct ofi_recv_buffer *b = &recv->buffers[i];
     b->data = data[i];
     b->capacity = sizes[i];
-    b->arrived = 0;
+    b->size = 0;
     b->tag = (uint32_t)tags[i];
     b->done = b->cancelled = false;
     b->parts = b->left = 0;
@@ -312,7 +312,7 @@ RAIL_COLD static void cancel_failed(struct ofi_comm *comm, int err) {
  * is libfabric's until it has ended. */
 static void cancel_receive(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint32_t size) {
   b->cancelled = true;
-  b->arrived = size;
+  b->size = size;
   int err = ofi_op_cancel(&b->op);
   if (rail_unlikely(err)) cancel_failed(&rc->base, err);
   else if (b->op.state == OFI_OP_IDLE) complete_buffer(rc, b, size);
@@ -335,9 +335,9 @@ static void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void
 static void handle_fin(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const struct ofi_frame *frame) {
   if (!b->parts) {
     b->parts = b->left = (uint8_t)frame->parts;
-    b->arrived = frame->size;
+    b->size = frame->size;
   }
-  if (b->kind != OFI_BUFFER_RMA || b->parts != frame->parts || b->arrived != frame->size)
+  if (b->kind != OFI_BUFFER_RMA || b->parts != frame->parts || b->size != frame->size)
     protocol_error(&rc->base, frame, "a part that does not fit the others");
   else if (--b->left == 0) complete_granted(rc, b, frame->size);
 }
@@ -369,7 +369,7 @@ void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion) {
   struct ofi_recv_buffer *b = rail_container_of(op, struct ofi_recv_buffer, op);
   if (rail_first_error(&rc->base.error) != RAIL_OK) return;
   if (rail_unlikely(b->cancelled)) {
-    if (completion->err == FI_ECANCELED) complete_buffer(rc, b, b->arrived);
+    if (completion->err == FI_ECANCELED) complete_buffer(rc, b, b->size);
     else if (completion->err) (void)ofi_comm_fail_op(op, completion);
     else
       (void)ofi_comm_fail(&rc->base, RAIL_REMOTE_ERROR, "protocol error: two messages for one buffer with tag %u; is "
@@ -399,7 +399,7 @@ static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b,
   struct ofi_recv *recv = b->op.request;
   uint64_t *stats = rc->base.stats;
   b->done = true;
-  b->arrived = size;
+  b->size = size;
   rail_stats_add(&stats[OFI_COMM_MESSAGES], 1);
   rail_stats_add(&stats[OFI_COMM_BYTES], size);
   if (b->mr) rail_net_memory_release(&b->mr->memory);
@@ -410,6 +410,6 @@ static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b,
 
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes) {
   const struct ofi_recv_buffer *b = recv->buffers;
-  for (unsigned int i = 0; sizes && i < recv->n; i++, b++) sizes[i] = (int)RAIL_MIN(b->arrived, INT_MAX);
+  for (unsigned int i = 0; sizes && i < recv->n; i++, b++) sizes[i] = (int)RAIL_MIN(b->size, INT_MAX);
   recv->base.magic = OFI_REQ_FREE;
 }
