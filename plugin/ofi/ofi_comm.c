@@ -226,7 +226,7 @@ rail_result_t ofi_comm_fail_op(struct ofi_op *op, const struct ofi_completion *c
       comm, is_remote(completion->err) ? RAIL_REMOTE_ERROR : RAIL_SYSTEM_ERROR,
       "%s of %zu bytes with %s: %s (error %d; the provider says %d: %s); %u requests outstanding; check: "
       "the peer's log, the fabric between the two, fi_pingpong -p '%s'",
-      operation(op->kind), size_of(op), op->nic->rail->name, ofi_fabric_strerror(completion->err),
+      operation(op->kind), size_of(op), op->nic->device_nic->name, ofi_fabric_strerror(completion->err),
       completion->err, completion->prov_errno, completion->text ? completion->text : "",
       atomic_load(&comm->outstanding), comm->device->rails[0]->provider);
 }

@@ -91,7 +91,7 @@ static bool are_addresses_good(const struct ofi_setup *s) {
   unsigned int npaths = RAIL_MAX(s->endpoint->nnics, s->theirs.nnics);
   for (unsigned int i = 0; i < npaths; i++) {
     const struct ofi_endpoint_nic *nic = &s->endpoint->nics[i % s->endpoint->nnics];
-    bool is_string = nic->rail->info->addr_format == FI_ADDR_STR;
+    bool is_string = nic->device_nic->info->addr_format == FI_ADDR_STR;
     if (!ofi_address_fits(&s->theirs.addrs[i % s->theirs.nnics], &nic->name, is_string)) return false;
   }
   return true;

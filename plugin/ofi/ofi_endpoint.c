@@ -40,40 +40,41 @@ static rail_result_t open_failed(const struct ofi_nic *nic, const char *what, in
 }
 
 static rail_result_t open_endpoint(struct ofi_endpoint_nic *n) {
-  struct fi_info *info = n->rail->info;
+  struct fi_info *info = n->device_nic->info;
   struct fi_cq_attr cq_attr = {.format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_NONE};
   struct fi_av_attr av_attr = {.type = info->domain_attr->av_type};
   size_t size = OFI_ADDR_SIZE;
   int err;
   cq_attr.size = info->tx_attr->size + info->rx_attr->size;
-  if ((err = ofi_fabric.fabric(info->fabric_attr, &n->fabric, NULL))) return open_failed(n->rail, "fi_fabric", err);
-  if ((err = fi_domain(n->fabric, info, &n->domain, NULL))) return open_failed(n->rail, "fi_domain", err);
-  if ((err = fi_cq_open(n->domain, &cq_attr, &n->cq, NULL))) return open_failed(n->rail, "fi_cq_open", err);
-  if ((err = fi_av_open(n->domain, &av_attr, &n->av, NULL))) return open_failed(n->rail, "fi_av_open", err);
+  if ((err = ofi_fabric.fabric(info->fabric_attr, &n->fabric, NULL)))
+    return open_failed(n->device_nic, "fi_fabric", err);
+  if ((err = fi_domain(n->fabric, info, &n->domain, NULL))) return open_failed(n->device_nic, "fi_domain", err);
+  if ((err = fi_cq_open(n->domain, &cq_attr, &n->cq, NULL))) return open_failed(n->device_nic, "fi_cq_open", err);
+  if ((err = fi_av_open(n->domain, &av_attr, &n->av, NULL))) return open_failed(n->device_nic, "fi_av_open", err);
   for (int left = ENABLE_TRIES; left > 0; left--) {
-    if ((err = fi_endpoint(n->domain, info, &n->ep, NULL))) return open_failed(n->rail, "fi_endpoint", err);
+    if ((err = fi_endpoint(n->domain, info, &n->ep, NULL))) return open_failed(n->device_nic, "fi_endpoint", err);
     if ((err = fi_ep_bind(n->ep, &n->cq->fid, FI_TRANSMIT | FI_RECV)) || (err = fi_ep_bind(n->ep, &n->av->fid, 0)))
-      return open_failed(n->rail, "fi_ep_bind", err);
+      return open_failed(n->device_nic, "fi_ep_bind", err);
     err = fi_enable(n->ep);
     if ((err != -FI_EBUSY && err != -FI_EADDRINUSE) || left == 1) break;
     fi_close(&n->ep->fid);
     n->ep = NULL;
   }
-  if (err) return open_failed(n->rail, "fi_enable", err);
+  if (err) return open_failed(n->device_nic, "fi_enable", err);
   if ((err = fi_getname(&n->ep->fid, n->name.bytes, &size)) || size > OFI_ADDR_SIZE)
-    return open_failed(n->rail, "fi_getname", err ? err : -FI_ETOOSMALL);
+    return open_failed(n->device_nic, "fi_getname", err ? err : -FI_ETOOSMALL);
   n->name.size = (uint16_t)size;
   return RAIL_OK;
 }
 
 static rail_result_t post_receives(struct ofi_endpoint *endpoint, unsigned int index) {
   struct ofi_endpoint_nic *n = &endpoint->nics[index];
-  size_t room = n->rail->caps.rx_size ? n->rail->caps.rx_size : FRAMES_IN;
-  size_t most = n->rail->local || ofi_provider_is_tcp(n->rail->provider) ? FEWER_FRAMES_IN : FRAMES_IN;
+  size_t room = n->device_nic->caps.rx_size ? n->device_nic->caps.rx_size : FRAMES_IN;
+  size_t most = n->device_nic->local || ofi_provider_is_tcp(n->device_nic->provider) ? FEWER_FRAMES_IN : FRAMES_IN;
   n->nreceives = (unsigned int)RAIL_MAX(RAIL_MIN(room / 2, most), 1);
   n->receives = calloc(n->nreceives, sizeof *n->receives);
   if (!n->receives || !ofi_memory_alloc(endpoint, n->nreceives * endpoint->frame_size, &n->frames_in)) {
-    RAIL_WARN("RailOFI: opening %s: out of memory", n->rail->name);
+    RAIL_WARN("RailOFI: opening %s: out of memory", n->device_nic->name);
     return RAIL_SYSTEM_ERROR;
   }
   for (unsigned int i = 0; i < n->nreceives; i++) {
@@ -84,7 +85,7 @@ static rail_result_t post_receives(struct ofi_endpoint *endpoint, unsigned int i
     op->size = endpoint->frame_size;
     op->desc = n->frames_in.descs[index];
     int err = ofi_op_receive_frame(endpoint, op);
-    if (err) return open_failed(n->rail, "fi_recv", err);
+    if (err) return open_failed(n->device_nic, "fi_recv", err);
   }
   return RAIL_OK;
 }
@@ -96,10 +97,10 @@ static void destroy(struct ofi_endpoint *endpoint) {
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
     struct ofi_peer *peer;
-    if (n->av) ofi_close_fid(&n->av->fid, "address vector", n->rail);
-    if (n->cq) ofi_close_fid(&n->cq->fid, "completion queue", n->rail);
-    if (n->domain) ofi_close_fid(&n->domain->fid, "domain", n->rail);
-    if (n->fabric) ofi_close_fid(&n->fabric->fid, "fabric", n->rail);
+    if (n->av) ofi_close_fid(&n->av->fid, "address vector", n->device_nic);
+    if (n->cq) ofi_close_fid(&n->cq->fid, "completion queue", n->device_nic);
+    if (n->domain) ofi_close_fid(&n->domain->fid, "domain", n->device_nic);
+    if (n->fabric) ofi_close_fid(&n->fabric->fid, "fabric", n->device_nic);
     while ((peer = SLIST_FIRST(&n->peers))) {
       SLIST_REMOVE_HEAD(&n->peers, link);
       free(peer);
@@ -121,9 +122,9 @@ static size_t max_inject(const struct ofi_nic *nic) {
 static rail_result_t open_nics(struct ofi_endpoint *endpoint) {
   for (unsigned int i = 0; i < endpoint->device->nrails; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
-    n->rail = endpoint->device->rails[i];
+    n->device_nic = endpoint->device->rails[i];
     n->next_key = 1;
-    n->max_inject = max_inject(n->rail);
+    n->max_inject = max_inject(n->device_nic);
     SLIST_INIT(&n->peers);
     STAILQ_INIT(&n->waiting);
     STAILQ_INIT(&n->waiting_receives);
@@ -195,7 +196,7 @@ rail_result_t ofi_endpoint_get(struct rail_net_ctx *ctx, const struct ofi_device
  * it has just freed: what has arrived is read before. Not over shm: where the first message of a peer that this side
  * does not know is read after that peer has gone, it reads at NULL (1.17, smr_progress_connreq). */
 static void read_the_last(struct ofi_endpoint *endpoint) {
-  if (endpoint->process != getpid() || endpoint->nics[0].rail->local) return;
+  if (endpoint->process != getpid() || endpoint->nics[0].device_nic->local) return;
   ofi_endpoint_lock(endpoint);
   endpoint->ending = true;
   for (int i = 0; !endpoint->shut && i < LAST_POLLS; i++)

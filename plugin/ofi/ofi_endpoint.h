@@ -60,8 +60,9 @@ struct ofi_control_link {
 };
 TAILQ_HEAD(ofi_control_list, ofi_control_link);
 
+/* The endpoint's part of one NIC. */
 struct ofi_endpoint_nic {
-  const struct ofi_nic *rail;
+  const struct ofi_nic *device_nic; /* of device->rails: the NIC itself, the same for all endpoints */
   struct fid_fabric *fabric;
   struct fid_domain *domain;
   struct fid_cq *cq;

@@ -48,7 +48,7 @@ static rail_result_t post_reads(struct ofi_recv_comm *rc, struct ofi_flush *flus
     op->data = rc->flush_target.bytes;
     op->size = RAIL_MIN(FLUSH_BYTES, mr->memory.size - offset);
     op->desc = rc->flush_target.descs[i];
-    op->remote_addr = op->nic->rail->caps.mr_virt_addr ? (uintptr_t)data : offset;
+    op->remote_addr = op->nic->device_nic->caps.mr_virt_addr ? (uintptr_t)data : offset;
     op->key = mr->keys[i];
     err = ofi_op_post(op);
     if (!err) flush->pending++;

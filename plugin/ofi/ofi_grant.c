@@ -206,7 +206,7 @@ static bool apply_report(struct ofi_send_comm *sc, const struct ofi_report *repo
 /* Can it be written to, over whatever path? */
 static bool can_write(const struct ofi_comm *comm) {
   for (unsigned int i = 0; i < comm->endpoint->nnics; i++) {
-    const struct ofi_caps *caps = &comm->endpoint->nics[i].rail->caps;
+    const struct ofi_caps *caps = &comm->endpoint->nics[i].device_nic->caps;
     if (!caps->rma || !(caps->send_after_write || caps->delivery_complete)) return false;
   }
   return true;
@@ -219,7 +219,7 @@ static bool is_buffer_right(const struct ofi_comm *comm, const struct ofi_buffer
     case OFI_BUFFER_RMA: return can_write(comm);
     case OFI_BUFFER_TAGGED: break;
   }
-  return b->path < comm->npaths && !b->takes_data && comm->paths[b->path].nic->rail->caps.tagged;
+  return b->path < comm->npaths && !b->takes_data && comm->paths[b->path].nic->device_nic->caps.tagged;
 }
 
 /* Has an EAGER of this tag filled the buffer, that the receiver had not seen when it made the GRANT? */

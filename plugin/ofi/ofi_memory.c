@@ -13,7 +13,7 @@
  * same: numbers in turn, and the next one where a number is taken. So a key that a peer may still know is used again as
  * late as possible. */
 static int register_with_next_key(struct ofi_endpoint_nic *n, struct fi_mr_attr *attr, struct fid_mr **mr) {
-  size_t bytes = n->rail->caps.mr_key_size;
+  size_t bytes = n->device_nic->caps.mr_key_size;
   uint64_t last = bytes && bytes < sizeof last ? (UINT64_C(1) << 8 * bytes) - 1 : UINT64_MAX - 1;
   int err = -FI_ENOKEY;
   for (uint64_t tries = RAIL_MIN(last, MOST_KEYS); err == -FI_ENOKEY && tries; tries--) {
@@ -29,8 +29,8 @@ int ofi_memory_register(struct ofi_endpoint *endpoint, unsigned int nic, const s
   struct ofi_endpoint_nic *n = &endpoint->nics[nic];
   struct fi_mr_attr a = *attr;
   if (endpoint->shut) return -FI_ESHUTDOWN;
-  int err = n->rail->caps.mr_prov_key ? fi_mr_regattr(n->domain, &a, 0, mr) : register_with_next_key(n, &a, mr);
-  if (err || !n->rail->caps.mr_endpoint) return err;
+  int err = n->device_nic->caps.mr_prov_key ? fi_mr_regattr(n->domain, &a, 0, mr) : register_with_next_key(n, &a, mr);
+  if (err || !n->device_nic->caps.mr_endpoint) return err;
   if (!(err = fi_mr_bind(*mr, &n->ep->fid, 0))) err = fi_mr_enable(*mr);
   if (err) (void)fi_close(&(*mr)->fid);
   return err;
@@ -47,11 +47,11 @@ bool ofi_memory_alloc(struct ofi_endpoint *endpoint, size_t size, struct ofi_mem
   const struct iovec iov = {.iov_base = memory->bytes, .iov_len = memory->size};
   const struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_SEND | FI_RECV | FI_READ | FI_WRITE};
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
-    if (!endpoint->nics[i].rail->caps.mr_local) continue;
+    if (!endpoint->nics[i].device_nic->caps.mr_local) continue;
     int err = ofi_memory_register(endpoint, i, &attr, &memory->mrs[i]);
     if (err) {
       RAIL_WARN("RailOFI: registering %zu bytes with %s: fi_mr_reg: %s; is `ulimit -l` (memlock) too low?",
-                memory->size, endpoint->nics[i].rail->name, ofi_fabric_strerror(err));
+                memory->size, endpoint->nics[i].device_nic->name, ofi_fabric_strerror(err));
       memory->mrs[i] = NULL;
       ofi_memory_free(memory);
       return false;

@@ -18,7 +18,7 @@ static bool needs_registration(const struct ofi_comm *comm, const struct ofi_nic
 }
 
 static int register_with(struct ofi_comm *comm, unsigned int i, struct ofi_mhandle *mr) {
-  const struct ofi_nic *nic = comm->endpoint->nics[i].rail;
+  const struct ofi_nic *nic = comm->endpoint->nics[i].device_nic;
   const struct iovec iov = {.iov_base = (void *)(uintptr_t)mr->memory.addr, .iov_len = mr->memory.size};
   struct fi_mr_attr attr = {.mr_iov = &iov, .iov_count = 1, .access = FI_SEND | FI_RECV};
   if (nic->caps.rma) attr.access |= FI_WRITE | FI_REMOTE_WRITE;
@@ -50,7 +50,7 @@ static void deregister(struct ofi_mhandle *mr) {
 /* Under the lock. */
 static rail_result_t register_with_nics(struct ofi_comm *comm, struct ofi_mhandle *mr) {
   for (unsigned int i = 0; mr->memory.size && i < comm->endpoint->nnics; i++) {
-    const struct ofi_nic *nic = comm->endpoint->nics[i].rail;
+    const struct ofi_nic *nic = comm->endpoint->nics[i].device_nic;
     int err = needs_registration(comm, nic, mr->memory.type) ? register_with(comm, i, mr) : 0;
     if (!err) continue;
     deregister(mr);

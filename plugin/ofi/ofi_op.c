@@ -59,7 +59,7 @@ __attribute__((always_inline)) static inline int post_now(struct ofi_op *op) {
       const struct fi_msg_rma msg = {.msg_iov = &iov, .desc = &op->desc, .iov_count = 1, .addr = op->to,
                                      .rma_iov = &rma, .rma_iov_count = 1, .context = &op->context};
       /* Without FI_ORDER_SAW the completion, for which the FIN waits, must mean that the bytes are in place. */
-      uint64_t delivery = nic->rail->caps.send_after_write ? 0 : FI_DELIVERY_COMPLETE;
+      uint64_t delivery = nic->device_nic->caps.send_after_write ? 0 : FI_DELIVERY_COMPLETE;
       return (int)fi_writemsg(nic->ep, &msg, FI_COMPLETION | delivery);
     }
     case OFI_OP_PROBE:
@@ -387,7 +387,7 @@ void ofi_shut_unlogged(struct ofi_endpoint *endpoint, const char *why) {
   for (unsigned int i = 0; i < endpoint->nnics; i++) {
     struct ofi_endpoint_nic *n = &endpoint->nics[i];
     int err = n->ep ? close_endpoint(endpoint, n) : 0;
-    if (err) warn_open("endpoint", n->rail, err);
+    if (err) warn_open("endpoint", n->device_nic, err);
     endpoint->kept |= err != 0;
     n->ep = NULL;
     STAILQ_INIT(&n->waiting);

@@ -326,7 +326,7 @@ static rail_result_t post_parts(struct ofi_send *send, const struct ofi_buffer *
 static rail_result_t post_next_write(struct ofi_send *send, unsigned int part, unsigned int path) {
   struct ofi_comm *comm = send->base.comm;
   struct ofi_part *p = &send->parts[part];
-  const struct ofi_caps *caps = &comm->paths[path].nic->rail->caps;
+  const struct ofi_caps *caps = &comm->paths[path].nic->device_nic->caps;
   p->data.size = caps->max_msg_size ? RAIL_MIN(p->left, caps->max_msg_size) : p->left;
   p->left -= p->data.size;
   ofi_comm_prepare(comm, &p->data, OFI_OP_WRITE, path);
@@ -410,7 +410,7 @@ static void write_done(struct ofi_send *send, struct ofi_op *op) {
     op->data = (char *)op->data + op->size;
     op->remote_addr += op->size;
     (void)post_next_write(send, part, op->path);
-  } else if (!op->nic->rail->caps.fin_at_once) {
+  } else if (!op->nic->device_nic->caps.fin_at_once) {
     (void)post_fin(send, part, op->path);
   }
 }
