@@ -145,8 +145,8 @@ struct ofi_send {
   const void *data;
   uint64_t size;
   struct ofi_mhandle *mr;
-  uint32_t seq;   /* of the GRANT */
-  uint8_t index;  /* of the buffer */
+  uint32_t grant_seq; /* number of the GRANT whose buffer it goes to; on credit: unused, as the next */
+  uint8_t index;      /* of that buffer */
   uint8_t nparts;
   uint32_t pending; /* operations */
   uint8_t *frames;  /* OFI_MAX_PATHS of OFI_FRAME_SIZE, in comm->frames */

@@ -142,7 +142,7 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
   sc->expects_grants = grant != NULL;
   sc->refused_ns = 0;
   if (grant) {
-    send->seq = grant->seq;
+    send->grant_seq = grant->seq;
     send->index = (uint8_t)index;
     grant->taken |= (uint8_t)(1u << index);
     if (grant->taken == (1u << grant->n) - 1) grant->kept = false;
@@ -264,7 +264,7 @@ static void prepare_eager(struct ofi_send *send, uint32_t tag) {
 static void prepare_data(struct ofi_send *send) {
   struct ofi_frame frame;
   ofi_frame_begin(&frame, OFI_FRAME_DATA);
-  frame.grant = send->seq;
+  frame.grant = send->grant_seq;
   frame.index = send->index;
   prepare_inline(send, OFI_OP_DATA, &frame);
 }
@@ -273,7 +273,7 @@ static void prepare_tagged(struct ofi_send *send, const struct ofi_buffer *buffe
   struct ofi_comm *comm = send->base.comm;
   struct ofi_op *op = &send->parts[0].data;
   op->desc = send->mr ? send->mr->descs[comm->paths[buffer->path].local_nic] : NULL;
-  op->tag = ofi_tag(comm->remote_index, comm->remote_token, send->seq, send->index);
+  op->tag = ofi_tag(comm->remote_index, comm->remote_token, send->grant_seq, send->index);
   ofi_comm_prepare(comm, op, OFI_OP_TSEND, buffer->path);
 }
 
@@ -339,7 +339,7 @@ static rail_result_t post_fin(struct ofi_send *send, unsigned int part, unsigned
   struct ofi_op *op = &send->parts[part].fin;
   struct ofi_frame frame;
   ofi_frame_begin(&frame, OFI_FRAME_FIN);
-  frame.grant = send->seq;
+  frame.grant = send->grant_seq;
   frame.index = send->index;
   frame.parts = send->nparts;
   frame.size = send->size;
@@ -353,7 +353,7 @@ RAIL_COLD static void refuse_size(struct ofi_send *send, const struct ofi_buffer
   struct ofi_op *op = &send->parts[0].data;
   struct ofi_frame frame;
   ofi_frame_begin(&frame, OFI_FRAME_TOO_LARGE);
-  frame.grant = send->seq;
+  frame.grant = send->grant_seq;
   frame.index = send->index;
   frame.size = send->size;
   op->data = NULL;
