@@ -227,8 +227,8 @@ struct ofi_send_comm {
   struct ofi_report held;
   struct { uint32_t tag; bool has_grant; } in_flight[OFI_MAX_GRANTS]; /* EAGERs from report.seen on, by number */
 
-  uint64_t refused_ns; /* since when isend has found neither a GRANT nor credit; 0: it has */
-  bool asked;          /* and no GRANT has come since ASK */
+  uint64_t unmatched_since_ns; /* since when isend has found neither a GRANT nor credit; 0: it has */
+  bool asked;                  /* and neither a GRANT nor credit has come since ASK */
   struct ofi_op ask;
   uint8_t *ask_frame;
 };

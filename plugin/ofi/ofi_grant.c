@@ -194,7 +194,7 @@ static bool apply_report(struct ofi_send_comm *sc, const struct ofi_report *repo
     return false;
   if (report->freed != old->freed) { /* if that does not help, isend asks again */
     sc->asked = false;
-    sc->refused_ns = 0;
+    sc->unmatched_since_ns = 0;
   }
   sc->report = *report;
   ofi_comm_set_unreported(sc, report->seen != sc->next_eager || report->filled != sc->granted_sends);
@@ -243,7 +243,7 @@ static bool apply_grant(struct ofi_send_comm *sc, struct ofi_grant *grant) {
   if (grant->taken == (1u << grant->n) - 1) grant->kept = false;
   sc->grants_applied++;
   sc->asked = false;
-  sc->refused_ns = 0;
+  sc->unmatched_since_ns = 0;
   return true;
 }
 

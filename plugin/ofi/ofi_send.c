@@ -140,7 +140,7 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
     return RAIL_OK;
   }
   sc->expects_grants = grant != NULL;
-  sc->refused_ns = 0;
+  sc->unmatched_since_ns = 0;
   if (grant) {
     send->grant_seq = grant->seq;
     send->index = (uint8_t)index;
@@ -164,8 +164,8 @@ static rail_result_t no_grant(struct ofi_send_comm *sc) {
   if (rail_unlikely(work & RAIL_OOB_STALLED)) ofi_comm_check_stall(&sc->base);
   if (sc->base.eager_count && !sc->asked) {
     uint64_t now = rail_now_ns();
-    if (!sc->refused_ns) sc->refused_ns = now;
-    else if (now - sc->refused_ns > ASK_AFTER_NS) sc->asked = ofi_comm_ask(sc);
+    if (!sc->unmatched_since_ns) sc->unmatched_since_ns = now;
+    else if (now - sc->unmatched_since_ns > ASK_AFTER_NS) sc->asked = ofi_comm_ask(sc);
   }
   return rail_first_error(&sc->base.error);
 }
