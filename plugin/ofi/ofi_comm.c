@@ -169,7 +169,7 @@ rail_result_t ofi_comm_fail(struct ofi_comm *comm, rail_result_t result, const c
 static const char *operation(enum ofi_op_kind kind) {
   switch (kind) {
     case OFI_OP_FRAME_IN: return "receive of control messages";
-    case OFI_OP_PROBE:
+    case OFI_OP_PROBE: return "probe (fi_send)";
     case OFI_OP_PING: return "first message (fi_send)";
     case OFI_OP_REVOKE: return "last message (fi_send)";
     case OFI_OP_GRANT: return "control message for a receive (fi_send)";

@@ -182,7 +182,7 @@ struct ofi_recv {
   struct ofi_request base;
   uint32_t seq;        /* of the receives of this comm */
   uint32_t grant_seq;  /* number of its GRANT, once `trecvs_posted` */
-  bool trecvs_posted;  /* its tagged receives are libfabric's */
+  bool trecvs_posted;  /* post_trecvs has run; some may wait for room still */
   bool granted;        /* its GRANT is sent, perhaps in the frame of an earlier receive */
   uint32_t n, pending; /* buffers; those without their message */
   struct ofi_op grant; /* carries the frame that begins with this receive's GRANT */

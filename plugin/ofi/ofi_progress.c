@@ -6,7 +6,7 @@
 
 #include "common/base/clock.h"
 
-/* Time, and polls (a caller may stand still for longer), in which operations of a peer that ended may still complete */
+/* Time and polls (a caller may stand still for longer) in which operations of a peer that ended may still complete. */
 #define GONE_MS 1000
 #define GONE_POLLS 256
 
