@@ -17,6 +17,22 @@
 #define MAX_BATCHES 8     /* per poll and NIC: a call must return within a millisecond */
 #define MAX_FAILURES 1024 /* of receives of control messages, one after the other: then nothing will come any more */
 
+/* ---- the steps of an operation, in their order; each is explained at its definition ----- */
+
+__attribute__((always_inline)) static inline int post_now(struct ofi_op *op);
+static void begin_op(struct ofi_op *op, enum ofi_op_state state);
+RAIL_HOT_INLINE bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic);
+__attribute__((noinline)) static void handle_entries(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic,
+                                                     const struct fi_cq_msg_entry *entries, ssize_t n);
+RAIL_HOT_INLINE void frame_done(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op,
+                                size_t size);
+static void op_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion);
+static void end_op(struct ofi_op *op);
+RAIL_COLD static void read_error(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic);
+static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic);
+static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op_list *list);
+static void send_from(struct ofi_endpoint *endpoint, struct ofi_control_list *list);
+
 /* ---- posting ---------------------------------------------------------------------------- */
 
 /* What a post returns beside libfabric's errors, which are negative: */
@@ -24,6 +40,37 @@
 #define INJECTED 2  /* it has copied the message and will report no completion */
 /* Not now, in contrast to an error: it was not tried, or libfabric has no room. */
 static inline bool is_not_now(int err) { return err == NOT_TRIED || err == -FI_EAGAIN; }
+
+static struct ofi_op_list *list_of(const struct ofi_op *op) {
+  return op->kind == OFI_OP_TRECV ? &op->nic->waiting_receives : &op->nic->waiting;
+}
+
+/* Does an operation of the list keep this one from being posted? What goes to one peer keeps its order; a peer that
+ * cannot be reached keeps nothing from others. Receives are posted in turn. */
+static bool is_behind_another(const struct ofi_op_list *list, const struct ofi_op *op) {
+  const struct ofi_op *other;
+  if (rail_likely(STAILQ_EMPTY(list))) return false;
+  if (op->kind == OFI_OP_TRECV) return true;
+  STAILQ_FOREACH(other, list, link)
+    if (other->to == op->to) return true;
+  return false;
+}
+
+int ofi_op_post(struct ofi_op *op) {
+  struct ofi_op_list *list = list_of(op);
+  if (rail_unlikely(ofi_endpoint_is_shut(op->comm->endpoint))) return -FI_ESHUTDOWN;
+  int err = is_behind_another(list, op) ? NOT_TRIED : post_now(op);
+  if (rail_likely(err == INJECTED)) {
+    err = 0;
+  } else if (rail_likely(err == 0)) {
+    begin_op(op, OFI_OP_POSTED);
+  } else if (is_not_now(err)) {
+    begin_op(op, OFI_OP_WAITING);
+    STAILQ_INSERT_TAIL(list, op, link);
+    err = 0;
+  }
+  return err;
+}
 
 static bool can_inject(const struct ofi_op *op) {
   return op->head_size + op->size <= op->nic->max_inject;
@@ -42,8 +89,8 @@ static int call_recv(struct ofi_op *op) {
   return (int)fi_recv(op->nic->ep, op->data, op->size, op->desc, FI_ADDR_UNSPEC, &op->context);
 }
 
-/* The calls of libfabric that move data. 0, INJECTED, or libfabric's error. Always inlined, and nothing between it and
- * the call: a stack of isend is short to read. */
+/* Gives it to libfabric: the calls that move data. 0, INJECTED, or libfabric's error. Always inlined, and nothing
+ * between it and the call: a stack of isend is short to read. */
 __attribute__((always_inline)) static inline int post_now(struct ofi_op *op) {
   const struct ofi_endpoint_nic *nic = op->nic;
   switch (op->kind) {
@@ -88,10 +135,7 @@ __attribute__((always_inline)) static inline int post_now(struct ofi_op *op) {
   return (int)fi_sendmsg(nic->ep, &msg, FI_COMPLETION);
 }
 
-static struct ofi_op_list *list_of(const struct ofi_op *op) {
-  return op->kind == OFI_OP_TRECV ? &op->nic->waiting_receives : &op->nic->waiting;
-}
-
+/* It is outstanding: posted, or waiting. */
 static void begin_op(struct ofi_op *op, enum ofi_op_state state) {
   struct ofi_endpoint *endpoint = op->comm->endpoint;
   op->state = state;
@@ -100,43 +144,6 @@ static void begin_op(struct ofi_op *op, enum ofi_op_state state) {
   op->comm->noutgoing += op->kind > OFI_OP_TRECV;
   endpoint->nops++;
   ofi_timer_set(OFI_FIRST_MS);
-}
-
-/* It is over, and idle again. */
-static void end_op(struct ofi_op *op) {
-  struct ofi_endpoint *endpoint = op->comm->endpoint;
-  op->state = OFI_OP_IDLE;
-  op->nic->bytes_outstanding -= op->size;
-  op->comm->nops--;
-  op->comm->noutgoing -= op->kind > OFI_OP_TRECV;
-  endpoint->nops--;
-}
-
-/* Does an operation of the list keep this one from being posted? What goes to one peer keeps its order; a peer that
- * cannot be reached keeps nothing from others. Receives are posted in turn. */
-static bool is_behind_another(const struct ofi_op_list *list, const struct ofi_op *op) {
-  const struct ofi_op *other;
-  if (rail_likely(STAILQ_EMPTY(list))) return false;
-  if (op->kind == OFI_OP_TRECV) return true;
-  STAILQ_FOREACH(other, list, link)
-    if (other->to == op->to) return true;
-  return false;
-}
-
-int ofi_op_post(struct ofi_op *op) {
-  struct ofi_op_list *list = list_of(op);
-  if (rail_unlikely(ofi_endpoint_is_shut(op->comm->endpoint))) return -FI_ESHUTDOWN;
-  int err = is_behind_another(list, op) ? NOT_TRIED : post_now(op);
-  if (rail_likely(err == INJECTED)) {
-    err = 0;
-  } else if (rail_likely(err == 0)) {
-    begin_op(op, OFI_OP_POSTED);
-  } else if (is_not_now(err)) {
-    begin_op(op, OFI_OP_WAITING);
-    STAILQ_INSERT_TAIL(list, op, link);
-    err = 0;
-  }
-  return err;
 }
 
 bool ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoint_nic *nic, const void *bytes,
@@ -170,6 +177,151 @@ int ofi_op_cancel(struct ofi_op *op) {
     return err == -FI_ENOENT ? 0 : err; /* it has ended, and its completion is yet to be read */
   }
   return 0;
+}
+
+/* ---- polling ---------------------------------------------------------------------------- */
+
+bool ofi_poll(struct ofi_endpoint *endpoint) {
+  bool any = false;
+  endpoint->polls++;
+  for (unsigned int i = 0; i < endpoint->nnics; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
+  if (rail_unlikely(!TAILQ_EMPTY(&endpoint->control_now))) send_from(endpoint, &endpoint->control_now);
+  return any;
+}
+
+bool ofi_poll_background(struct ofi_endpoint *endpoint) {
+  bool any = ofi_poll(endpoint);
+  send_from(endpoint, &endpoint->control_later);
+  return any;
+}
+
+/* Reads what has completed, then posts what has waited. */
+RAIL_HOT_INLINE bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
+  struct fi_cq_msg_entry entries[BATCH];
+  bool any = false;
+  for (int batch = 0; batch < MAX_BATCHES && !ofi_endpoint_is_shut(endpoint); batch++) {
+    ssize_t n = fi_cq_read(nic->cq, entries, BATCH);
+    if (n == -FI_EAGAIN || n == 0) break;
+    any = true;
+    if (rail_likely(n > 0)) handle_entries(endpoint, nic, entries, n);
+    else if (n == -FI_EAVAIL) read_error(endpoint, nic);
+    else ofi_shut(endpoint, ofi_fabric_strerror((int)n));
+    if (nic->nused > nic->nreceives / 4) post_used_receives(endpoint, nic);
+    if (n > 0 && n < BATCH) break;
+  }
+  if (nic->nused && !any) post_used_receives(endpoint, nic);
+  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting_receives))) post_waiting(endpoint, nic, &nic->waiting_receives);
+  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) post_waiting(endpoint, nic, &nic->waiting);
+  return any;
+}
+
+/* ---- polling: completions --------------------------------------------------------------- */
+
+/* Completions of operations that have succeeded. Not inlined: a poll that finds nothing needs none of its registers. */
+__attribute__((noinline)) static void handle_entries(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic,
+                                                     const struct fi_cq_msg_entry *entries, ssize_t n) {
+  for (ssize_t i = 0; i < n && !ofi_endpoint_is_shut(endpoint); i++) {
+    struct ofi_op *op = entries[i].op_context;
+    if (op->kind == OFI_OP_FRAME_IN) frame_done(endpoint, nic, op, entries[i].len);
+    else op_done(endpoint, op, &(struct ofi_completion){.size = entries[i].len});
+  }
+}
+
+static struct ofi_comm *comm_of_frame(const struct ofi_endpoint *endpoint, const struct ofi_frame *frame) {
+  struct ofi_comm *comm = frame->comm < endpoint->ncomms ? endpoint->comms[frame->comm] : NULL;
+  return comm && comm->token == frame->token ? comm : NULL;
+}
+
+RAIL_COLD static void malformed(struct ofi_endpoint *endpoint, const void *bytes, size_t size) {
+  struct ofi_frame frame;
+  struct ofi_comm *comm = ofi_frame_decode_head(bytes, size, &frame) ? comm_of_frame(endpoint, &frame) : NULL;
+  if (comm) endpoint->ops->malformed(comm, (unsigned int)frame.type, size);
+}
+
+/* Its receive has ended, and is to be posted anew. */
+static void add_used_receive(const struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op) {
+  op->state = OFI_OP_IDLE;
+  if (ofi_endpoint_is_shut(endpoint)) return;
+  STAILQ_INSERT_TAIL(&nic->used_receives, op, link);
+  nic->nused++;
+}
+
+/* A control message has come. Messages that are no frames, and frames for comms that are closed, are dropped: anybody
+ * may send them. */
+RAIL_HOT_INLINE void frame_done(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op,
+                                size_t size) {
+  struct ofi_frame frame;
+  const void *payload;
+  nic->failed_receives = 0;
+  if (rail_likely(ofi_frame_decode(op->data, size, &frame, &payload))) {
+    struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
+    if (comm) endpoint->ops->frame(comm, &frame, payload); /* on_frame, ofi_progress.c */
+  } else {
+    malformed(endpoint, op->data, size);
+  }
+  add_used_receive(endpoint, nic, op);
+}
+
+/* An operation of a comm has ended. */
+static void op_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
+  if (op->kind != OFI_OP_PROBE) { /* which is no progress of a comm */
+    op->comm->stall.busy = 0;
+    rail_stats_add(&op->comm->stats[OFI_COMM_COMPLETIONS], 1);
+  }
+  end_op(op);
+  endpoint->ops->completed(op, completion); /* on_completion, ofi_progress.c */
+}
+
+/* It is over, and idle again. */
+static void end_op(struct ofi_op *op) {
+  struct ofi_endpoint *endpoint = op->comm->endpoint;
+  op->state = OFI_OP_IDLE;
+  op->nic->bytes_outstanding -= op->size;
+  op->comm->nops--;
+  op->comm->noutgoing -= op->kind > OFI_OP_TRECV;
+  endpoint->nops--;
+}
+
+/* Anybody may send a message that is too large. */
+RAIL_COLD static void frame_failed(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op,
+                                   const struct ofi_completion *completion) {
+  if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) ofi_shut(endpoint, completion->text);
+  add_used_receive(endpoint, nic, op);
+}
+
+/* An error without an operation: completions were lost, or the queue does not work any more. A message that is injected
+ * has no operation either, and the end of its peer is its connection's to notice; no provider is known to give one
+ * (fi_inject leaves no pending entry over shm, and tcp drops it with a line of its log). */
+RAIL_COLD static void read_error(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
+  char text[256];
+  struct fi_cq_err_entry entry = {0};
+  ssize_t n = fi_cq_readerr(nic->cq, &entry, 0);
+  if (n == -FI_EAGAIN) return;
+  if (n < 0) {
+    ofi_shut(endpoint, ofi_fabric_strerror((int)n));
+    return;
+  }
+  const char *words = fi_cq_strerror(nic->cq, entry.prov_errno, entry.err_data, text, sizeof text);
+  const struct ofi_completion failed = {.err = entry.err ? entry.err : FI_EOTHER, .prov_errno = entry.prov_errno,
+                                        .text = words ? words : ""};
+  struct ofi_op *op = entry.op_context;
+  if (op && op->kind == OFI_OP_FRAME_IN) frame_failed(endpoint, nic, op, &failed);
+  else if (op) op_done(endpoint, op, &failed);
+  else if (!nic->max_inject || !(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
+}
+
+/* ---- polling: what is posted, or sent, by a poll ---------------------------------------- */
+
+/* Receives of control messages are posted anew while nothing else is to be done, or once a quarter of them is used:
+ * whoever waits for a message has it before that. */
+static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
+  while (nic->nused && !ofi_endpoint_is_shut(endpoint) && !endpoint->ending) {
+    struct ofi_op *op = STAILQ_FIRST(&nic->used_receives);
+    STAILQ_REMOVE_HEAD(&nic->used_receives, link);
+    nic->nused--;
+    int err = ofi_op_receive_frame(endpoint, op);
+    if (err) ofi_shut(endpoint, ofi_fabric_strerror(err));
+  }
 }
 
 /* Data of a comm that has failed, and the FIN of what was perhaps never written, must not go out any more. */
@@ -219,122 +371,7 @@ static void post_waiting(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic 
   }
 }
 
-/* ---- polling ---------------------------------------------------------------------------- */
-
-static struct ofi_comm *comm_of_frame(const struct ofi_endpoint *endpoint, const struct ofi_frame *frame) {
-  struct ofi_comm *comm = frame->comm < endpoint->ncomms ? endpoint->comms[frame->comm] : NULL;
-  return comm && comm->token == frame->token ? comm : NULL;
-}
-
-RAIL_COLD static void malformed(struct ofi_endpoint *endpoint, const void *bytes, size_t size) {
-  struct ofi_frame frame;
-  struct ofi_comm *comm = ofi_frame_decode_head(bytes, size, &frame) ? comm_of_frame(endpoint, &frame) : NULL;
-  if (comm) endpoint->ops->malformed(comm, (unsigned int)frame.type, size);
-}
-
-/* Its receive has ended, and is to be posted anew. */
-static void add_used_receive(const struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op) {
-  op->state = OFI_OP_IDLE;
-  if (ofi_endpoint_is_shut(endpoint)) return;
-  STAILQ_INSERT_TAIL(&nic->used_receives, op, link);
-  nic->nused++;
-}
-
-/* Messages that are no frames, and frames for comms that are closed, are dropped: anybody may send them. */
-RAIL_HOT_INLINE void frame_done(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op,
-                                size_t size) {
-  struct ofi_frame frame;
-  const void *payload;
-  nic->failed_receives = 0;
-  if (rail_likely(ofi_frame_decode(op->data, size, &frame, &payload))) {
-    struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
-    if (comm) endpoint->ops->frame(comm, &frame, payload); /* on_frame, ofi_progress.c */
-  } else {
-    malformed(endpoint, op->data, size);
-  }
-  add_used_receive(endpoint, nic, op);
-}
-
-/* Anybody may send a message that is too large. */
-RAIL_COLD static void frame_failed(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op,
-                                   const struct ofi_completion *completion) {
-  if (completion->err != FI_ETRUNC && ++nic->failed_receives >= MAX_FAILURES) ofi_shut(endpoint, completion->text);
-  add_used_receive(endpoint, nic, op);
-}
-
-/* Receives of control messages are posted anew while nothing else is to be done, or once a quarter of them is used:
- * whoever waits for a message has it before that. */
-static void post_used_receives(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
-  while (nic->nused && !ofi_endpoint_is_shut(endpoint) && !endpoint->ending) {
-    struct ofi_op *op = STAILQ_FIRST(&nic->used_receives);
-    STAILQ_REMOVE_HEAD(&nic->used_receives, link);
-    nic->nused--;
-    int err = ofi_op_receive_frame(endpoint, op);
-    if (err) ofi_shut(endpoint, ofi_fabric_strerror(err));
-  }
-}
-
-/* An operation of a comm. */
-static void op_done(struct ofi_endpoint *endpoint, struct ofi_op *op, const struct ofi_completion *completion) {
-  if (op->kind != OFI_OP_PROBE) { /* which is no progress of a comm */
-    op->comm->stall.busy = 0;
-    rail_stats_add(&op->comm->stats[OFI_COMM_COMPLETIONS], 1);
-  }
-  end_op(op);
-  endpoint->ops->completed(op, completion); /* on_completion, ofi_progress.c */
-}
-
-/* An error without an operation: completions were lost, or the queue does not work any more. A message that is injected
- * has no operation either, and the end of its peer is its connection's to notice; no provider is known to give one
- * (fi_inject leaves no pending entry over shm, and tcp drops it with a line of its log). */
-RAIL_COLD static void read_error(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
-  char text[256];
-  struct fi_cq_err_entry entry = {0};
-  ssize_t n = fi_cq_readerr(nic->cq, &entry, 0);
-  if (n == -FI_EAGAIN) return;
-  if (n < 0) {
-    ofi_shut(endpoint, ofi_fabric_strerror((int)n));
-    return;
-  }
-  const char *words = fi_cq_strerror(nic->cq, entry.prov_errno, entry.err_data, text, sizeof text);
-  const struct ofi_completion failed = {.err = entry.err ? entry.err : FI_EOTHER, .prov_errno = entry.prov_errno,
-                                        .text = words ? words : ""};
-  struct ofi_op *op = entry.op_context;
-  if (op && op->kind == OFI_OP_FRAME_IN) frame_failed(endpoint, nic, op, &failed);
-  else if (op) op_done(endpoint, op, &failed);
-  else if (!nic->max_inject || !(entry.flags & FI_SEND)) ofi_shut(endpoint, ofi_fabric_strerror(failed.err));
-}
-
-/* Of operations that have succeeded. Not inlined: a poll that finds nothing needs none of its registers. */
-__attribute__((noinline)) static void handle_entries(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic,
-                                                     const struct fi_cq_msg_entry *entries, ssize_t n) {
-  for (ssize_t i = 0; i < n && !ofi_endpoint_is_shut(endpoint); i++) {
-    struct ofi_op *op = entries[i].op_context;
-    if (op->kind == OFI_OP_FRAME_IN) frame_done(endpoint, nic, op, entries[i].len);
-    else op_done(endpoint, op, &(struct ofi_completion){.size = entries[i].len});
-  }
-}
-
-RAIL_HOT_INLINE bool poll_nic(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic) {
-  struct fi_cq_msg_entry entries[BATCH];
-  bool any = false;
-  for (int batch = 0; batch < MAX_BATCHES && !ofi_endpoint_is_shut(endpoint); batch++) {
-    ssize_t n = fi_cq_read(nic->cq, entries, BATCH);
-    if (n == -FI_EAGAIN || n == 0) break;
-    any = true;
-    if (rail_likely(n > 0)) handle_entries(endpoint, nic, entries, n);
-    else if (n == -FI_EAVAIL) read_error(endpoint, nic);
-    else ofi_shut(endpoint, ofi_fabric_strerror((int)n));
-    if (nic->nused > nic->nreceives / 4) post_used_receives(endpoint, nic);
-    if (n > 0 && n < BATCH) break;
-  }
-  if (nic->nused && !any) post_used_receives(endpoint, nic);
-  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting_receives))) post_waiting(endpoint, nic, &nic->waiting_receives);
-  if (rail_unlikely(!STAILQ_EMPTY(&nic->waiting))) post_waiting(endpoint, nic, &nic->waiting);
-  return any;
-}
-
-/* Those that are in the list now. */
+/* Has the GRANTs and ACKs sent of those that are in the list now. */
 static void send_from(struct ofi_endpoint *endpoint, struct ofi_control_list *list) {
   const struct ofi_control_link *last = TAILQ_LAST(list, ofi_control_list);
   for (struct ofi_control_link *link = TAILQ_FIRST(list), *next; link && last; link = next) {
@@ -342,20 +379,6 @@ static void send_from(struct ofi_endpoint *endpoint, struct ofi_control_list *li
     ofi_endpoint_set_control(endpoint, link, OFI_CONTROL_NONE);
     endpoint->ops->send_control(link); /* ofi_control_send, ofi_grant.c */
   }
-}
-
-bool ofi_poll(struct ofi_endpoint *endpoint) {
-  bool any = false;
-  endpoint->polls++;
-  for (unsigned int i = 0; i < endpoint->nnics; i++) any |= poll_nic(endpoint, &endpoint->nics[i]);
-  if (rail_unlikely(!TAILQ_EMPTY(&endpoint->control_now))) send_from(endpoint, &endpoint->control_now);
-  return any;
-}
-
-bool ofi_poll_background(struct ofi_endpoint *endpoint) {
-  bool any = ofi_poll(endpoint);
-  send_from(endpoint, &endpoint->control_later);
-  return any;
 }
 
 /* ---- shutting the endpoint: at its end, or because it cannot go on -------------------------- */
