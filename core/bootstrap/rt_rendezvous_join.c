@@ -12,13 +12,11 @@
 #include "core/bootstrap/rt_rendezvous.h"
 #include "core/comm/rt_error.h"
 
-#define GRACE_MS 3000   /* a rank waits this much longer than the root, whose error names the missing ranks */
-#define REFUSED_MS 5000 /* a rendezvous that refuses connections for so long is over */
+#define GRACE_MS 3000 /* a rank waits this much longer than the root, whose error names the missing ranks */
 
 /* How far a connection came, for the error line. */
 struct join_outcome {
   bool connected, logged; /* logged: the error was logged; else errno has it */
-  bool over;              /* nothing listens where the rendezvous did when its id was made */
 };
 
 static rail_result_t read_answer(const struct rt_rendezvous_rank *me, int fd, uint64_t deadline, union rail_addr *table,
@@ -75,8 +73,18 @@ static rail_result_t send_hello(const struct rt_rendezvous_rank *me, int fd, uin
   return rail_sock_send_all(fd, &out, sizeof out, deadline, me->abort_flag);
 }
 
+static rail_result_t join_once(const struct rt_rendezvous_rank *me, uint64_t deadline, union rail_addr *table,
+                               uint8_t *session, int *fd, struct join_outcome *outcome) {
+  *fd = -1;
+  RAIL_TRY(rail_sock_connect_all(&me->root, NULL, deadline, me->abort_flag, fd));
+  outcome->connected = true;
+  RAIL_TRY(send_hello(me, *fd, deadline));
+  return read_answer(me, *fd, deadline + GRACE_MS * 1000000ull, table, session, &outcome->logged);
+}
+
 static bool aborted(const struct rt_rendezvous_rank *me) { return me->abort_flag && atomic_load(me->abort_flag); }
 
+/* Where nothing listens is no rendezvous any more. */
 static rail_result_t connect_once(const struct rt_rendezvous_rank *me, uint64_t deadline, int *fd) {
   rail_result_t result = rail_sock_connect(&me->root, NULL, fd);
   while (result == RAIL_IN_PROGRESS && !aborted(me) && !rail_deadline_passed(deadline)) {
@@ -87,33 +95,6 @@ static rail_result_t connect_once(const struct rt_rendezvous_rank *me, uint64_t 
   return result;
 }
 
-/* A rendezvous listens before its id is known. So where nothing does it is over, other than at a fixed address, which
- * rank 0 opens when it comes; and whatever else fails may pass with time. */
-static rail_result_t connect_root(const struct rt_rendezvous_rank *me, uint64_t deadline, int *fd, bool *over) {
-  uint64_t until = 0;
-  while (!me->well_known && !aborted(me)) {
-    rail_result_t result = connect_once(me, deadline, fd);
-    if (result == RAIL_OK) return RAIL_OK;
-    int why = errno;
-    rail_sock_close(fd);
-    if (result == RAIL_IN_PROGRESS || why != ECONNREFUSED || rail_deadline_passed(deadline)) break;
-    if (until == 0) until = rail_deadline_in_ms(REFUSED_MS);
-    if ((*over = rail_deadline_passed(until))) return result;
-    poll(NULL, 0, RT_BOOT_RETRY_MS);
-  }
-  return rail_sock_connect_all(&me->root, NULL, deadline, me->abort_flag, fd);
-}
-
-static rail_result_t join_once(const struct rt_rendezvous_rank *me, uint64_t deadline, union rail_addr *table,
-                               uint8_t *session, int *fd, struct join_outcome *outcome) {
-  *fd = -1;
-  RAIL_TRY(connect_root(me, deadline, fd, &outcome->over));
-  outcome->connected = true;
-  RAIL_TRY(send_hello(me, *fd, deadline));
-  return read_answer(me, *fd, deadline + GRACE_MS * 1000000ull, table, session, &outcome->logged);
-}
-
-/* Where nothing listens is no rendezvous any more: once is enough. */
 void rt_rendezvous_end(const struct rt_rendezvous_rank *me) {
   uint64_t deadline = rail_deadline_in_ms(me->timeout_ms);
   char byte;
@@ -129,7 +110,7 @@ rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail
   uint64_t deadline = rail_deadline_in_ms(me->timeout_ms);
   for (;;) {
     int fd;
-    struct join_outcome outcome = {0};
+    struct join_outcome outcome = {false, false};
     rail_result_t result = join_once(me, deadline, table, session, &fd, &outcome);
     rail_sock_close(&fd);
     if (result == RAIL_OK || outcome.logged) return result;
@@ -140,12 +121,7 @@ rail_result_t rt_rendezvous_join(const struct rt_rendezvous_rank *me, union rail
     }
     rail_addr_text(&me->root, text);
     if (aborted(me)) return RAIL_REMOTE_ERROR;
-    if (outcome.over) {
-      rt_error(result,
-               "bootstrap: rank %d of %d: nothing listens at %s, where the rendezvous was: the unique id is stale, the "
-               "process that made it ended, or that address is another host's from here (NCCL_SOCKET_IFNAME)",
-               me->rank, me->nranks, text);
-    } else if (!outcome.connected) {
+    if (!outcome.connected) {
       rt_error(result,
                "bootstrap: rank %d of %d cannot reach the rendezvous at %s: %s (tried for %" PRIu64
                " ms); does rank 0 run, and can %s be routed to from here (NCCL_SOCKET_IFNAME)?",
