@@ -26,27 +26,24 @@ static int nfused;
 static struct sk_device *listed[RAIL_MAX_INTERFACES + MAX_FUSED];
 static _Atomic int count;
 static bool loaded;
-static struct sk_choice threads; /* of the engine */
 
-/* The engine serves all interfaces: of the vendors, the one with the most threads has its way. */
-static void choose_threads(void) {
+unsigned int sk_devices_vendor(void) {
   unsigned int most = 0, vendor = 0;
   for (int i = 0; i < ninterfaces; i++) {
-    unsigned int wanted = sk_choose_threads(&sk_params, interfaces[i].vendor, UINT_MAX).count;
-    if (wanted <= most) continue;
-    most = wanted;
+    unsigned int threads = sk_choose_threads(&sk_params, interfaces[i].vendor, UINT_MAX).count;
+    if (threads <= most) continue;
+    most = threads;
     vendor = interfaces[i].vendor;
   }
-  threads = sk_choose_threads(&sk_params, vendor, rail_thread_cores());
+  return vendor;
 }
-
-const struct sk_choice *sk_devices_threads(void) { return &threads; }
 
 /* What its listeners ask for, and who moves the process's connections. */
 static void log_device(int n, const struct sk_device *d) {
   static bool warned;
   char addr[RAIL_ADDR_TEXT], engine[32] = "inline";
   struct sk_choice streams = sk_choose_streams(&sk_params, d->vendor);
+  struct sk_choice threads = sk_choose_threads(&sk_params, sk_devices_vendor(), rail_thread_cores());
   const unsigned int all = sk_streams_of(streams.count, d->nrails);
   if (threads.count)
     snprintf(engine, sizeof engine, "epoll with %u thread%s", threads.count, threads.count > 1 ? "s" : "");
@@ -230,7 +227,6 @@ void sk_devices_load(void) {
     d->rails[d->nrails++] = d;
   }
   ninterfaces = n;
-  choose_threads();
   list_interfaces();
 }
 

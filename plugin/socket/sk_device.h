@@ -12,8 +12,6 @@
 #include "common/net/net_ops.h"
 #include "plugin/socket/sk_wire.h"
 
-struct sk_choice;
-
 struct sk_device {
   char name[SK_MAX_RAILS * IFNAMSIZ]; /* "eth0", "eth0+eth1" */
   const char *pci_path;               /* NULL if none; a fused device has its first rail's */
@@ -33,8 +31,8 @@ struct sk_device {
 void sk_devices_load(void);
 
 int sk_device_count(void);
-/* The engine's threads, chosen when the table was built: for the cards and the cores of that moment. */
-const struct sk_choice *sk_devices_threads(void);
+/* Of the interfaces: one for whose cards NCCL wants threads, if there is one. */
+unsigned int sk_devices_vendor(void);
 /* NULL, after one line that names the index and what is allowed, if there is no such device. */
 const struct sk_device *sk_device_at(int dev, const char *call);
 rail_result_t sk_get_properties(int dev, struct rail_net_props_v12 *props);

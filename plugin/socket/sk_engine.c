@@ -89,7 +89,7 @@ static _Atomic uint32_t nsharing; /* threads that share work: all, once all are 
 static _Thread_local struct poll_thread *self; /* in a thread of the engine */
 static _Atomic bool forking; /* a fork waits until no thread is within a comm; set under the lock */
 static struct {
-  struct sk_choice choice; /* how many threads there are to be */
+  unsigned int vendor;
   bool tried; /* also when it failed: the reason was logged */
   pid_t owner; /* of the threads */
   uint32_t count;
@@ -147,12 +147,10 @@ static bool run_item(struct shared_work *w) {
   return true;
 }
 
-/* After each item it looks whether it has work of its own. */
 static void take_shared_work(struct poll_thread *t) {
   const uint32_t n = atomic_load(&nsharing);
   for (uint32_t i = 0; i < n; i++)
-    while (&engine.threads[i] != t && run_item(&engine.threads[i].work))
-      if (t->run_list || atomic_load_explicit(&t->notified, memory_order_relaxed)) return;
+    while (&engine.threads[i] != t && run_item(&engine.threads[i].work)) continue;
 }
 
 static bool is_work_free(void) {
@@ -367,9 +365,9 @@ static void after_fork_child(void) {
   after_fork_parent();
 }
 
-void sk_engine_load(const struct sk_choice *choice) {
+void sk_engine_load(unsigned int vendor) {
   pthread_mutex_lock(&lock);
-  engine.choice = *choice;
+  engine.vendor = vendor;
   pthread_mutex_unlock(&lock);
 }
 
@@ -379,9 +377,10 @@ static void start_once(void) {
   if (engine.tried) return;
   engine.tried = true;
   if (!fork_handled) fork_handled = pthread_atfork(before_fork, after_fork_parent, after_fork_child) == 0;
-  const uint32_t wanted = engine.choice.count;
+  struct sk_choice choice = sk_choose_threads(&sk_params, engine.vendor, rail_thread_cores());
+  const uint32_t wanted = choice.count;
   if (!wanted) {
-    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: engine inline (%s)", engine.choice.why);
+    RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: engine inline (%s)", choice.why);
     return;
   }
   engine.owner = getpid();
@@ -391,7 +390,7 @@ static void start_once(void) {
   if (engine.count) {
     atomic_store(&nsharing, engine.count);
     RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: engine epoll with %u of %u threads (%s)", engine.count, wanted,
-              engine.choice.why);
+              choice.why);
     return;
   }
   RAIL_INFO(RAIL_SUB_INIT | RAIL_SUB_NET, "RailSocket: no thread for engine epoll (%s); the caller's calls move data",

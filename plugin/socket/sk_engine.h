@@ -23,7 +23,6 @@
  * such payloads are shared among its threads. */
 #define SK_ENGINE_INLINE_BYTES (64 * 1024)
 
-struct sk_choice;
 struct sk_poll_ctx;
 
 enum sk_poll_result {
@@ -35,8 +34,9 @@ enum sk_poll_result {
  * so. */
 typedef enum sk_poll_result (*sk_poll_fn)(void *arg, bool readable);
 
-/* How many threads there are to be (sk_devices_threads). Before the first call of sk_engine_attach. */
-void sk_engine_load(const struct sk_choice *choice);
+/* The vendor of the interfaces, which has a say in how many threads there are (sk_choose_threads). Before the first
+ * call of sk_engine_attach. */
+void sk_engine_load(unsigned int vendor);
 
 /* A poll context for these sockets at the least busy thread, if there is an engine (started by the first call). *ctx is
  * set before the first call of `fn`; NULL: the caller's calls move the comm. */

@@ -23,7 +23,7 @@ static void load_params(void) {
 static void load_devices(void) {
   sk_ports_load();
   if (sk_protocol_load() && sk_tls_load()) sk_devices_load();
-  sk_engine_load(sk_devices_threads());
+  sk_engine_load(sk_devices_vendor());
 }
 
 static void end(unsigned int left) {

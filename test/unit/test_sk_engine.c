@@ -13,7 +13,7 @@ static uint8_t bytes[LARGE];
 
 static void begin(struct data *d, enum sk_side side) {
   data_begin(d, side, 1, 0);
-  sk_engine_load(&(struct sk_choice){.count = 1, .why = "the test"});
+  sk_params.engine = SK_ENGINE_EPOLL;
   data_open(d);
   ENSURE(d->comm->engine, "the engine did not take the connection: %s", log_lines);
 }
@@ -162,7 +162,7 @@ TEST(a_message_that_waits_and_the_end_behind_it) {
   for (int by_another = 0; by_another < 2; by_another++) { /* owner, when the receive is posted */
     struct data d;
     data_begin(&d, SK_RECEIVER, 1, SK_FEATURE_AHEAD);
-    sk_engine_load(&(struct sk_choice){.count = 1, .why = "the test"});
+    sk_params.engine = SK_ENGINE_EPOLL;
     d.args.eager_size = WAITING;
     d.args.eager_bytes = SK_MIN_EAGER_BYTES(WAITING);
     data_open(&d);
@@ -241,7 +241,7 @@ TEST(small_sends_leave_when_they_are_tested) {
 /* Poll contexts are used again, and the thread is none the worse for connections that end while it looks at them. */
 TEST(connections_come_and_go) {
   data_prepare();
-  sk_engine_load(&(struct sk_choice){.count = 1, .why = "the test"});
+  sk_params.engine = SK_ENGINE_EPOLL;
   for (int i = 0; i < 50; i++) {
     struct data d;
     data_begin_another(&d, i % 2 ? SK_SENDER : SK_RECEIVER, 1, 0);
@@ -292,7 +292,8 @@ ssize_t recvmsg(int fd, struct msghdr *msg, int flags) {
 
 static void set_threads(void) {
   data_prepare();
-  sk_engine_load(&(struct sk_choice){.count = THREADS, .why = "the test"});
+  sk_params.engine = SK_ENGINE_EPOLL;
+  sk_params.threads = THREADS;
 }
 
 static _Atomic uint32_t arrived, rounds_done;

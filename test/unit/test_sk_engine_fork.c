@@ -10,7 +10,7 @@
 
 static void begin(struct data *d) {
   data_begin(d, SK_RECEIVER, 1, 0);
-  sk_engine_load(&(struct sk_choice){.count = 1, .why = "the test"});
+  sk_params.engine = SK_ENGINE_EPOLL;
   data_open(d);
   ENSURE(d->comm->engine, "the engine did not take the connection: %s", log_lines);
 }
