@@ -35,12 +35,11 @@ void sk_shares_renew(struct sk_shares *shares) {
 static double delay_ns(const struct sk_load *load) { return load->held / RAIL_MAX(load->acked, 1); }
 
 /* Slow: the others hold nothing for a part of the time in which this stream holds bytes. Or its delay is several times
- * theirs; the others may hold bytes then, which the receiver does not read before those of this stream. With a limit,
- * being somewhat longer is enough: where messages are complete only with this stream, all wait for it alike. */
+ * theirs; the others may hold bytes then, which the receiver does not read before those of this stream. */
 static bool is_slow(const struct sk_load *own, const struct sk_load *others, double nothers, bool limited) {
   double more = delay_ns(own) / delay_ns(others);
   bool others_wait = own->busy * nothers > 1.1 * others->busy;
-  return more > (limited ? 1.25 : 4) || (others_wait && more > (limited ? 1 : 2));
+  return more > 4 || (others_wait && more > (limited ? 1 : 2));
 }
 
 /* The first limit is what the stream holds. Each period after, the limit falls towards 1.4 times what the stream would
@@ -83,7 +82,9 @@ static void end_period(struct sk_shares *shares, const struct sk_stream *streams
     if (live > 1 && others.acked > 0) set_limit(shares, &streams[i], &others, live - 1);
     unlimited += !shares->limit[i];
   }
-  if (!unlimited) shares->limit[fastest] = 0; /* one must take whatever there is */
+  /* One must take whatever there is. Those that are about as fast have a limit by chance. */
+  for (uint32_t i = 0; i < shares->nstreams && !unlimited; i++)
+    if (shares->load[i].acked >= shares->load[fastest].acked / 2) shares->limit[i] = 0;
   memset(shares->load, 0, sizeof shares->load);
   shares->period_ns = 0;
 }
