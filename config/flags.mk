@@ -57,5 +57,5 @@ ALL_NVCCFLAGS = -std=c++17 -O3 -fmad=false -Xcompiler -fPIC,-Wall $(if $(filter 
   $(device_arch) -D_GNU_SOURCE -Iinclude -I.
 ALL_LDFLAGS = -pthread $(san_flags) $(LDFLAGS)
 # Hundreds of test programs, each with the static libraries: ld takes 0.2 s of a processor for one, gold 0.07.
-TEST_LDFLAGS = $(ALL_LDFLAGS) $(TEST_LD)
+TEST_LDFLAGS = $(TEST_LD) $(ALL_LDFLAGS)
 SO_LDFLAGS = -shared -Wl,-z,relro,-z,now $(if $(SAN),,-Wl,-z,defs)

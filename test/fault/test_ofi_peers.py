@@ -21,6 +21,7 @@ import os
 import pathlib
 import re
 import sys
+import time
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
@@ -28,7 +29,7 @@ from coll import BUILD, Skip, main, run
 
 KIT = str(BUILD / "bin" / "rail-kit")
 PLUGIN = BUILD / "lib" / "libnccl-net-ofi.so"
-SEED = os.environ.get("RAIL_TEST_SEED", "4242")
+SEED = os.environ.get("RAIL_TEST_SEED", str(time.time_ns() & 0xffffff))
 FULL = "--full" in sys.argv[1:]
 VERSIONS = "12 11 10 9 8 7 6".split()
 OLDER = VERSIONS[1:]
@@ -106,7 +107,7 @@ def shares(scenarios, versions):
     """(version, its scenarios): each scenario has one version, with --full all."""
     if FULL:
         return [(version, scenarios) for version in versions]
-    first = int(SEED) % len(versions)
+    first = int(SEED, 0) % len(versions)
     return [(version, share) for i, version in enumerate(versions)
             if (share := scenarios[(i + first) % len(versions)::len(versions)])]
 
