@@ -147,10 +147,12 @@ static bool run_item(struct shared_work *w) {
   return true;
 }
 
+/* After each item it looks whether it has work of its own. */
 static void take_shared_work(struct poll_thread *t) {
   const uint32_t n = atomic_load(&nsharing);
   for (uint32_t i = 0; i < n; i++)
-    while (&engine.threads[i] != t && run_item(&engine.threads[i].work)) continue;
+    while (&engine.threads[i] != t && run_item(&engine.threads[i].work))
+      if (t->run_list || atomic_load_explicit(&t->notified, memory_order_relaxed)) return;
 }
 
 static bool is_work_free(void) {

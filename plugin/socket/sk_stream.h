@@ -30,8 +30,8 @@
 /* From here on a payload is bulk: worth a system call of its own, because a copy takes as long. Less is small. */
 #define SK_BULK_BYTES (16u * 1024)
 #define SK_IO_BYTES ((size_t)1 << 20) /* most that one system call moves: a copy of 0.1 to 0.3 ms */
-/* When a call has moved so much in a direction it makes no more system calls after one for each stream: it must return
- * in about a millisecond. */
+/* When a call has moved so much in a direction it makes no more system calls after one for each stream. With the
+ * default chunks it returns in one or two milliseconds. */
 #define SK_CALL_BYTES (2 * SK_IO_BYTES)
 
 /* A completion counter: how many events are still to come. A request is done at 0 (sk_request.completion); a queued
