@@ -102,71 +102,43 @@ static void poll_streams(struct sk_stream *const streams[], uint32_t n, short ev
 
 /* ---- out -------------------------------------------------------------- */
 
-int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
-  size_t room = SK_IO_BYTES;
-  uint32_t skip = s->out_done, at = s->stage_head;
-  int n = 0;
-  *asked = 0;
-  for (uint32_t i = 0; i < s->out_count && room && n < max - 1; i++) {
-    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    if (skip < out->staged) {
-      uint8_t *from = s->stage + at + skip;
-      size_t len = out->staged - skip;
-      /* Frames without payload of their own stand side by side. */
-      if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == from) iov[n - 1].iov_len += len;
-      else iov[n++] = (struct iovec){.iov_base = from, .iov_len = len};
-      *asked += len;
-      skip = 0;
-    } else {
-      skip -= out->staged;
-    }
-    at += out->staged;
-    if (out->len >= below) break;
-    size_t len = RAIL_MIN(out->len - skip, room);
-    if (len) iov[n++] = (struct iovec){.iov_base = (void *)(uintptr_t)(out->data + skip), .iov_len = len};
-    *asked += len;
-    room -= len;
-    skip = 0;
-  }
-  return n;
-}
-
-void sk_stream_wrote(struct sk_stream *s, size_t moved) {
-  rail_stats_add(&s->traffic->out, moved);
-  s->out_bytes -= moved;
-  moved += s->out_done;
-  while (s->out_count) {
-    const struct sk_out *out = &s->out[s->out_first];
-    size_t all = (size_t)out->staged + out->len;
-    if (moved < all) break;
-    moved -= all;
-    s->stage_head += out->staged;
-    s->out_first = (s->out_first + 1) % SK_OUT_FRAMES;
-    s->out_count--;
-    if (out->completion) sk_completion_drop(out->completion);
-  }
-  s->out_done = (uint32_t)moved;
-  if (!s->out_count) s->stage_head = s->stage_tail = 0;
-}
-
-void sk_stream_out_failed(struct sk_stream *s, int err) {
-  s->out_errno = err ? err : EPIPE;
-  shutdown(s->fd, SHUT_WR); /* tells the peer to close, even if the TCP connection itself works */
-}
-
-/* A system call has written nothing. */
-static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n, int err) {
-  if (n == 0 || err == EAGAIN || err == EWOULDBLOCK) return RAIL_IN_PROGRESS;
-  sk_stream_out_failed(s, err);
-  return RAIL_REMOTE_ERROR;
-}
-
-static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags) {
-  struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
+/* A system call that writes. Another thread than the owner may do_write. */
+struct write {
+  struct sk_stream *s;
+  struct iovec iov[SK_OUT_IOV];
+  int niov, flags;
+  size_t asked;
   ssize_t n;
-  do n = niov == 1 ? send(fd, iov->iov_base, iov->iov_len, flags) : sendmsg(fd, &msg, flags);
-  while (rail_unlikely(n < 0) && errno == EINTR);
-  return n;
+  int err;
+};
+
+/* The steps of a write, in their order; each is explained at its definition. */
+static bool is_zerocopy_next(const struct sk_stream *s);
+static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *result);
+static inline void begin_write(struct write *w, struct sk_stream *s, uint32_t below);
+static inline void do_write(struct write *w);
+static inline rail_result_t end_write(struct write *w, uint64_t *bytes);
+static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags);
+static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n, int err);
+
+rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
+  if (!s->out_count) return RAIL_OK;
+  if (s->out_errno) return RAIL_REMOTE_ERROR;
+
+  /* What goes by copy ends before the next payload of `below` bytes and more. */
+  uint32_t below = UINT32_MAX;
+  rail_result_t result;
+  if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) {
+    if (!is_zerocopy_next(s)) below = s->zerocopy->from;
+    else if (write_zerocopy(s, bytes, &result)) return result;
+  }
+
+  struct write w;
+  begin_write(&w, s, below);
+  do_write(&w);
+  result = end_write(&w, bytes);
+  if (result != RAIL_OK || rail_likely(below == UINT32_MAX) || !is_zerocopy_next(s)) return result;
+  return sk_stream_flush(s, bytes); /* the payload for zero copy, which is first now */
 }
 
 /* The first frame has a payload for zero copy, and all before it is in the kernel. */
@@ -201,26 +173,53 @@ static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *
   return true;
 }
 
-/* A system call that writes. Another thread than the owner may do_write. */
-struct write {
-  struct sk_stream *s;
-  struct iovec iov[SK_OUT_IOV];
-  int niov, flags;
-  size_t asked;
-  ssize_t n;
-  int err;
-};
-
 static inline void begin_write(struct write *w, struct sk_stream *s, uint32_t below) {
   w->s = s;
   w->niov = sk_stream_out_iov(s, w->iov, SK_OUT_IOV, &w->asked, below);
   w->flags = MSG_DONTWAIT | MSG_NOSIGNAL | (below != UINT32_MAX && s->out_bytes > w->asked ? MSG_MORE : 0);
 }
 
+int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, size_t *asked, uint32_t below) {
+  size_t room = SK_IO_BYTES;
+  uint32_t skip = s->out_done, at = s->stage_head;
+  int n = 0;
+  *asked = 0;
+  for (uint32_t i = 0; i < s->out_count && room && n < max - 1; i++) {
+    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    if (skip < out->staged) {
+      uint8_t *from = s->stage + at + skip;
+      size_t len = out->staged - skip;
+      /* Frames without payload of their own stand side by side. */
+      if (n && (uint8_t *)iov[n - 1].iov_base + iov[n - 1].iov_len == from) iov[n - 1].iov_len += len;
+      else iov[n++] = (struct iovec){.iov_base = from, .iov_len = len};
+      *asked += len;
+      skip = 0;
+    } else {
+      skip -= out->staged;
+    }
+    at += out->staged;
+    if (out->len >= below) break;
+    size_t len = RAIL_MIN(out->len - skip, room);
+    if (len) iov[n++] = (struct iovec){.iov_base = (void *)(uintptr_t)(out->data + skip), .iov_len = len};
+    *asked += len;
+    room -= len;
+    skip = 0;
+  }
+  return n;
+}
+
 static inline void do_write(struct write *w) {
   struct sk_stream *s = w->s;
   w->n = rail_likely(!s->tls) ? send_iov(s->fd, w->iov, w->niov, w->flags) : sk_tls_writev(s->tls, w->iov, w->niov);
   w->err = errno;
+}
+
+static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags) {
+  struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
+  ssize_t n;
+  do n = niov == 1 ? send(fd, iov->iov_base, iov->iov_len, flags) : sendmsg(fd, &msg, flags);
+  while (rail_unlikely(n < 0) && errno == EINTR);
+  return n;
 }
 
 static inline rail_result_t end_write(struct write *w, uint64_t *bytes) {
@@ -231,24 +230,34 @@ static inline rail_result_t end_write(struct write *w, uint64_t *bytes) {
   return (size_t)w->n == w->asked ? RAIL_OK : RAIL_IN_PROGRESS;
 }
 
-rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
-  if (!s->out_count) return RAIL_OK;
-  if (s->out_errno) return RAIL_REMOTE_ERROR;
-
-  /* What goes by copy ends before the next payload of `below` bytes and more. */
-  uint32_t below = UINT32_MAX;
-  rail_result_t result;
-  if (rail_unlikely(s->zerocopy != NULL) && sk_zerocopy_is_on(s)) {
-    if (!is_zerocopy_next(s)) below = s->zerocopy->from;
-    else if (write_zerocopy(s, bytes, &result)) return result;
+void sk_stream_wrote(struct sk_stream *s, size_t moved) {
+  rail_stats_add(&s->traffic->out, moved);
+  s->out_bytes -= moved;
+  moved += s->out_done;
+  while (s->out_count) {
+    const struct sk_out *out = &s->out[s->out_first];
+    size_t all = (size_t)out->staged + out->len;
+    if (moved < all) break;
+    moved -= all;
+    s->stage_head += out->staged;
+    s->out_first = (s->out_first + 1) % SK_OUT_FRAMES;
+    s->out_count--;
+    if (out->completion) sk_completion_drop(out->completion);
   }
+  s->out_done = (uint32_t)moved;
+  if (!s->out_count) s->stage_head = s->stage_tail = 0;
+}
 
-  struct write w;
-  begin_write(&w, s, below);
-  do_write(&w);
-  result = end_write(&w, bytes);
-  if (result != RAIL_OK || rail_likely(below == UINT32_MAX) || !is_zerocopy_next(s)) return result;
-  return sk_stream_flush(s, bytes); /* the payload for zero copy, which is first now */
+/* A system call has written nothing. */
+static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n, int err) {
+  if (n == 0 || err == EAGAIN || err == EWOULDBLOCK) return RAIL_IN_PROGRESS;
+  sk_stream_out_failed(s, err);
+  return RAIL_REMOTE_ERROR;
+}
+
+void sk_stream_out_failed(struct sk_stream *s, int err) {
+  s->out_errno = err ? err : EPIPE;
+  shutdown(s->fd, SHUT_WR); /* tells the peer to close, even if the TCP connection itself works */
 }
 
 static void run_write(void *items, uint32_t i) { do_write(&((struct write *)items)[i]); }
@@ -285,6 +294,37 @@ void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t
 
 /* ---- in --------------------------------------------------------------- */
 
+/* A system call that reads. Another thread than the owner may do_read. */
+struct read {
+  struct sk_stream *s;
+  struct iovec iov[2];
+  int niov, err;
+  size_t want, direct, moved;
+  rail_result_t result;
+};
+
+/* The steps of a read. */
+static inline bool begin_read(struct read *r, struct sk_stream *s);
+static int in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want);
+static inline void do_read(struct read *r);
+static inline rail_result_t end_read(const struct read *r, uint64_t *bytes, bool *more);
+
+rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
+  struct read r;
+  *more = false;
+  if (!begin_read(&r, s)) return RAIL_IN_PROGRESS;
+  do_read(&r);
+  return end_read(&r, bytes, more);
+}
+
+/* False: nothing can be read now. */
+static inline bool begin_read(struct read *r, struct sk_stream *s) {
+  r->s = s;
+  r->direct = RAIL_MIN(s->left, SK_IO_BYTES);
+  r->niov = in_iov(s, r->iov, &r->want);
+  return r->niov > 0;
+}
+
 /* Where the next bytes go; 0 when the buffer is full of what cannot be used yet. */
 static int in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
   size_t direct = s->left, ahead;
@@ -305,23 +345,6 @@ static int in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
   if (ahead) iov[n++] = (struct iovec){.iov_base = s->buf + s->tail, .iov_len = ahead};
   *want += ahead;
   return n;
-}
-
-/* A system call that reads. Another thread than the owner may do_read. */
-struct read {
-  struct sk_stream *s;
-  struct iovec iov[2];
-  int niov, err;
-  size_t want, direct, moved;
-  rail_result_t result;
-};
-
-/* False: nothing can be read now. */
-static inline bool begin_read(struct read *r, struct sk_stream *s) {
-  r->s = s;
-  r->direct = RAIL_MIN(s->left, SK_IO_BYTES);
-  r->niov = in_iov(s, r->iov, &r->want);
-  return r->niov > 0;
 }
 
 static inline void do_read(struct read *r) {
@@ -348,14 +371,6 @@ static inline rail_result_t end_read(const struct read *r, uint64_t *bytes, bool
   s->left -= placed;
   s->tail += (uint32_t)(r->moved - placed);
   return RAIL_OK;
-}
-
-rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
-  struct read r;
-  *more = false;
-  if (!begin_read(&r, s)) return RAIL_IN_PROGRESS;
-  do_read(&r);
-  return end_read(&r, bytes, more);
 }
 
 static void run_read(void *items, uint32_t i) { do_read(&((struct read *)items)[i]); }
