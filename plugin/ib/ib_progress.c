@@ -32,8 +32,8 @@ static bool poll_rails(struct ib_comm *comm, unsigned int first);
 static inline rail_result_t after_completions(struct ib_comm *comm);
 static inline void after_empty_poll(struct ib_comm *comm);
 static rail_result_t work_when_idle(const struct ib_request *r);
-RAIL_COLD static rail_result_t handle_pending(const struct ib_request *r, uint32_t work);
 static void clear_probe(struct ib_comm *comm);
+RAIL_COLD static rail_result_t handle_pending(const struct ib_request *r, uint32_t work);
 static rail_result_t poll_all(struct ib_comm *comm, bool *found);
 
 /* ---- test --------------------------------------------------------------- */

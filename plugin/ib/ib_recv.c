@@ -33,16 +33,16 @@ struct recv_args {
 
 RAIL_HOT_INLINE rail_result_t receive(struct ib_recv_comm *rc, const struct recv_args *args, void **request,
                                       const bool two_sided);
-static rail_result_t receive_group(struct ib_recv_comm *rc, const struct recv_args *args, void **request);
 static rail_result_t receive_two_sided(struct ib_recv_comm *rc, const struct recv_args *args, void **request);
+static rail_result_t receive_group(struct ib_recv_comm *rc, const struct recv_args *args, void **request);
 RAIL_HOT_INLINE rail_result_t post_cts(struct ib_recv_comm *rc, struct ib_qp *qp, unsigned int n, unsigned int slot);
-static inline rail_result_t handle_immediate(struct ib_recv_comm *rc, const struct ibv_wc *wc);
 static rail_result_t handle_notice(struct ib_recv_comm *rc, const struct ibv_wc *wc);
+static inline rail_result_t handle_immediate(struct ib_recv_comm *rc, const struct ibv_wc *wc);
 RAIL_HOT_INLINE rail_result_t handle_part(struct ib_recv_comm *rc, const struct ibv_wc *wc, uint32_t bits,
                                           uint64_t tail_bytes);
+RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why);
 RAIL_HOT_INLINE void finish_buffer(struct ib_comm *comm, struct ib_recv *recv, struct ib_buffer *b);
 static rail_result_t repost_recv_wrs(struct ib_comm *comm, struct ib_qp *qp);
-RAIL_COLD static rail_result_t protocol_error(struct ib_comm *comm, const struct ibv_wc *wc, const char *why);
 
 /* ---- irecv -------------------------------------------------------------- */
 

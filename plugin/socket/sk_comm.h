@@ -13,8 +13,8 @@
  * caller's service thread (common/net/net_ops.h); `stop` makes it the owner for the rest of the comm's life.
  *
  * Calls go downwards only: sk_comm (open, close) > sk_watch > sk_keepalive > sk_progress > sk_failover > sk_send,
- * sk_recv > sk_grant > sk_path > sk_error > sk_share > sk_stream > sk_tls. sk_engine, below all of them, gets a
- * function to call.
+ * sk_recv > sk_grant > sk_path > sk_error > sk_share > sk_zerocopy > sk_stream > sk_tls. sk_engine, below all of them,
+ * gets a function to call.
  */
 #ifndef SK_COMM_H
 #define SK_COMM_H

@@ -27,9 +27,9 @@ static rail_result_t start_recv(struct sk_recv_comm *rc, struct sk_recv *recv);
 static rail_result_t post_buffer(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer);
 static struct sk_target *match_msg(struct sk_recv_comm *rc, const struct sk_frame *frame);
 static rail_result_t claim(struct sk_recv_comm *rc, struct sk_recv_buffer *buffer, uint32_t seq, uint64_t size);
-static void expect_chunks(struct sk_recv_comm *rc, struct sk_target *target);
 static rail_result_t begin_payload(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
                                    uint8_t *to, struct sk_target *target);
+static void expect_chunks(struct sk_recv_comm *rc, struct sk_target *target);
 static rail_result_t begin_chunk(struct sk_recv_comm *rc, struct sk_stream *s, const struct sk_frame *frame,
                                  uint64_t offset);
 static bool add_chunk(struct sk_recv_comm *rc, struct sk_target *target, uint64_t offset, uint64_t n);
