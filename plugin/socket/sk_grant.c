@@ -134,7 +134,7 @@ static bool sender_is_out_of_grants(const struct sk_recv_comm *rc) {
   return rc->sender_waited && rc->posted.count == rc->ungranted_count;
 }
 
-/* The same, with FAILOVER: its sends are done when it learns that they have arrived. */
+/* With FAILOVER: would sends be done sooner if the sender knew that they have arrived? */
 static bool counts_are_due(const struct sk_recv_comm *rc) {
   uint32_t unreported = sk_path_unreported(&rc->base);
   return rc->report_all || (unreported && (rc->completed || rc->idle_calls || unreported >= REPORT_AT_ONCE));
