@@ -62,12 +62,11 @@ static const struct rail_oob_ops oob_ops = {
 
 /* ---- asynchronous events: of a port -------------------------------------------- */
 
-/* What has been read of an HCA's events, the worst last. */
+/* What an HCA's events ask for, the worst last. */
 enum events {
-  EVENTS_READ,  /* all that were there, or EVENTS_AT_ONCE of them */
+  EVENTS_READ,  /* nothing more */
   EVENTS_PORT,  /* a port went down, came up, or has other GIDs */
   EVENTS_FATAL, /* the HCA failed, and every connection over it alone */
-  EVENTS_GONE,  /* its events cannot be read any more */
 };
 
 static const char *time_of_day(char text[32]) {
@@ -203,23 +202,23 @@ static enum events handle(struct ib_hca *hca, const struct ibv_async_event *even
   return EVENTS_READ;
 }
 
-/* Reads, handles and acknowledges what is there; the HCA's descriptor does not block. Without the lock of the watch:
- * ibv_destroy_qp waits until the QP's events are acknowledged. */
-static enum events read_events(struct ib_hca *hca) {
-  enum events worst = EVENTS_READ;
+/* Reads, handles and acknowledges what is there, EVENTS_AT_ONCE at most; the HCA's descriptor does not block. Without
+ * the lock of the watch: ibv_destroy_qp waits until the QP's events are acknowledged. False: no more can be read, as
+ * behind the DEVICE_FATAL of an HCA that was removed. */
+static bool read_events(struct ib_hca *hca, enum events *worst) {
   for (int i = 0; i < EVENTS_AT_ONCE; i++) {
     struct ibv_async_event event;
     if (ib_verbs.get_async_event(hca->context, &event) != 0) {
       if (errno == EAGAIN || errno == EINTR) break;
       RAIL_WARN("RailIB: %s: its events can no longer be read: %s; ports that go down are not noticed", hca->name,
                 strerror(errno));
-      return EVENTS_GONE;
+      return false;
     }
     enum events seen = handle(hca, &event);
-    worst = RAIL_MAX(worst, seen);
+    *worst = RAIL_MAX(*worst, seen);
     ib_verbs.ack_async_event(&event);
   }
-  return worst;
+  return true;
 }
 
 /* ---- what all comms of the HCA make of it -------------------------------------- */
@@ -235,12 +234,13 @@ static void fail_comm_over(void *arg, void *hca) {
 static bool on_hca(void *arg) {
   struct ib_hca *hca = arg;
   atomic_store(&hca->in_events, true);
-  enum events events = read_events(hca);
+  enum events worst = EVENTS_READ;
+  bool more = read_events(hca, &worst);
   atomic_store(&hca->in_events, false);
-  if (events == EVENTS_FATAL) rail_watch_each(&ib_watch, fail_comm_over, hca);
-  for (unsigned int i = 0; events >= EVENTS_PORT && i < hca->nports; i++)
+  if (worst == EVENTS_FATAL) rail_watch_each(&ib_watch, fail_comm_over, hca);
+  for (unsigned int i = 0; worst >= EVENTS_PORT && i < hca->nports; i++)
     rail_watch_each(&ib_watch, ib_failover_port, &hca->ports[i]);
-  return events != EVENTS_GONE;
+  return more;
 }
 
 static bool add_hcas(struct rail_watch *watch) {

@@ -16,6 +16,13 @@ static void with_events(int64_t return_async_events) {
   CHECK_OK(rail_watch_begin(&ib_watch));
 }
 
+/* The function that reads them is set before there is a thread, too. */
+static void with_reader(int (*get_async_event)(struct ibv_context *context, struct ibv_async_event *event)) {
+  rail_watch_end(&ib_watch);
+  ib_verbs.get_async_event = get_async_event;
+  CHECK_OK(rail_watch_begin(&ib_watch));
+}
+
 /* ---- events of HCAs ---- */
 
 static uint64_t counter(enum ib_stats_device which) {
@@ -138,6 +145,29 @@ TEST(an_hca_dies) {
   done(comm, peer);
 }
 
+static int (*real_get_async_event)(struct ibv_context *context, struct ibv_async_event *event);
+
+static int one_event_then_eio(struct ibv_context *context, struct ibv_async_event *event) {
+  static bool told;
+  if (told) return errno = EIO, -1;
+  told = true;
+  return real_get_async_event(context, event);
+}
+
+/* The kernel tells DEVICE_FATAL of an HCA that is removed, then reads of its events fail. */
+TEST(an_hca_is_removed) {
+  int peer;
+  real_get_async_event = ib_verbs.get_async_event;
+  with_reader(one_event_then_eio);
+  struct ib_comm *comm = rig_comm(true, RIG_WATCHED, 1, &peer);
+  log_forget();
+  emu_do("event emu0 device_fatal");
+  RIG_WAIT(log_said("can no longer be read"), 10000);
+  RIG_WAIT(PENDING(comm) & IB_COMM_DEVICE_FATAL, 10000);
+  done(comm, peer);
+  with_reader(real_get_async_event);
+}
+
 /* One that a fused device has only among its further rails. */
 TEST(an_hca_of_a_later_rail_dies) {
   int peer;
@@ -188,6 +218,7 @@ int main(int argc, char **argv) {
     TEST_CASE(a_port_goes_down_and_up),
     TEST_CASE(a_port_changes),
     TEST_CASE(fork_leaves_the_parent_alone),
+    TEST_CASE(an_hca_is_removed),
     TEST_CASE(an_hca_dies),
     TEST_CASE(an_hca_of_a_later_rail_dies),
   };
