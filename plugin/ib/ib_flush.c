@@ -158,7 +158,7 @@ RAIL_COLD static rail_result_t bad_flush(int n, const void *data, const void *si
 /* NULL would mean that there is nothing to wait for. */
 RAIL_COLD static rail_result_t too_many(void) {
   RAIL_WARN("RailIB: iflush: more than %d flushes are outstanding on one connection; test some first", IB_MAX_FLUSHES);
-  return RAIL_INTERNAL_ERROR;
+  return RAIL_BAD_USAGE;
 }
 
 rail_result_t ib_iflush(void *recv_comm, int n, void **data, const int *sizes, void **mhandles, void **request) {
