@@ -347,12 +347,14 @@ rail_result_t sk_send_on_control(struct sk_comm *comm, struct sk_stream *s, cons
   if (sk_stream_have(s) < SK_HEAD + frame->len) return RAIL_IN_PROGRESS;
   const uint8_t *at = s->buf + s->head + SK_HEAD;
   s->head += SK_HEAD + frame->len;
-  RAIL_TRY(update_credit(sc, frame));
-  if (frame->flags & SK_FRAME_RESET) reset_grants(sc);
+  /* With FAILOVER the last report comes over all streams, and may overtake others: what these grant is void. */
+  bool overtaken = rail_unlikely(sk_has_failover(comm)) && (int32_t)(frame->seen - sc->seen) < 0;
+  if (rail_likely(!overtaken)) RAIL_TRY(update_credit(sc, frame));
+  if ((frame->flags & SK_FRAME_RESET) && !overtaken) reset_grants(sc);
   for (uint32_t n = frame->len / (uint32_t)sizeof entry; n > 0; n--, at += sizeof entry) {
     memcpy(&entry, at, sizeof entry);
     uint32_t kind = le32toh(entry.kind), key = le32toh(entry.key);
-    if (rail_likely(kind == SK_ENTRY_GRANT)) RAIL_TRY(on_grant(sc, key, le64toh(entry.value)));
+    if (rail_likely(kind == SK_ENTRY_GRANT)) RAIL_TRY(overtaken ? RAIL_OK : on_grant(sc, key, le64toh(entry.value)));
     else if (kind == SK_ENTRY_FRAMES) RAIL_TRY(sk_path_on_frames(sc, key, le64toh(entry.value)));
     else return sk_comm_fail(comm, RAIL_REMOTE_ERROR, "protocol error: a control entry of kind %u", kind);
   }
@@ -376,8 +378,6 @@ static void forget_seen(struct sk_send_comm *sc, uint32_t seen) {
 /* What a CONTROL frame says of the messages that the peer has seen, and of credit. */
 static rail_result_t update_credit(struct sk_send_comm *sc, const struct sk_frame *control) {
   struct sk_credit *c = &sc->credit;
-  /* With FAILOVER the last report comes over all streams, and may overtake others. */
-  if (rail_unlikely(sk_has_failover(&sc->base)) && (int32_t)(control->seen - sc->seen) < 0) return RAIL_OK;
   if (control->seen - sc->seen > sc->next_seq - sc->seen ||
       control->bytes_freed - c->bytes_freed > c->bytes_used - c->bytes_freed ||
       control->count_freed - c->count_freed > c->count_used - c->count_freed)

@@ -48,6 +48,23 @@ TEST(an_older_report_may_come_later) {
   data_close(&d);
 }
 
+/* It grants nothing: the sender has forgotten the message that its grant was for. */
+TEST(an_older_report_grants_nothing) {
+  const struct data_entry arrived = {SK_ENTRY_FRAMES, 0, 1}, late = {SK_ENTRY_GRANT, 5, 8};
+  struct data d;
+  data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
+  data_open(&d);
+  void *first = isend(&d, 0, 8, 5);
+  data_settle(&d);
+  data_send_control(&d, 0, 1, sk_credit_of(8), 1, &arrived, 1);
+  data_wait(first, NULL);
+  void *second = isend(&d, 1, MESSAGE, 5); /* more than the buffer that was granted to the first one */
+  data_send_control(&d, 1, 0, 0, 0, &late, 1);
+  for (int i = 0; i < 20; i++) CHECK(!data_test(second, NULL));
+  CHECK_INT(sk_comm_error(d.comm), RAIL_OK);
+  data_close(&d);
+}
+
 TEST(counts_of_another_generation_do_not_count) {
   struct data d;
   data_begin(&d, SK_SENDER, 2, SK_FEATURE_FAILOVER);
@@ -379,7 +396,8 @@ TEST(a_generation_of_which_nothing_came) {
   data_close(&d);
 }
 
-TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(counts_of_another_generation_do_not_count),
+TEST_MAIN(TEST_CASE(an_older_report_may_come_later), TEST_CASE(an_older_report_grants_nothing),
+          TEST_CASE(counts_of_another_generation_do_not_count),
           TEST_CASE(frames_that_were_not_written_do_not_arrive), TEST_CASE(empty_messages_arrive_when_they_are_seen),
           TEST_CASE(no_more_frames_than_can_be_kept), TEST_CASE(more_granted_messages_under_way_than_may_go_ahead),
           TEST_CASE(grants_without_a_report),
