@@ -384,7 +384,7 @@ rail_result_t ib_mr_cache_get(struct ib_hca *hca, const struct ib_mr_key *key, s
 /* The last reference deregisters. `entry` is unusable afterwards either way. */
 void ib_mr_cache_put(struct ib_hca *hca, struct ib_mr_entry *entry);
 struct ibv_mr *ib_mr_entry_mr(const struct ib_mr_entry *entry);
-/* For tests and counters. */
+/* For tests. */
 unsigned int ib_mr_cache_count(struct ib_hca *hca);
 
 /* ---- the watch thread: ib_watch.c -------------------------------------------------- */

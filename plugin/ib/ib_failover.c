@@ -53,8 +53,8 @@ static void move_to_err(struct ib_comm *comm, unsigned int index) {
 
 static bool step_return(struct ib_comm *comm, unsigned int index);
 
-/* One whose first write, or READY, has come since the last look is UP by now. */
-static bool is_last(struct ib_comm *comm) {
+/* Is only one QP UP? One whose first write, or READY, has come since the last look is made UP first. */
+static bool only_one_is_up(struct ib_comm *comm) {
   for (unsigned int i = 0; i < comm->plan.nqps && ib_count_qps_up(comm) == 1; i++)
     if (ib_failover_qp(comm, i)->state == IB_FAILOVER_VERIFYING) (void)step_return(comm, i);
   return ib_count_qps_up(comm) == 1;
@@ -66,7 +66,7 @@ bool ib_failover_lose(struct ib_comm *comm, unsigned int index) {
   struct ib_qp *qp = &comm->qps[index];
   if (fq->state == IB_FAILOVER_VERIFYING) move_to_err(comm, index); /* nothing went over it */
   if (fq->state != IB_FAILOVER_UP) return true;
-  if (is_last(comm)) return false;
+  if (only_one_is_up(comm)) return false;
   uint64_t now = rail_now_ns();
   if (!f->recovering) {
     f->recovering = true;
@@ -224,14 +224,14 @@ static bool is_down(const struct ib_comm *comm, unsigned int rail) {
   return true;
 }
 
-unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover) {
+unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *done, unsigned int *ndone) {
   struct ib_posted_ring *ring = &qp->posted;
   uint32_t unacked = 0;       /* tails without a completion */
   uint32_t end = ring->first; /* behind the entries that are kept */
   for (uint32_t i = ring->first; i != ring->end; i++) unacked += ib_posted_at(ring, i)->tail;
   const uint32_t acked = atomic_load_explicit(&qp->tails, memory_order_relaxed) - unacked;
   uint32_t delivered = count - acked; /* of the unacked ones */
-  *nover = 0;
+  *ndone = 0;
   if (delivered > unacked) return IB_COUNT_INVALID;
   for (uint32_t i = ring->first; i != ring->end; i++) {
     const struct ib_posted entry = *ib_posted_at(ring, i);
@@ -240,7 +240,7 @@ unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted 
       continue;
     }
     delivered -= entry.tail;
-    over[(*nover)++] = entry;
+    done[(*ndone)++] = entry;
   }
   ring->end = end;
   return end - ring->first;
@@ -249,12 +249,12 @@ unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted 
 /* The sender is told how many tails of the lost QP the receiver has counted: those parts are done, the others stay in
  * qp->posted for resend_all. */
 static rail_result_t reconcile(struct ib_comm *comm, unsigned int index) {
-  struct ib_posted over[IB_SEND_DEPTH];
-  unsigned int nover;
+  struct ib_posted done[IB_SEND_DEPTH];
+  unsigned int ndone;
   const uint32_t count = atomic_load(&ib_failover_qp(comm, index)->peer_count);
-  const unsigned int left = ib_posted_split(&comm->qps[index], count, over, &nover);
+  const unsigned int left = ib_posted_split(&comm->qps[index], count, done, &ndone);
   if (left == IB_COUNT_INVALID) return ib_error_bad_count(comm, index, count);
-  ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], over, nover);
+  ib_send_reconcile(ib_send_comm_of(comm), &comm->qps[index], done, ndone);
   forget_counts(comm, index);
   comm->failover->resent += left;
   return RAIL_OK;

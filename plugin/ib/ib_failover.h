@@ -161,9 +161,9 @@ static inline bool ib_failover_awaits(const struct ib_comm *comm) {
 bool ib_failover_lose(struct ib_comm *comm, unsigned int qp);
 
 /* What a sender has to resend. Of a lost QP of whose tails the receiver has counted so many: keeps in qp->posted the
- * tails that have not arrived, and writes all other entries, which are over, into `over` (IB_SEND_DEPTH). Returns how
+ * tails that have not arrived, and writes all other entries, which are done, into `done` (IB_SEND_DEPTH). Returns how
  * many are kept. Touches nothing but qp->posted. */
-unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *over, unsigned int *nover);
+unsigned int ib_posted_split(struct ib_qp *qp, uint32_t count, struct ib_posted *done, unsigned int *ndone);
 #define IB_COUNT_INVALID UINT32_MAX /* a count that cannot be: nothing is changed */
 
 /* ---- the watch thread ---------------------------------------------------------- */

@@ -71,9 +71,9 @@ rail_result_t ib_send_finish(struct ib_send *send, int *sizes);
 
 /* The loss and the return of a QP. Messages go over the QPs that are UP (ib_failover.h), from now on. */
 void ib_send_update_live(struct ib_send_comm *sc);
-/* What follows when a QP is DOWN (ib_failover.h): completes the entries of qp->posted that are over. Those that are
+/* What follows when a QP is DOWN (ib_failover.h): completes the entries of qp->posted that are done. Those that are
  * left in it are parts to be resent. */
-void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover);
+void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *done, unsigned int ndone);
 /* Resends them. RAIL_IN_PROGRESS: some wait for room in a send queue, or for what is known of another lost QP. */
 rail_result_t ib_send_resend(struct ib_send_comm *sc, struct ib_qp *lost);
 

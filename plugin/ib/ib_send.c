@@ -421,10 +421,10 @@ static void restart(struct ib_cursor *cursor, const struct ib_qp *qp) {
   if (ib_is_begun(cursor) && cursor->qp == qp->index) cursor->body_posted = IB_BETWEEN_PARTS;
 }
 
-void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *over, unsigned int nover) {
-  for (unsigned int i = 0; i < nover; i++) {
-    struct ib_send *send = &sc->sends[over[i].send];
-    if (sc->stripe) ib_stripe_done(sc->stripe, qp, send, over[i]);
+void ib_send_reconcile(struct ib_send_comm *sc, struct ib_qp *qp, const struct ib_posted *done, unsigned int ndone) {
+  for (unsigned int i = 0; i < ndone; i++) {
+    struct ib_send *send = &sc->sends[done[i].send];
+    if (sc->stripe) ib_stripe_done(sc->stripe, qp, send, done[i]);
     write_done(&sc->base, send);
   }
   if (!STAILQ_EMPTY(&sc->unposted)) restart(&STAILQ_FIRST(&sc->unposted)->cursor, qp); /* the only one that is begun */

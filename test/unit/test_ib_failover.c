@@ -31,51 +31,51 @@ static struct ib_qp qp_with(uint32_t start, uint32_t acked, unsigned int unacked
 
 TEST(a_count_tells_what_arrived) {
   static const uint32_t starts[] = {0, 500, UINT32_MAX - 3};
-  struct ib_posted over[IB_SEND_DEPTH];
-  unsigned int nover;
+  struct ib_posted done[IB_SEND_DEPTH];
+  unsigned int ndone;
   for (size_t s = 0; s < RAIL_COUNT_OF(starts); s++)
     for (unsigned int unacked = 0; unacked <= 9; unacked++)
       for (unsigned int delivered = 0; delivered <= unacked; delivered++) {
         uint32_t acked = starts[RAIL_COUNT_OF(starts) - 1 - s];
         struct ib_qp qp = qp_with(starts[s], acked, unacked, 2);
         uint32_t before = qp.posted.end - qp.posted.first;
-        CHECK_INT(ib_posted_split(&qp, acked + delivered, over, &nover), unacked - delivered);
+        CHECK_INT(ib_posted_split(&qp, acked + delivered, done, &ndone), unacked - delivered);
         CHECK_INT(qp.posted.end - qp.posted.first, unacked - delivered);
         for (unsigned int i = 0; i < unacked - delivered; i++) { /* in order, the oldest first */
           const struct ib_posted *left = ib_posted_at(&qp.posted, qp.posted.first + i);
           CHECK(left->send == delivered + i && left->part == 5 && left->tail);
         }
-        CHECK_INT(nover, before - (unacked - delivered));
+        CHECK_INT(ndone, before - (unacked - delivered));
         unsigned int tails = 0;
-        for (unsigned int i = 0; i < nover; i++) tails += over[i].tail;
+        for (unsigned int i = 0; i < ndone; i++) tails += done[i].tail;
         CHECK_INT(tails, delivered);
       }
 }
 
 TEST(a_count_that_cannot_be) {
-  struct ib_posted over[IB_SEND_DEPTH];
-  unsigned int nover;
+  struct ib_posted done[IB_SEND_DEPTH];
+  unsigned int ndone;
   for (uint32_t acked = 0; acked < 3; acked++) {
     static const int wrong[] = {-1, 5, 1000, 1 << 30};
     for (size_t i = 0; i < RAIL_COUNT_OF(wrong); i++) {
       struct ib_qp qp = qp_with(7, acked, 4, 1);
       const uint32_t end = qp.posted.end;
-      CHECK(ib_posted_split(&qp, acked + (uint32_t)wrong[i], over, &nover) == IB_COUNT_INVALID);
-      CHECK(nover == 0 && qp.posted.end == end); /* nothing has changed */
+      CHECK(ib_posted_split(&qp, acked + (uint32_t)wrong[i], done, &ndone) == IB_COUNT_INVALID);
+      CHECK(ndone == 0 && qp.posted.end == end); /* nothing has changed */
     }
   }
 }
 
 TEST(a_full_ring) {
-  struct ib_posted over[IB_SEND_DEPTH];
-  unsigned int nover;
+  struct ib_posted done[IB_SEND_DEPTH];
+  unsigned int ndone;
   struct ib_qp qp = {.posted = {.entries = entries, .first = 100, .end = 100 + IB_SEND_DEPTH}};
   for (unsigned int i = 0; i < IB_SEND_DEPTH; i++) entries[i] = (struct ib_posted){.tail = 1};
   atomic_init(&qp.tails, IB_SEND_DEPTH);
-  CHECK_INT(ib_posted_split(&qp, 0, over, &nover), IB_SEND_DEPTH);
-  CHECK_INT(nover, 0);
-  CHECK_INT(ib_posted_split(&qp, IB_SEND_DEPTH, over, &nover), 0);
-  CHECK_INT(nover, IB_SEND_DEPTH);
+  CHECK_INT(ib_posted_split(&qp, 0, done, &ndone), IB_SEND_DEPTH);
+  CHECK_INT(ndone, 0);
+  CHECK_INT(ib_posted_split(&qp, IB_SEND_DEPTH, done, &ndone), 0);
+  CHECK_INT(ndone, IB_SEND_DEPTH);
 }
 
 /* ---- what is written again ------------------------------------------------------ */

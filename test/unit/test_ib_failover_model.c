@@ -300,8 +300,8 @@ static void frame_to_sender(struct state s) {
 static void sender_reconciles(struct state s, unsigned int q) {
   struct qp_state *p = &s.qp[q];
   bool wait = model.flaw != NO_WAIT_FOR_RECEIVER;
-  struct ib_posted ring[IB_SEND_DEPTH], over[IB_SEND_DEPTH];
-  unsigned int nover;
+  struct ib_posted ring[IB_SEND_DEPTH], done[IB_SEND_DEPTH];
+  unsigned int ndone;
   if (p->s != AWAIT_PEER || (wait && !p->s_peer)) return;
   struct ib_qp qp = {.posted = {.entries = ring, .end = p->nring}};
   uint8_t unacked = 0;
@@ -311,11 +311,11 @@ static void sender_reconciles(struct state s, unsigned int q) {
   }
   atomic_init(&qp.tails, p->posted_tails);
   uint32_t count = wait && model.flaw != IGNORE_COUNT ? p->count : p->posted_tails - unacked;
-  if (ib_posted_split(&qp, count, over, &nover) == IB_COUNT_INVALID) {
+  if (ib_posted_split(&qp, count, done, &ndone) == IB_COUNT_INVALID) {
     wrong("a count that cannot be");
     return;
   }
-  for (unsigned int i = 0; i < nover; i++) sent(&s, (uint8_t)(over[i].send << 1 | over[i].tail));
+  for (unsigned int i = 0; i < ndone; i++) sent(&s, (uint8_t)(done[i].send << 1 | done[i].tail));
   p->s = DOWN;
   p->s_peer = p->s_answered = p->count = p->posted_tails = 0;
   memset(p->ring, 0, sizeof p->ring);

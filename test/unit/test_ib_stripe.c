@@ -386,10 +386,10 @@ TEST(a_loss_is_no_measurement) {
   s.sc->base.failover->qps[0].state = IB_FAILOVER_AWAIT_FLUSH;
   ib_send_update_live(s.sc);
   struct ib_qp *lost = &s.sc->base.qps[0];
-  struct ib_posted over[IB_SEND_DEPTH];
-  unsigned int nover;
-  CHECK_INT(ib_posted_split(lost, atomic_load(&lost->tails), over, &nover), 0);
-  ib_send_reconcile(s.sc, lost, over, nover);
+  struct ib_posted done[IB_SEND_DEPTH];
+  unsigned int ndone;
+  CHECK_INT(ib_posted_split(lost, atomic_load(&lost->tails), done, &ndone), 0);
+  ib_send_reconcile(s.sc, lost, done, ndone);
   lost->ignore_completions = true;
   CHECK(s.sc->stripe->routes[0].rate <= 0);
   finish(&s, 0, MESSAGE);
