@@ -86,7 +86,7 @@ bool ofi_op_inject(const struct ofi_endpoint *endpoint, const struct ofi_endpoin
 /* Reads what has completed, posts what waits, has the GRANTs and ACKs sent that are due now. What a completion or a
  * frame means is ofi_progress.c's (struct ofi_endpoint_ops). False: nothing had completed. */
 bool ofi_poll(struct ofi_endpoint *endpoint);
-/* The same for who is no caller, the watch thread or a close: what is due later is sent, too. */
+/* The same for who is no caller, the watch thread or the end of the endpoint: what is due later is sent, too. */
 bool ofi_poll_background(struct ofi_endpoint *endpoint);
 
 /* One that waits is idle afterwards; of one that is posted the provider is asked to end it, which its completion says.

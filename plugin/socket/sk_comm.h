@@ -12,9 +12,7 @@
  * and being done (`completion` 0) a request is the owner's. Memory is registered and connections are closed by the
  * caller's service thread (common/net/net_ops.h); `stop` makes it the owner for the rest of the comm's life.
  *
- * Calls go downwards only: sk_comm (open, close) > sk_watch > sk_keepalive > sk_progress > sk_failover > sk_send,
- * sk_recv > sk_grant > sk_path > sk_error > sk_share > sk_zerocopy > sk_stream > sk_tls. sk_engine, below all of them,
- * gets a function to call.
+ * Calls go downwards only, in the order that docs/design/socket.md lists.
  */
 #ifndef SK_COMM_H
 #define SK_COMM_H
