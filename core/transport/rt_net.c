@@ -79,7 +79,15 @@ static int traffic_class_of(const struct ncclComm *comm) {
   return comm->config.trafficClass == NCCL_CONFIG_UNDEF_INT ? -1 : comm->config.trafficClass;
 }
 
-/* Loads and initialises the plugin (NCCL_NET_PLUGIN, NCCL_NET, config.netName), once per communicator. */
+void rt_net_close(struct ncclComm *comm) {
+  if (!comm->net.plugin) return;
+  rail_net_finalize(comm->net.plugin, comm->net.ctx);
+  rail_net_unload(comm->net.plugin);
+  comm->net.plugin = NULL;
+}
+
+/* Loads and initialises the plugin (NCCL_NET_PLUGIN, NCCL_NET, config.netName), once per communicator. It is closed
+ * again if its devices cannot be used: net->plugin says that they are there, too. */
 static rail_result_t open_plugin(struct ncclComm *comm) {
   struct rt_net *net = &comm->net;
   if (net->plugin) return RAIL_OK;
@@ -88,15 +96,9 @@ static rail_result_t open_plugin(struct ncclComm *comm) {
                                      .log = plugin_log,
                                      .net_name = comm->requested_net[0] ? comm->requested_net : NULL};
   RAIL_TRY(rail_net_select(&args, rt_params()->net_fallback ? "socket" : NULL, &net->plugin, &net->ctx));
-  RAIL_TRY(rt_net_devices_open(net->plugin, rt_params()->net_force_merge, &net->devices));
-  return RAIL_OK;
-}
-
-void rt_net_close(struct ncclComm *comm) {
-  if (!comm->net.plugin) return;
-  rail_net_finalize(comm->net.plugin, comm->net.ctx);
-  rail_net_unload(comm->net.plugin);
-  comm->net.plugin = NULL;
+  const rail_result_t r = rt_net_devices_open(net->plugin, rt_params()->net_force_merge, &net->devices);
+  if (r != RAIL_OK) rt_net_close(comm);
+  return r;
 }
 
 /* ---- setting up --------------------------------------------------------------- */
