@@ -60,6 +60,7 @@ rail_result_t rt_reg_remove(struct ncclComm *comm, struct rt_reg_buffer *handle)
   return RAIL_OK;
 }
 
+/* Without the lock: no other thread has a communicator that is freed. */
 void rt_reg_free_all(struct ncclComm *comm) {
   struct rt_reg_buffer *b;
   while ((b = LIST_FIRST(&comm->reg_buffers)) != NULL) {
@@ -70,7 +71,9 @@ void rt_reg_free_all(struct ncclComm *comm) {
 
 void rt_reg_drop_connectors(struct ncclComm *comm) {
   struct rt_reg_buffer *b;
+  pthread_mutex_lock(&comm->reg_lock);
   LIST_FOREACH(b, &comm->reg_buffers, link) deregister(comm, b);
+  pthread_mutex_unlock(&comm->reg_lock);
 }
 
 void *rt_reg_base(struct ncclComm *comm, const struct rt_reg_buffer *handle) {
