@@ -114,7 +114,7 @@ static rail_result_t advance(struct ncclComm *comm, struct rt_connector *c, stru
   return RAIL_OK;
 }
 
-#define PROBES 64 /* connections in one check: each is a system call */
+#define PROBES 64 /* connections in one check: each is a poll(2), as setup() has sent each of these peers its record */
 
 /* Of those that are awaited, one that has ended its communicator; -1: none. `have` as for connect_loop. */
 static int departed_peer(const struct ncclComm *comm, struct rt_connector *const *list, int n, const bool *have) {
