@@ -129,6 +129,17 @@ static void run_first_plan(struct rt_queue *q) {
   count_finished(q);
 }
 
+/* What is left to do for a launch that is over; the lock is not held. False: the communicator has failed. */
+static bool end_launch(struct ncclComm *comm, struct rt_launch *launch) {
+  rt_launch_retire(launch);
+  if (rt_comm_failed(comm)) {
+    rt_proxy_quiesce(&comm->proxy);
+    return false;
+  }
+  rt_launch_free(launch);
+  return true;
+}
+
 /* Watches the first launch on a device until it is over. Lock as for run_queue. */
 static void finish_first_launch(struct rt_queue *q) {
   struct rt_launch *launch = STAILQ_FIRST(&q->launches);
@@ -137,15 +148,10 @@ static void finish_first_launch(struct rt_queue *q) {
   pthread_mutex_lock(&q->lock);
   STAILQ_REMOVE_HEAD(&q->launches, link); /* before it is retired, when a graph may free its plan */
   pthread_mutex_unlock(&q->lock);
-  rt_launch_retire(launch);
-  bool ok = !rt_comm_failed(q->comm);
-  if (!ok) rt_proxy_quiesce(&q->comm->proxy);
+  const bool ok = end_launch(q->comm, launch);
   pthread_mutex_lock(&q->lock);
   if (!ok) STAILQ_INSERT_TAIL(&q->failed_launches, launch, link);
   count_finished(q);
-  pthread_mutex_unlock(&q->lock);
-  if (ok) rt_launch_free(launch);
-  pthread_mutex_lock(&q->lock);
 }
 
 /* Runs queued plans, and watches launches, until there are none. The lock is held on entry and exit; `running` keeps
