@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 
 #include "common/base/clock.h"
+#include "kit/kit_ensure.h"
 #include "kit/kit_group_impl.h"
 #include "kit/kit_report.h"
 
@@ -16,7 +17,7 @@
 #define GRACE_MS 500  /* for the others, when one process has failed */
 #define LONG_S 0.25   /* no call of a plugin lasts so long */
 #define HOST_MS 10000 /* for the other host beyond the time limit, at which it ends its processes itself */
-#define EXIT_MS 10000 /* for a process that has reported its end */
+#define EXIT_MS 10000 /* to exit, for a process that has reported its end */
 
 struct kit_group {
   const struct kit_group_options *how;
@@ -150,6 +151,7 @@ static void read_end_frame(struct kit_child *c, struct kit_frame *f) {
   if (end < KIT_END_FINE || end > KIT_END_ERROR) return;
   f->data[f->size - 1] = 0;
   c->reported = true;
+  c->exit_by = rail_deadline_in_ms(kit_patience_ms(EXIT_MS));
   c->end.end = (enum kit_end)end;
   snprintf(c->end.text, sizeof c->end.text, "%s", (const char *)f->data + sizeof end);
 }
@@ -270,7 +272,7 @@ static void end_late(struct kit_group *g) {
     if (c->pid <= 0 || c->killed) continue;
     if (c->death_expected && (alone || late || others)) end_child(c, KIT_END_FINE, "", "");
     else if (others) end_other(c);
-    else if (late) {
+    else if (late || (c->reported && rail_deadline_passed(c->exit_by))) {
       describe_call(c, true, place, sizeof place);
       end_child(c, KIT_END_HANG, c->reported ? "does not exit: still " : "no end in time: still ", place);
     }

@@ -64,6 +64,7 @@ struct kit_child {
   bool here;
   bool at_barrier;     /* waits in a barrier */
   bool reported;       /* `end` holds its own report */
+  uint64_t exit_by;    /* deadline of one that has reported */
   bool death_expected; /* the job is to kill it */
   bool killed;         /* at the limit, or because another one failed; `end` holds which */
   bool over;           /* `end` is final */

@@ -30,6 +30,7 @@ CAUGHT_BY = {
     "finalize_leaks": "lifecycle.finalize_reclaims_half_open",
     "context_shared": "lifecycle.contexts_are_independent",
     "thread_outlives": "lifecycle.no_thread_outlives_the_library",
+    "exit_hangs": "lifecycle.exit_with_all_open",
     # properties
     "name_moves": "properties.strings_stay_where_they_are",
     "name_twice": "properties.devices_are_told_apart",

@@ -32,8 +32,9 @@ __attribute__((constructor)) static void choose(void) {
   if (!dladdr(&ref_defect, &self) || !self.dli_fname) return;
   const char *slash = strrchr(self.dli_fname, '/');
   ref_defect = called(slash ? slash + 1 : self.dli_fname);
-  /* Their threads are the defect, not that they crash. */
-  if (BROKEN(thread_leak) || BROKEN(idle_spin)) (void)dlopen(self.dli_fname, RTLD_NOW | RTLD_NODELETE);
+  /* Their threads are the defect, not that they crash; the third one shall hang in exit, not in dlclose. */
+  if (BROKEN(thread_leak) || BROKEN(idle_spin) || BROKEN(exit_hangs))
+    (void)dlopen(self.dli_fname, RTLD_NOW | RTLD_NODELETE);
 }
 
 /* ---- threads, leaks ---- */

@@ -22,6 +22,7 @@
   X(finalize_leaks, "finalize leaves what is half open", "net.cc:1204: an abort drops it silently")                  \
   X(context_shared, "the first finalize stops the connections of all contexts", "net_socket.cc:43: global state")    \
   X(thread_outlives, "a thread goes on after finalize, into unloaded code", "NVIDIA/nccl#1620")                      \
+  X(exit_hangs, "a destructor does not return when the program ends", "init.cc:284: none is closed at exit")         \
   /* properties */                                                                                                   \
   X(name_moves, "getProperties gives the name in new memory each time", "topo.cc:1592 keeps all names")              \
   X(name_twice, "all devices have one name", "xml.cc:1100: the name is the identity")                                \

@@ -38,7 +38,10 @@ static void reclaim(struct ref_ctx *ctx) {
 }
 
 /* Versions without finalize leave this to the unloading of the library. */
-__attribute__((destructor)) static void unload(void) { reclaim(&process_ctx); }
+__attribute__((destructor)) static void unload(void) {
+  while (BROKEN(exit_hangs)) pause();
+  reclaim(&process_ctx);
+}
 
 int ref_init(void **ctx_out, rail_logger_fn log, rail_profiler_fn profiler) {
   static _Atomic int before;

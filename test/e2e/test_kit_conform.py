@@ -138,6 +138,15 @@ def a_hang_names_the_call():
     assert by_name["close.null"]["status"] == "pass", by_name
 
 
+def a_process_that_does_not_exit():
+    """It has reported its end, and is not waited for until the check's limit."""
+    if "asan" in str(BUILD):
+        raise Skip("its deadline is five times as long there")
+    r = one(broken("exit_hangs"), "close.null")
+    assert r["status"] == "hang" and "does not exit: still at the end of the process" in r["seen"], r
+    assert 10 <= r["seconds"] < 15, r
+
+
 def what_cannot_be_loaded():
     with tempfile.TemporaryDirectory() as d:
         junk = pathlib.Path(d, "libnccl-net-junk.so")
@@ -410,7 +419,7 @@ def the_other_host_is_silent():
 main([(f.__name__, f) for f in (
     a_good_plugin_passes, a_fused_device, a_failure_says_what_was_seen_and_how_to_repeat_it, results_have_names,
     failures_are_listed_at_the_end, it_ends_at_the_first_failure, figures_stand_above_the_command_that_repeats,
-    a_crash_is_a_result, a_hang_names_the_call, what_cannot_be_loaded, all_versions, choice, reasons, files,
-    junit_of_odd_plugins, repeats_have_seeds_of_their_own, bad_arguments, two_parents, two_namespaces, under_a_launcher,
-    the_other_host_is_somebody_else, clients_that_say_nothing, the_other_host_goes_away, the_leader_goes_away,
-    the_other_host_is_silent)])
+    a_crash_is_a_result, a_hang_names_the_call, a_process_that_does_not_exit, what_cannot_be_loaded, all_versions,
+    choice, reasons, files, junit_of_odd_plugins, repeats_have_seeds_of_their_own, bad_arguments, two_parents,
+    two_namespaces, under_a_launcher, the_other_host_is_somebody_else, clients_that_say_nothing,
+    the_other_host_goes_away, the_leader_goes_away, the_other_host_is_silent)])
