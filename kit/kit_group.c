@@ -15,6 +15,7 @@
 
 #define TICK_MS 10
 #define GRACE_MS 500  /* for the others, when one process has failed */
+#define AT_ONCE 1     /* a deadline that has passed */
 #define LONG_S 0.25   /* no call of a plugin lasts so long */
 #define HOST_MS 10000 /* for the other host beyond the time limit, at which it ends its processes itself */
 #define EXIT_MS 10000 /* to exit, for a process that has reported its end */
@@ -144,7 +145,8 @@ static void handle_leader_frame(struct kit_group *g, struct kit_frame *f) {
   }
 }
 
-static void read_end_frame(struct kit_child *c, struct kit_frame *f) {
+static void read_end_frame(struct kit_group *g, int rank, struct kit_frame *f) {
+  struct kit_child *c = &g->child[rank];
   int32_t end;
   if (f->size <= sizeof end) return;
   memcpy(&end, f->data, sizeof end);
@@ -154,12 +156,13 @@ static void read_end_frame(struct kit_child *c, struct kit_frame *f) {
   c->exit_by = rail_deadline_in_ms(kit_patience_ms(EXIT_MS));
   c->end.end = (enum kit_end)end;
   snprintf(c->end.text, sizeof c->end.text, "%s", (const char *)f->data + sizeof end);
+  note_failure(g, rank);
 }
 
 static void handle_child_frame(struct kit_group *g, int rank, struct kit_frame *f) {
   struct kit_child *c = &g->child[rank];
   f->from = rank; /* whatever it claims */
-  if (f->kind == KIT_FRAME_END) read_end_frame(c, f), note_failure(g, rank);
+  if (f->kind == KIT_FRAME_END) read_end_frame(g, rank, f);
   else if (f->kind == KIT_FRAME_EXPECT_DEATH) c->death_expected = true;
   else if (f->kind == KIT_FRAME_BYTES && valid_rank(g, f->to)) send_to(g, f);
   else if (f->kind == KIT_FRAME_ENDED || f->kind == KIT_FRAME_BYTES) return;
@@ -178,7 +181,7 @@ static void handle_link_frame(struct kit_group *g, struct kit_frame *f) {
   else if (g->leads) return;
   else if (f->kind == KIT_FRAME_RELEASE || f->kind == KIT_FRAME_EXITED) send_to(g, f);
   else if (f->kind == KIT_FRAME_DONE) g->released = true;
-  else if (f->kind == KIT_FRAME_KILL) g->grace = 1;
+  else if (f->kind == KIT_FRAME_KILL) g->grace = AT_ONCE;
 }
 
 static void read_link(struct kit_group *g) {
@@ -333,7 +336,7 @@ static void run(struct kit_group *g) {
     for (int i = 0; i < g->nprocesses; i++) reap(g, i);
     give_up_host(g);
     if (g->link_lost && g->leads) end_remote(g);
-    if (g->link_lost && !g->leads) g->grace = 1;
+    if (g->link_lost && !g->leads) g->grace = AT_ONCE;
     end_late(g);
     if (g->how && g->how->on_tick) g->how->on_tick(g, g->how->arg);
   }
@@ -432,7 +435,7 @@ unsigned kit_group_call(const struct kit_group *g, int rank, double *seconds) {
 void kit_group_stop(struct kit_group *g) {
   struct kit_frame f = {.kind = KIT_FRAME_KILL, .from = KIT_PARENT, .to = KIT_PARENT};
   if (g->link) kit_link_send(g->link, &f);
-  g->grace = 1;
+  g->grace = AT_ONCE;
 }
 
 /* ---- places ---- */
