@@ -222,11 +222,17 @@ static void one_message(struct kit_pair *p, size_t size, void *send_phandle, voi
     done = 0;
     if (rr) rc = vt->test(rr, &done, &got);
     ENSURE(rc == 0, "test of a receive returned %s", kit_rc_text(rc));
-    if (rr && done) rr = NULL, received = true;
+    if (rr && done) {
+      rr = NULL;
+      received = true;
+    }
     done = 0;
     if (rs) rc = vt->test(rs, &done, NULL);
     ENSURE(rc == 0, "test of a send returned %s", kit_rc_text(rc));
-    if (rs && done) rs = NULL, sent = true;
+    if (rs && done) {
+      rs = NULL;
+      sent = true;
+    }
     ENSURE(!rail_deadline_passed(deadline), "a message of %zu bytes is not done at the deadline", size);
     sched_yield();
   }

@@ -30,7 +30,10 @@ static int ended(pid_t pid, const char *what) {
   int status = 0;
   pid_t got;
   while ((got = waitpid(pid, &status, WNOHANG)) == 0 && !rail_deadline_passed(deadline)) kit_sleep_ms(2);
-  if (got == 0) kill(pid, SIGKILL), waitpid(pid, NULL, 0);
+  if (got == 0) {
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+  }
   ENSURE(got == pid, "a forked child %s has not ended after %.0f s", what,
          (double)kit_patience_ms(CHILD_MS) / 1000);
   return status;

@@ -267,7 +267,10 @@ static bool sub_turn(struct shared *s, int sub) {
   bool moved = false;
   if (s->done[sub] < s->posted[sub]) {
     struct kit_op *op = &s->op[sub][s->done[sub] % DEPTH];
-    if (kit_op_test(s->conn.net, op)) s->done[sub]++, moved = true;
+    if (kit_op_test(s->conn.net, op)) {
+      s->done[sub]++;
+      moved = true;
+    }
     ENSURE(!op->error, "the send of step %d with tag %d ended with error %s", s->done[sub], 100 + sub,
            kit_rc_text(op->error));
   }
@@ -277,7 +280,10 @@ static bool sub_turn(struct shared *s, int sub) {
     uint8_t *out = shared_place(s->out, sub, step);
     kit_pattern_fill(out, shared_size(s, sub, step), shared_seed(sub, step));
     *op = kit_conn_send(&s->conn, out, shared_size(s, sub, step), 100 + sub);
-    if (kit_op_post(s->conn.net, op)) s->posted[sub]++, moved = true;
+    if (kit_op_post(s->conn.net, op)) {
+      s->posted[sub]++;
+      moved = true;
+    }
     ENSURE(!op->error, "isend of step %d with tag %d returned %s: with no place in the first unfinished receive it "
            "gives NULL and is repeated", step, 100 + sub, kit_rc_text(op->error));
   }

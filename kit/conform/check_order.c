@@ -98,7 +98,10 @@ static void newest_only(struct kit_conn *conn, int times) {
              "NCCL may leave an older one alone for long when operations share a comm");
       sched_yield();
     }
-    for (int i = 0; i < FEW; i++) kit_op_finish(conn->net, &recv[i]), kit_op_finish(conn->net, &send[i]);
+    for (int i = 0; i < FEW; i++) {
+      kit_op_finish(conn->net, &recv[i]);
+      kit_op_finish(conn->net, &send[i]);
+    }
     batch_verify(&b, recv, send, FEW, 1);
   }
   kit_conn_free(conn, b.out);

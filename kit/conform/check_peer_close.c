@@ -78,7 +78,10 @@ static void until_error(struct kit_net *n, struct kit_op *op, bool sends) {
   while (!op->error) {
     kit_op_step(n, op);
     ENSURE(sends || !op->done, "a receive was done although its sender had closed without sending");
-    if (op->done) *op = again, quiet = 0; /* what the kernel still took */
+    if (op->done) { /* what the kernel still took */
+      *op = again;
+      quiet = 0;
+    }
     ENSURE(!rail_deadline_passed(deadline),
            "the peer closed, and %.1f s later a %s still ends in no error: NCCL itself has no timeout, the job hangs",
            (double)(rail_now_ns() - start) / 1e9, sends ? "send" : "receive");

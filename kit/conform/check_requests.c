@@ -43,7 +43,10 @@ static struct crowd *crowd_make(struct kit_conn *conn, int total, bool refusal_i
 static bool crowd_send(struct crowd *c) {
   struct kit_op *op = &c->send[c->sent];
   if (c->sent == c->total) return false;
-  if (kit_op_post(c->conn->net, op)) return c->sent++, true;
+  if (kit_op_post(c->conn->net, op)) {
+    c->sent++;
+    return true;
+  }
   if (op->error && c->refusal_is_fine && c->sent >= c->guaranteed) c->total = c->sent;
   else
     ENSURE(!op->error, "isend with %d outstanding returned %s: 32 x maxRecvs (%d) must fit, and NULL in *request, "
@@ -54,7 +57,10 @@ static bool crowd_send(struct crowd *c) {
 static bool crowd_receive(struct crowd *c) {
   struct kit_op *op = &c->recv[c->received];
   if (c->received == c->total) return false;
-  if (kit_op_post(c->conn->net, op)) return c->received++, true;
+  if (kit_op_post(c->conn->net, op)) {
+    c->received++;
+    return true;
+  }
   ENSURE(!op->error, "irecv with %d outstanding returned %s: 32 must fit, and NULL in *request, which NCCL repeats, "
          "says that more do not", c->received, kit_rc_text(op->error));
   return false;
@@ -101,8 +107,8 @@ static void full_table_is_not_an_error(struct kit_process *self) {
   struct crowd *c = crowd_make(&conn, CROWD, false);
   while (crowd_receive(c)) {}
   for (int idle = 0; c->sent < c->received && idle < 20000;) { /* NULL a good while: full */
-    if (crowd_send(c)) idle = 0;
-    else idle++, sched_yield();
+    idle = crowd_send(c) ? 0 : idle + 1;
+    if (idle > 0) sched_yield();
   }
   for (int k = 0; k < 200; k++) crowd_receive(c); /* and returns NULL each time */
   kit_metric(self, "receives_outstanding", c->received, "");
@@ -160,7 +166,10 @@ static void depth_post(struct depth *d, struct kit_op *op, int index, int most, 
     /* A NULL may wait for the receiver's post to arrive, no longer. */
     ENSURE(!rail_deadline_passed(deadline), "%s gives NULL for ever with %d outstanding%s", call, index,
            d->strict ? ", none of them tested yet" : ", all of them tested again and again");
-    if (!d->strict) depth_test(d, d->send, d->sends), depth_test(d, d->recv, DEPTH);
+    if (!d->strict) {
+      depth_test(d, d->send, d->sends);
+      depth_test(d, d->recv, DEPTH);
+    }
     sched_yield();
   }
 }

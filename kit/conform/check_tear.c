@@ -81,7 +81,10 @@ NO_RACE static void look(struct reader *r) {
 
 static void *reader_main(void *arg) {
   struct reader *r = arg;
-  while (!atomic_load(&r->over)) look(r), sched_yield();
+  while (!atomic_load(&r->over)) {
+    look(r);
+    sched_yield();
+  }
   return NULL;
 }
 

@@ -34,7 +34,10 @@ __attribute__((format(printf, 3, 4))) static int command(char *said, size_t size
   for (char *w = strtok_r(line, " ", &save); w && argc < WORDS; w = strtok_r(NULL, " ", &save)) argv[argc++] = w;
   argv[argc] = NULL;
   char nothing[1];
-  if (!said) said = nothing, size = sizeof nothing; /* the caller does not need it */
+  if (!said) { /* the caller does not need it */
+    said = nothing;
+    size = sizeof nothing;
+  }
   said[0] = 0;
   if (argc == 0 || pipe2(fds, O_CLOEXEC) != 0) return -1;
   posix_spawn_file_actions_t to;
