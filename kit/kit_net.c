@@ -315,47 +315,78 @@ static bool may_test(const struct kit_op *ops, int i, enum kit_ops_order order) 
   return !older || has_ended(older);
 }
 
+#define LOOK_AHEAD 600 /* operations behind the first one that is not posted */
+
+/* Transfers under way: kit_ops_run's. */
+struct run {
+  struct kit_net *net;
+  struct kit_op *ops;
+  struct kit_ops_options how;
+  int count, left, failed;
+  int first; /* all before it are posted */
+  int *order; /* in which they are tested */
+};
+
+static void count_end(struct run *r, const struct kit_op *op) {
+  r->left--;
+  if (op->error) r->failed++;
+}
+
+static void post_some(struct run *r) {
+  struct kit_op *ops = r->ops;
+  while (r->first < r->count && (ops[r->first].req || has_ended(&ops[r->first]))) r->first++;
+  for (int i = r->first; i < r->count && i < r->first + LOOK_AHEAD; i++) {
+    if (ops[i].req || has_ended(&ops[i]) || !may_post(ops, i)) continue;
+    kit_op_post(r->net, &ops[i]);
+    if (ops[i].error) count_end(r, &ops[i]);
+  }
+}
+
+static void test_some(struct run *r) {
+  if (r->how.order == KIT_OPS_SHUFFLED) kit_rng_shuffle(r->how.rng, r->order, r->count);
+  for (int k = 0; k < r->count; k++) {
+    struct kit_op *op = &r->ops[r->order[k]];
+    if (!op->req || has_ended(op) || !may_test(r->ops, r->order[k], r->how.order)) continue;
+    if (kit_op_test(r->net, op)) count_end(r, op);
+  }
+}
+
+static void check_errors(const struct run *r) {
+  for (int i = 0; i < r->count; i++)
+    ENSURE(!r->ops[i].error, "%s %d of %d ended with error %s", op_name(&r->ops[i]), i, r->count,
+           kit_rc_text(r->ops[i].error));
+}
+
+_Noreturn static void fail_late(const struct run *r) {
+  int i = 0;
+  while (has_ended(&r->ops[i])) i++;
+  kit_failed(__FILE__, __LINE__, "%d of %d transfers not done at the deadline; the first is %s %d, %s", r->left,
+             r->count, op_name(&r->ops[i]), i, r->ops[i].req ? "posted" : "not posted");
+}
+
 bool kit_ops_run(struct kit_net *n, struct kit_op *ops, int count, struct kit_ops_options how) {
   uint64_t deadline = rail_deadline_in_ms(kit_patience_ms(how.deadline_ms ? how.deadline_ms : KIT_PATIENCE_MS));
-  int *order = malloc(sizeof *order * (size_t)(count + 1)), left = 0, failed = 0, first = 0;
-  ENSURE(order, "out of memory");
+  struct run r = {.net = n, .ops = ops, .how = how, .count = count};
+  r.order = malloc(sizeof *r.order * (size_t)(count + 1));
+  ENSURE(r.order, "out of memory");
   for (int i = 0; i < count; i++) {
-    order[i] = how.order == KIT_OPS_BACKWARD ? count - 1 - i : i;
-    left += !has_ended(&ops[i]);
+    r.order[i] = how.order == KIT_OPS_BACKWARD ? count - 1 - i : i;
+    r.left += !has_ended(&ops[i]);
   }
-  for (int quiet = 0; left > 0;) {
-    int left_before = left;
-    while (first < count && (ops[first].req || has_ended(&ops[first]))) first++;
-    for (int i = first; i < count && i < first + 600; i++) {
-      struct kit_op *op = &ops[i];
-      if (op->req || has_ended(op) || !may_post(ops, i)) continue;
-      kit_op_post(n, op);
-      if (op->error) left--, failed++;
-    }
-    if (how.order == KIT_OPS_SHUFFLED) kit_rng_shuffle(how.rng, order, count);
-    for (int k = 0; k < count; k++) {
-      struct kit_op *op = &ops[order[k]];
-      if (!op->req || has_ended(op) || !may_test(ops, order[k], how.order) || !kit_op_test(n, op)) continue;
-      left--;
-      if (op->error) failed++;
-    }
-    if (failed && !how.errors_are_fine)
-      for (int i = 0; i < count; i++)
-        ENSURE(!ops[i].error, "%s %d of %d ended with error %s", op_name(&ops[i]), i, count, kit_rc_text(ops[i].error));
-    if (left == left_before) {
-      int i = 0;
-      if (rail_deadline_passed(deadline)) {
-        while (has_ended(&ops[i])) i++;
-        kit_failed(__FILE__, __LINE__, "%d of %d transfers not done at the deadline; the first is %s %d, %s", left,
-                      count, op_name(&ops[i]), i, ops[i].req ? "posted" : "not posted");
-      }
-      kit_rest(&quiet);
-    } else {
+  for (int quiet = 0; r.left > 0;) {
+    int left_before = r.left;
+    post_some(&r);
+    test_some(&r);
+    if (r.failed && !how.errors_are_fine) check_errors(&r);
+    if (r.left < left_before) {
       quiet = 0;
+      continue;
     }
+    if (rail_deadline_passed(deadline)) fail_late(&r);
+    kit_rest(&quiet);
   }
-  free(order);
-  return failed == 0;
+  free(r.order);
+  return r.failed == 0;
 }
 
 void kit_op_finish(struct kit_net *n, struct kit_op *op) {
