@@ -116,13 +116,15 @@ static void a_closed_peer_is_noticed(struct kit_process *self) {
 }
 
 const struct kit_check kit_checks_peer_close[] = {
-    {"12.9", "close.the_receiver_closes_first", KIT_MUST, KIT_ONE, 30, 0,
-     "closeSend returns success after the peer's closeRecv", "src/transport/net.cc:1204", the_receiver_closes_first},
-    {"12.10", "close.a_closed_peer_is_noticed", KIT_SHOULD, KIT_ONE, 60, 0,
-     "a transfer whose peer has closed ends with ncclRemoteError, within seconds", "plugins/net/README.md:128",
-     a_closed_peer_is_noticed},
-    {"12.13", "close.the_receiver_closes_at_once", KIT_SHOULD, KIT_ONE, 60, 0,
-     "sends whose receives are done end well, and nothing is logged, though the receiver has closed before their test",
-     "src/transport/net.cc:1259,1435", the_receiver_closes_at_once},
+    {"12.9", "close.the_receiver_closes_first", KIT_MUST, KIT_ONE, .limit_s = 30,
+     .what = "closeSend returns success after the peer's closeRecv",
+     .source = "src/transport/net.cc:1204", .run = the_receiver_closes_first},
+    {"12.10", "close.a_closed_peer_is_noticed", KIT_SHOULD, KIT_ONE, .limit_s = 60,
+     .what = "a transfer whose peer has closed ends with ncclRemoteError, within seconds",
+     .source = "plugins/net/README.md:128", .run = a_closed_peer_is_noticed},
+    {"12.13", "close.the_receiver_closes_at_once", KIT_SHOULD, KIT_ONE, .limit_s = 60,
+     .what = "sends whose receives are done end well, and nothing is logged, though the receiver has closed before "
+             "their test",
+     .source = "src/transport/net.cc:1259,1435", .run = the_receiver_closes_at_once},
     {0},
 };

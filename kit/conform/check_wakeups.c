@@ -182,10 +182,11 @@ static void progress_without_calls(struct kit_process *self) {
 }
 
 const struct kit_check kit_checks_wakeups[] = {
-    {"13.31", "wakeups.a_caller_who_is_seldom_there", KIT_SHOULD, KIT_ONE, 100, 0,
-     "transfers get on, and soon, when the caller is away for milliseconds at a time", "src/proxy.cc:801,848",
-     a_caller_who_is_seldom_there},
-    {"13.32", "wakeups.progress_without_calls", KIT_OBSERVED, KIT_ONE, 60, 0,
-     "how much of a large message moves while no call is made", "src/proxy.cc:848", progress_without_calls},
+    {"13.31", "wakeups.a_caller_who_is_seldom_there", KIT_SHOULD, KIT_ONE, .limit_s = 100,
+     .what = "transfers get on, and soon, when the caller is away for milliseconds at a time",
+     .source = "src/proxy.cc:801,848", .run = a_caller_who_is_seldom_there},
+    {"13.32", "wakeups.progress_without_calls", KIT_OBSERVED, KIT_ONE, .limit_s = 60,
+     .what = "how much of a large message moves while no call is made",
+     .source = "src/proxy.cc:848", .run = progress_without_calls},
     {0},
 };
