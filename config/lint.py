@@ -3,7 +3,8 @@
 """make lint: what the compilers do not say.
 
 Headers compile alone (public ones as C++ too), files and functions have a
-length, modules include only modules below them, no path of somebody's machine, no TODO, then clang-tidy and cppcheck. Looks at the files git knows.
+length, modules include only modules below them, sources begin with what they are for, no path of somebody's machine, no
+TODO, then clang-tidy and cppcheck. Looks at the files git knows.
 """
 import argparse
 import concurrent.futures
@@ -36,6 +37,7 @@ MAY_INCLUDE = {
 COMMON_MAY_INCLUDE = {"base": set(), "net": {"base", "conn"}, "conn": {"base"}, "obs": {"base"}}
 MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:home|root|work|Users|mnt|tmp/brief)/\w")
 TODO = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
+PURPOSE = re.compile(r"/\* SPDX-License-Identifier: Apache-2\.0\n(?: \*\n)? \* \S")
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([\w.-]+)/([\w./-]+)[">]')
 
 problems = []
@@ -115,6 +117,8 @@ def check_text(name, exceptions):
                 problem(f"{name}:{number}", "TODO is not allowed; do it, or describe the limit in the documents")
             if code and len(line) > COLUMN_LIMIT:
                 problem(f"{name}:{number}", f"{len(line)} columns; the limit is {COLUMN_LIMIT}")
+    if path.suffix == ".c" and name.split("/")[0] in MAY_INCLUDE and not PURPOSE.match(text):
+        problem(name, "the comment at the top does not say what the file is for")
     if path.suffix in C_LIKE:
         check_c(name, lines, exceptions)
 

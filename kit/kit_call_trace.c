@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The page in which a process notes its calls of the plugin: made, written, and read by the parent. */
 #include "kit/kit_call_trace.h"
 
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * How a case fails or is skipped, threads of a case, random numbers, and what a process uses, from /proc. */
 #include "kit/kit_ensure.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Reads --only, --skip, --level and files of reasons, checks that each pattern names something, and applies them. */
 #include "kit/kit_filter.h"
 
 #include <ctype.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The parent of a process group: passes frames between its processes and those of the other host, keeps their barriers,
+ * says how each process has ended, and ends those that do not. */
 #include "kit/kit_group.h"
 
 #include <poll.h>

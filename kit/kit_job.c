@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The arguments of a job, as text within it, and the check of a job that came from elsewhere. */
 #include "kit/kit_job.h"
 
 #include <stdarg.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Writes JSON onto a stream, and opens and closes the files that reports go to. */
 #include "kit/kit_json.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The connection of two hosts: how it is made, what both must agree on, frames over it; what a launcher says of it. */
 #include "kit/kit_link.h"
 
 #include <errno.h>

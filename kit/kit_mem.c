@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Mappings with a guard page on either side, patterns from a seed, and the comparison with them. */
 #include "kit/kit_mem.h"
 
 #include <string.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Loads and starts the plugin under test, connects over it, and drives sends and receives to their end, with what the
+ * contract says of each call checked. */
 #include "kit/kit_net.h"
 
 #include <limits.h>

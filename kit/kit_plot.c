@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Has the caller write its figures into a temporary file, and runs kit/plot.py on it. */
 #include "kit/kit_plot.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Asks a plugin for its versions and devices in a process group of one, before anything else is tried. */
 #include "kit/kit_probe.h"
 
 #include <stdio.h>

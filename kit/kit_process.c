@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A process of a group: frames to and from its parent, how it reports its end, and the program that runs its role. */
 #include "kit/kit_process.h"
 
 #include <errno.h>

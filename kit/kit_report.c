@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A result as lines for people, as JSON and as JUnit XML; the sums, and the exit status that follows from them. */
 #include "kit/kit_report.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Finds TCP sockets among this process's descriptors, and connects to their ports. */
 #include "kit/kit_tcp.h"
 
 #include <dirent.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The plan of a stream of messages, and a flow: the state machine of one end that sends or receives and checks them. */
 #include "kit/kit_traffic.h"
 
 #include <stdarg.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A v12 vtable over any version, by way of the loader's calls; and one that notes each call in the call trace and then
+ * passes it on. */
 #include "kit/kit_vtable.h"
 
 #include <limits.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The folders of libraries and data as seen from the running program's own folder. */
 #include "loader/install_dirs.h"
 
 #include <stdio.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Reads the files of rt_conf.h, line by line, into the environment. rt_param.c calls it before it reads the variables.
+ */
 #include "core/comm/rt_conf.h"
 
 #include <ctype.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Reads what a bench says of its machine, how busy the machine is, and what a process has used: /proc, getrusage and
+ * perf_event_open. */
 #include "kit/bench/bench_machine.h"
 
 #include <errno.h>

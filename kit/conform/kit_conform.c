@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The list of all checks: which are wanted, each run in a process group of its own, its outcome as a row of the report.
+ * In a process of a group: the check that the job names. */
 #include "kit/conform/kit_conform.h"
 
 #include <errno.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Opens listen comms and finds the TCP ports behind them, connects to those as a foreign client would, and times how
+ * long a real peer is kept out. */
 #include "kit/conform/kit_listener.h"
 
 #include <poll.h>

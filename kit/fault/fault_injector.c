@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The injector: a process that takes orders from its parent, and kills, stops or interrupts the parent, runs foreign
+ * clients, or acts on a link when their time has come. */
 #include "kit/fault/fault_injector.h"
 
 #include <dirent.h>

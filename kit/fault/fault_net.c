@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Network namespaces, veth pairs and what happens to a link, by commands of ip and tc. */
 #include "kit/fault/fault_net.h"
 
 #include <errno.h>

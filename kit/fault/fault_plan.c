@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * A plan's fields as arguments of a job and back, and the values that chance decides. */
 #include "kit/fault/fault_plan.h"
 
 #include <inttypes.h>

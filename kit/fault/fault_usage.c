@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Counts descriptors, listeners, threads and shared memory of this process, how long a thread waited for a processor,
+ * and what the other threads used. */
 #include "kit/fault/fault_usage.h"
 
 #include <dirent.h>

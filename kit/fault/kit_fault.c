@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Runs scenarios one after the other, each in a process group of its own, and puts what the processes observed, and the
+ * verdict on it, into the report. */
 #include "kit/fault/kit_fault.h"
 
 #include <limits.h>

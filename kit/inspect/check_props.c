@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Findings about the devices' properties: fields not written, values that differ by call or version, values that NCCL
+ * cannot use, devices beside each other. */
 #include <ctype.h>
 #include <math.h>
 #include <stddef.h>

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Findings about the tables in memory: names, slots that are NULL or point elsewhere; and about what init, devices and
+ * finalize did. */
 #include <string.h>
 #include <strings.h>
 

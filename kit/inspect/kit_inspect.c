@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Finds the plugin's file, loads it and starts each of its versions in processes of their own, keeps their records, and
+ * has the findings made and printed. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>

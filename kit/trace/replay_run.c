@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Makes the recorded calls again, each when what came before it in the recording is done, and compares what comes of
+ * them. */
 #include "kit/trace/replay_run.h"
 
 #include <inttypes.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Whether standard output was written, as an exit status. */
 #include "tools/common/exit.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Starts the ranks of a job, passes the unique id on, and ends all when one has failed. */
 #include "tools/common/fork.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Reads a command line by its table of options, and prints the help that follows from the table. */
 #include "tools/common/options.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * The calls of the CUDA driver that rail-coll makes, looked up in its library at run time. */
 #include "tools/rail-coll/gpu.h"
 
 #include <dlfcn.h>

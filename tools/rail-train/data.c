@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * Reads the images of digits, holds a fourth of them out for the test, and draws each step's batch. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

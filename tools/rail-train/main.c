@@ -1,4 +1,5 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ * rail-train's options; it trains with one rank and with several, and compares the losses step by step. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
