@@ -19,13 +19,12 @@
 #define RAIL_NET_VERSION_MIN 6
 #define RAIL_NET_VERSION_MAX 12
 
-/* A loaded plugin. Calls go through the rail_net_* functions below, which
- * translate to the version found, and honour what that version cannot say
- * (sizes over INT_MAX through v8 are refused here, as NCCL's shim does). */
+/* A loaded plugin. Calls go through the rail_net_* functions below, which translate to the version found, and honour
+ * what that version cannot say (sizes over INT_MAX through v8 are refused here, as NCCL's shim does). */
 struct rail_net;
 
-/* Opens `name` (see above). max_version bounds the version picked
- * (0: newest). On failure *net is NULL and `why` says what was tried. */
+/* Opens `name` (see above). max_version bounds the version picked (0: newest). On failure *net is NULL and `why` says
+ * what was tried. */
 rail_result_t rail_net_load(const char *name, int max_version, struct rail_net **net, char *why, size_t why_size);
 
 /* Opens `name`, initialises it and asks for its devices, as rail_net_select does, which calls this: NCCL_NET's filter

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The bootstrap thread of one communicator: accepts peers, queues their messages for
- * the receives, sends heartbeats to both neighbours of the ring and notices when one
- * of them died. The neighbours of a dead rank notice it first; they pass it on.
+ * The bootstrap thread of one communicator: accepts peers, queues their messages for the receives, sends heartbeats to
+ * both neighbours of the ring and notices when one of them died. The neighbours of a dead rank notice it first; they
+ * pass it on.
  *
- * It sleeps in epoll_wait and wakes for traffic, for its event descriptor, and
- * for the next heartbeat.
+ * It sleeps in epoll_wait and wakes for traffic, for its event descriptor, and for the next heartbeat.
  *
- * A forked child that outlives a rank keeps that rank's sockets open, so that no
- * connection closes when the rank is killed; then only the missing heartbeats show it.
+ * A forked child that outlives a rank keeps that rank's sockets open, so that no connection closes when the rank is
+ * killed; then only the missing heartbeats show it.
  */
 #include <errno.h>
 #include <inttypes.h>

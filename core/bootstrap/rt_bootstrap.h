@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bootstrap: how ranks find each other and exchange small messages over TCP
- * before, beside and after the data connections; and how a rank learns that
- * another one died.
+ * Bootstrap: how ranks find each other and exchange small messages over TCP before, beside and after the data
+ * connections; and how a rank learns that another one died.
  *
- * A unique id is the rendezvous' address and a secret. Every rank connects to
- * the rendezvous with (rank, nranks, own address), gets the table of all addresses,
- * and from then on ranks talk directly: a ring for allgather, a connection per
- * pair on first use for send/recv. One bootstrap thread per communicator accepts
- * connections, queues messages by (peer, tag), sends heartbeats along the ring and
- * notices dead neighbours.
+ * A unique id is the rendezvous' address and a secret. Every rank connects to the rendezvous with (rank, nranks, own
+ * address), gets the table of all addresses, and from then on ranks talk directly: a ring for allgather, a connection
+ * per pair on first use for send/recv. One bootstrap thread per communicator accepts connections, queues messages by
+ * (peer, tag), sends heartbeats along the ring and notices dead neighbours.
  *
- * Every message is versioned and length-checked, the first message of every
- * connection carries the secret; unauthenticated connections are dropped with a log line.
- * Every wait ends with success, the abort flag, a failure that the bootstrap thread found, or the deadline.
+ * Every message is versioned and length-checked, the first message of every connection carries the secret;
+ * unauthenticated connections are dropped with a log line. Every wait ends with success, the abort flag, a failure that
+ * the bootstrap thread found, or the deadline.
  */
 #ifndef RT_BOOTSTRAP_H
 #define RT_BOOTSTRAP_H

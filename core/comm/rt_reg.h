@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Registrations of user memory, so that steps need no copy.
- * A buffer of ncclCommRegister is registered with a connection at first use and
- * stays so; other memory is registered for one plan, where that is cheap.
+ * Registrations of user memory, so that steps need no copy. A buffer of ncclCommRegister is registered with a
+ * connection at first use and stays so; other memory is registered for one plan, where that is cheap.
  */
 #ifndef RT_REG_H
 #define RT_REG_H

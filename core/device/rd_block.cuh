@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A block runs a job (rt_device.h), or several in turn: the actions of its schedule one after the
- * other, as rt_program.c does on the host, but it waits where that returns.
+ * A block runs a job (rt_device.h), or several in turn: the actions of its schedule one after the other, as
+ * rt_program.c does on the host, but it waits where that returns.
  *
- * Thread 0 leads: it alone has the schedule and the connections, waits, looks at what
- * came, and writes into shared memory what all threads shall move. The barrier before
- * they do is needed anyway, to carry over what its wait has acquired; so nothing is gained by
- * each thread's computing the action for itself, and the many divisions in there would cost them registers.
- * While the others move an action's data thread 0 makes up the next one; it and its warp therefore get the
- * last part of the data (rd_turned).
+ * Thread 0 leads: it alone has the schedule and the connections, waits, looks at what came, and writes into shared
+ * memory what all threads shall move. The barrier before they do is needed anyway, to carry over what its wait has
+ * acquired; so nothing is gained by each thread's computing the action for itself, and the many divisions in there
+ * would cost them registers. While the others move an action's data thread 0 makes up the next one; it and its warp
+ * therefore get the last part of the data (rd_turned).
  *
  * An action, between two barriers:
  *

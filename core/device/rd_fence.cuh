@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every access of a kernel to a word that another block, another GPU or a thread of the host writes or reads at
- * the same time. All else in a
- * kernel are plain accesses, ordered by barriers and by these. No standalone
- * fence is needed: what publishes is a store with release order, what finds it a load
- * with acquire order, and bar.sync (__syncthreads) carries both over to the
- * other threads of the block, since causality in PTX's memory model goes through it.
+ * Every access of a kernel to a word that another block, another GPU or a thread of the host writes or reads at the
+ * same time. All other accesses of a kernel are plain, ordered by barriers and by these. No standalone fence is needed:
+ * what publishes is a store with release order, what finds it a load with acquire order, and bar.sync (__syncthreads)
+ * carries both over to the other threads of the block, since causality in PTX's memory model goes through it.
  *
  *  accessor               PTX                   emulation              what it orders
  *  rd_load_acquire_sys    ld.acquire.sys.u64    atomic, acquire        later accesses of this thread, and of its block

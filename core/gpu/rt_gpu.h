@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a communicator has of a GPU: a context, the kernel, events, and the host
- * memory that the kernel reaches. All FIFOs have their counters, and a set of slots, in host memory, whatever the
- * transport (others: rt_export.h, rt_gdr.h); each process registers its view of them with CUDA, and the device uses the
- * same addresses as the host. Made when the first call with device buffers needs it.
+ * What a communicator has of a GPU: a context, the kernel, events, and the host memory that the kernel reaches. All
+ * FIFOs have their counters, and a set of slots, in host memory, whatever the transport (others: rt_export.h,
+ * rt_gdr.h); each process registers its view of them with CUDA, and the device uses the same addresses as the host.
+ * Made when the first call with device buffers needs it.
  */
 #ifndef RT_GPU_H
 #define RT_GPU_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernels, loaded once per context of this process. Loading code may wait until
- * nothing runs in the context (CUDA's lazy loading says so), and so may unloading. So neither must be necessary
- * while a kernel of one rank waits for that of another.
+ * The kernels, loaded once per context of this process. Loading code may wait until nothing runs in the context (CUDA's
+ * lazy loading says so), and so may unloading. So neither must be necessary while a kernel of one rank waits for that
+ * of another.
  */
 #ifndef RT_MODULE_H
 #define RT_MODULE_H

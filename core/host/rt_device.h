@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What host code and a kernel on a GPU share: a launch, and the jobs that its
- * blocks run. One launch is one kernel of `nblocks` blocks; block j runs job j, which is
- * what a program is on the host (rt_program.h): a schedule run over its connections; then the jobs that `next` names.
+ * What host code and a kernel on a GPU share: a launch, and the jobs that its blocks run. One launch is one kernel of
+ * `nblocks` blocks; block j runs job j, which is what a program is on the host (rt_program.h): a schedule run over its
+ * connections; then the jobs that `next` names.
  *
- * All of it, and the connections with all they point to, is memory that host and
- * device address alike. The host fills a launch in once. Before each run it adds 1 to
- * `run`; when every job's `ran` is equal to it, the run is over and all it
- * wrote can be seen. Steps are read from the connections at a job's start and
- * written back at its end, so a launch can be run again and again as it is.
+ * All of it, and the connections with all they point to, is memory that host and device address alike. The host fills a
+ * launch in once. Before each run it adds 1 to `run`; when every job's `ran` is equal to it, the run is over and all it
+ * wrote can be seen. Steps are read from the connections at a job's start and written back at its end, so a launch can
+ * be run again and again as it is.
  *
  * Jobs of a launch wait for each other, and for what other ranks' jobs do, so all its
  * blocks must be on the GPU at once.

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A communicator's work queue, which is to plans on the host what a CUDA stream is to kernels: they run one after
- * the other, in the order in which they were enqueued. The programs of one plan run side by side.
+ * A communicator's work queue, which is to plans on the host what a CUDA stream is to kernels: they run one after the
+ * other, in the order in which they were enqueued. The programs of one plan run side by side.
  *
- * A plan is run by the executor thread, or by a thread that waits for it and
- * finds it not yet begun, which saves a switch of threads. So the executor leaves a new plan to
- * waiters for EXECUTOR_GRACE_NS before it begins, and on an oversubscribed host notices it up to
- * OVERSUBSCRIBED_LOOK_NS late. Only one thread runs plans at a time.
+ * A plan is run by the executor thread, or by a thread that waits for it and finds it not yet begun, which saves a
+ * switch of threads. So the executor leaves a new plan to waiters for EXECUTOR_GRACE_NS before it begins, and on an
+ * oversubscribed host notices it up to OVERSUBSCRIBED_LOOK_NS late. Only one thread runs plans at a time.
  *
  * A communicator on device memory runs its plans there (rt_device_plan.h). The same threads watch each launch until it
  * is over. Only calls without data, before the first buffer, have plans for the host there.

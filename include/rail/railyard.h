@@ -5,8 +5,8 @@
  * CUDA nor NCCL. A program built against NCCL's own nccl.h links or preloads
  * librailyard.so unchanged; a program without CUDA includes this header.
  *
- * Calls enqueue and return, as NCCL's do; a communicator's operations run in the
- * order in which they were enqueued. Where they run is decided by its first call with a buffer:
+ * Calls enqueue and return, as NCCL's do; a communicator's operations run in the order in which they were enqueued.
+ * Where they run is decided by its first call with a buffer:
  *   - Buffers in host memory: on the host. The `stream` argument is ignored;
  *     railCommWait is what cudaStreamSynchronize is to a CUDA communicator.
  *   - Buffers in the memory of a CUDA device, managed memory, or host memory that
@@ -624,10 +624,10 @@ int pncclLLA2ACalcSlots(int maxElts, int maxEltSize);
 
 /* ---- Railyard's own ---- */
 
-/* Waits until everything enqueued on comm is finished, and returns how it went:
- * ncclSuccess, or the error that ended the communicator. The calling thread helps with the work.
- * Until it, or ncclCommAbort, has returned the buffers are in use, also where a later call has failed meanwhile.
- * ncclInProgress, without waiting, while the communicator itself is still being made. */
+/* Waits until everything enqueued on comm is finished, and returns how it went: ncclSuccess, or the error that ended
+ * the communicator. The calling thread helps with the work. Until it, or ncclCommAbort, has returned the buffers are in
+ * use, also where a later call has failed meanwhile. ncclInProgress, without waiting, while the communicator itself is
+ * still being made. */
 ncclResult_t railCommWait(ncclComm_t comm);
 
 /* The same without waiting: *done is 1 when nothing that was enqueued is unfinished. */

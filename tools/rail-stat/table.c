@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table for people: a block per page, in it a part per group, a line per
- * record: the values of its label, then columns, the more important ones first
- * because a narrow terminal cuts the line. What the columns of a known group
- * are stands in a table here, by plugin where that matters; a group that is not known shows all it has.
+ * The table for people: a block per page, in it a part per group, a line per record: the values of its label, then
+ * columns, the more important ones first because a narrow terminal cuts the line. What the columns of a known group are
+ * stands in a table here, by plugin where that matters; a group that is not known shows all it has.
  */
 #include <inttypes.h>
 #include <stdlib.h>
