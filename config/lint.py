@@ -3,8 +3,8 @@
 """make lint: what the compilers do not say.
 
 Headers compile alone (public ones as C++ too), files and functions have a
-length, modules include only modules below them, sources begin with what they are for, no path of somebody's machine, no
-TODO, then clang-tidy and cppcheck. Looks at the files git knows.
+length, modules include only modules below them, sources begin with what they are for, includes are sorted, no path of
+somebody's machine, no TODO, then clang-tidy and cppcheck. Looks at the files git knows.
 """
 import argparse
 import concurrent.futures
@@ -37,6 +37,8 @@ MAY_INCLUDE = {
 COMMON_MAY_INCLUDE = {"base": set(), "net": {"base", "conn"}, "conn": {"base"}, "obs": {"base"}}
 MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:home|root|work|Users|mnt|tmp/brief)/\w")
 TODO = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
+INCLUDED = re.compile(r'#include ["<]([^">]+)[">]')
+UNSORTED = ("common", "plugin")
 PURPOSE = re.compile(r"/\* SPDX-License-Identifier: Apache-2\.0\n(?: \*\n)? \* \S")
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([\w.-]+)/([\w./-]+)[">]')
 
@@ -128,6 +130,8 @@ def check_c(name, lines, exceptions):
         if exceptions.over(f"{name}:{function}", length, FUNCTION_LIMIT):
             problem(f"{name}:{first}", f"{function} has {length} lines; the limit is {FUNCTION_LIMIT}")
     parts = name.split("/")
+    if name.endswith((".c", ".h")) and parts[0] not in UNSORTED:
+        check_include_order(name, lines)
     module = "/".join(parts[:2]) if "/".join(parts[:2]) in MAY_INCLUDE else parts[0]
     for number, line in enumerate(lines, 1):
         m = INCLUDE.match(line)
@@ -140,6 +144,16 @@ def check_c(name, lines, exceptions):
             problem(f"{name}:{number}", "a plugin must not include another's headers")
         if parts[0] == m.group(1) == "common" and folder not in COMMON_MAY_INCLUDE[parts[1]] | {parts[1]}:
             problem(f"{name}:{number}", f"common/{parts[1]} must not include common/{folder}")
+
+
+def check_include_order(name, lines):
+    """By name within a block, which an empty line or anything else ends: a source's own header, the system's, ours."""
+    before = ""
+    for number, line in enumerate(lines, 1):
+        m = INCLUDED.match(line)
+        if m and m.group(1) < before:
+            problem(f"{name}:{number}", f"{m.group(1)} belongs before {before}")
+        before = m.group(1) if m else ""
 
 
 def run(argv, where):

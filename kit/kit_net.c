@@ -13,12 +13,12 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "kit/kit_call_trace.h"
+#include "kit/kit_process.h"
+#include "kit/kit_vtable.h"
+#include "loader/install_dirs.h"
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
-#include "loader/install_dirs.h"
-#include "kit/kit_process.h"
-#include "kit/kit_call_trace.h"
-#include "kit/kit_vtable.h"
 
 static atomic_int warnings;
 static void (*on_warning)(const char *text), (*on_info)(const char *text);

@@ -16,9 +16,9 @@
 #ifndef RAIL_KIT_NET_H
 #define RAIL_KIT_NET_H
 
-#include "rail/net.h"
 #include "kit/kit_ensure.h"
 #include "kit/kit_mem.h"
+#include "rail/net.h"
 
 #define KIT_PATIENCE_MS 20000        /* the deadline of every wait that has no other */
 #define KIT_SETTLE_MS 10000          /* what was closed may keep its threads and files so long */

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "loader/netload.h"
 #include "kit/kit_net.h"
+#include "loader/netload.h"
 
 #define PROBE_LIMIT_MS 20000
 

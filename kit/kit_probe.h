@@ -3,8 +3,8 @@
 #ifndef RAIL_KIT_PROBE_H
 #define RAIL_KIT_PROBE_H
 
-#include "kit/kit_process.h"
 #include "kit/kit_group.h"
+#include "kit/kit_process.h"
 
 #define KIT_PROBE_DEVICES 16
 

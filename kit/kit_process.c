@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/kit_group_impl.h"
-#include "kit/kit_net.h"
 #include "kit/kit_call_trace.h"
 #include "kit/kit_group.h"
+#include "kit/kit_group_impl.h"
+#include "kit/kit_net.h"
 
 #define LOG_LINES 40 /* warnings passed on; a plugin in trouble logs without end */
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kit/kit_net.h"
 #include "kit/kit_call_trace.h"
+#include "kit/kit_net.h"
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
 

@@ -6,9 +6,9 @@
 
 #include "common/base/log.h"
 #include "common/base/thread.h"
-#include "core/host/rt_reduce.h"
 #include "core/api/rt_api.h"
 #include "core/comm/rt_param.h"
+#include "core/host/rt_reduce.h"
 
 /* ---- checks shared by all calls ------------------------------------------------- */
 

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "core/host/rt_types.h"
 #include "core/api/rt_api.h"
 #include "core/comm/rt_reg.h"
+#include "core/host/rt_types.h"
 #include "core/plan/rt_buffer.h"
 
 /* ---- registrations ------------------------------------------------------------------------ */

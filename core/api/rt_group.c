@@ -7,10 +7,10 @@
 
 #include "common/base/log.h"
 #include "common/base/thread.h"
-#include "core/host/rt_types.h"
 #include "core/api/rt_api.h"
-#include "core/plan/rt_tune.h"
 #include "core/gpu/rt_device_plan.h"
+#include "core/host/rt_types.h"
+#include "core/plan/rt_tune.h"
 
 /* One communicator of a group: it is made, or its tasks become a plan and what they need is connected. That may wait
  * for other ranks, so it may have a thread of its own. */

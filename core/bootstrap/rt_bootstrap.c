@@ -17,9 +17,9 @@
 #include "common/base/ifaddr.h"
 #include "common/base/log.h"
 #include "core/bootstrap/rt_boot.h"
+#include "core/bootstrap/rt_rendezvous.h"
 #include "core/comm/rt_error.h"
 #include "core/comm/rt_param.h"
-#include "core/bootstrap/rt_rendezvous.h"
 
 #define UNUSED_MS 600000ull /* a rendezvous that no rank joins ends after this long (or the bootstrap timeout) */
 #define END_MS 2000         /* to end a rendezvous that no rank needs: it runs in this process or answers at once */

@@ -13,10 +13,10 @@
 
 #include "common/base/compiler.h"
 #include "common/base/hash.h"
-#include "core/host/rt_conn.h"
 #include "core/comm/rt_param.h"
-#include "rail/railyard.h"
+#include "core/host/rt_conn.h"
 #include "core/plan/rt_tune.h"
+#include "rail/railyard.h"
 
 /* Hostname alone repeats in containers; the boot id alone is shared by containers of one host, which
  * is what makes shared memory possible between them. NCCL takes both, so do we. */

@@ -8,16 +8,16 @@
 #include <string.h>
 
 #include "common/base/log.h"
-#include "core/host/rt_device.h"
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_cuda.h"
-#include "core/gpu/rt_launch_lock.h"
 #include "core/gpu/rt_graph.h"
-#include "core/plan/rt_enqueue.h"
-#include "core/plan/rt_plan.h"
-#include "core/gpu/rt_module.h"
 #include "core/gpu/rt_launch.h"
+#include "core/gpu/rt_launch_lock.h"
+#include "core/gpu/rt_module.h"
+#include "core/host/rt_device.h"
+#include "core/plan/rt_enqueue.h"
 #include "core/plan/rt_p2p_blocks.h"
+#include "core/plan/rt_plan.h"
 
 #define DEVICE_ADVICE "an earlier error on the device, or the program's use of the stream, may be the reason"
 #define TRY_CUDA(call, name) RAIL_TRY(rt_cuda_check(rt_cuda()->call, name, DEVICE_ADVICE))

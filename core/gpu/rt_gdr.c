@@ -7,8 +7,8 @@
 
 #include "common/base/log.h"
 #include "core/comm/rt_comm.h"
-#include "core/gpu/rt_cuda.h"
 #include "core/comm/rt_param.h"
+#include "core/gpu/rt_cuda.h"
 
 #define FIRST_THAT_ORDERS 9 /* compute capability */
 

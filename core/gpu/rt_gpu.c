@@ -11,10 +11,10 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "core/host/rt_device.h"
 #include "core/comm/rt_comm.h"
 #include "core/gpu/rt_cuda.h"
 #include "core/gpu/rt_module.h"
+#include "core/host/rt_device.h"
 
 #define LAST_MS 1000u /* see wait_for_last: the moment is microseconds */
 

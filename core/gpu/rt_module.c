@@ -7,9 +7,9 @@
 #include <stdlib.h>
 
 #include "common/base/log.h"
-#include "core/host/rt_device.h"
-#include "core/gpu/rt_cuda.h"
 #include "core/comm/rt_param.h"
+#include "core/gpu/rt_cuda.h"
+#include "core/host/rt_device.h"
 
 /* The kernel's image, put into the library when it was built with a toolkit; of no bytes otherwise. */
 extern const unsigned char rt_device_image[];

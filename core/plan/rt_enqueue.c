@@ -7,13 +7,13 @@
 #include <string.h>
 
 #include "core/bootstrap/rt_boot_wire.h"
-#include "core/host/rt_types.h"
 #include "core/comm/rt_error.h"
-#include "core/gpu/rt_launch_lock.h"
-#include "core/plan/rt_plan.h"
 #include "core/comm/rt_param.h"
 #include "core/comm/rt_reg.h"
 #include "core/gpu/rt_device_plan.h"
+#include "core/gpu/rt_launch_lock.h"
+#include "core/host/rt_types.h"
+#include "core/plan/rt_plan.h"
 #include "core/plan/rt_tune.h"
 
 _Static_assert(RT_BOOT_MAX_RANKS <= 1 << RT_LINKS, "a host's schedule has a connection for each power of two");

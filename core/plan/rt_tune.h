@@ -10,9 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/comm/rt_param.h"
 #include "core/host/rt_conn.h"
 #include "core/host/rt_sched.h"
-#include "core/comm/rt_param.h"
 
 /* The functions that NCCL_ALGO and NCCL_PROTO can name; the last is ours, for sends and receives. */
 enum rt_func {

@@ -9,8 +9,8 @@
 
 #include "common/base/compiler.h"
 #include "common/base/log.h"
-#include "core/gpu/rt_cuda.h"
 #include "core/comm/rt_param.h"
+#include "core/gpu/rt_cuda.h"
 
 /* Values of NVML's enums, and NVML_NVLINK_MAX_LINKS. */
 enum { OK = 0, MAX_LINKS = 18, REMOTE_GPU = 0, REMOTE_SWITCH = 2 };

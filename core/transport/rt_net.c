@@ -13,8 +13,8 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "core/comm/rt_comm.h"
-#include "core/gpu/rt_gdr.h"
 #include "core/comm/rt_param.h"
+#include "core/gpu/rt_gdr.h"
 
 /* A registration that costs more than this per MiB is not made for one operation. */
 #define CHEAP_REG_NS 20000u

@@ -3,9 +3,9 @@
 #ifndef RT_NET_DEVICES_H
 #define RT_NET_DEVICES_H
 
-#include "loader/netload.h"
 #include "common/base/result.h"
 #include "core/topo/rt_pci.h"
+#include "loader/netload.h"
 
 #define RT_NET_DEVICES_MAX 64
 

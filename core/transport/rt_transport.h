@@ -15,9 +15,9 @@
 #define RT_TRANSPORT_H
 
 #include "common/base/result.h"
-#include "core/host/rt_conn.h"
-#include "core/gpu/rt_gpu.h"
 #include "core/comm/rt_peer.h"
+#include "core/gpu/rt_gpu.h"
+#include "core/host/rt_conn.h"
 
 struct ncclComm;
 struct rt_proxy_op;

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/bench/bench_process.h"
 #include "kit/bench/bench_machine.h"
+#include "kit/bench/bench_process.h"
 #include "kit/kit_link.h"
 
 #define SPARE_S 0.5

@@ -7,8 +7,8 @@
 
 #include "common/base/ifaddr.h"
 #include "kit/bench/bench_process.h"
-#include "kit/kit_vtable.h"
 #include "kit/kit_net.h"
+#include "kit/kit_vtable.h"
 #include "loader/netload.h"
 
 struct net {

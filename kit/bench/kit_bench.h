@@ -18,8 +18,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kit/kit_process.h"
 #include "kit/kit_group.h"
+#include "kit/kit_process.h"
 
 #define KIT_BENCH_COLUMNS 8
 #define KIT_BENCH_COMMS 64   /* connections on an edge */

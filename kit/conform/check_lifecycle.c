@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "kit/conform/kit_check.h"
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
-#include "kit/conform/kit_check.h"
 
 /* ---- the tables ---- */
 

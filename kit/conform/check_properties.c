@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "loader/netload.h"
 #include "kit/conform/kit_check.h"
 #include "kit/kit_vtable.h"
+#include "loader/netload.h"
 
 #define MAX_DEVICES 64
 

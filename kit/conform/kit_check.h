@@ -12,8 +12,8 @@
 
 #include "kit/kit_mem.h"
 #include "kit/kit_net.h"
-#include "kit/kit_report.h"
 #include "kit/kit_process.h"
+#include "kit/kit_report.h"
 #include "loader/netload.h"
 
 enum kit_mode {

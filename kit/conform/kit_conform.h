@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "kit/kit_link.h"
 #include "kit/kit_group.h"
+#include "kit/kit_link.h"
 #include "kit/kit_process.h"
 
 struct kit_conform {

@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "loader/install_dirs.h"
-#include "loader/netload.h"
 #include "kit/kit_filter.h"
 #include "kit/kit_json.h"
 #include "kit/kit_probe.h"
+#include "loader/install_dirs.h"
+#include "loader/netload.h"
 
 enum { OVERHEAD_MS = 19000, DEFAULT_CALLS = 8 };
 

@@ -14,10 +14,10 @@
 
 #include "kit/fault/fault_net.h"
 #include "kit/fault/fault_plan.h"
-#include "kit/kit_link.h"
 #include "kit/kit_group.h"
-#include "kit/kit_report.h"
+#include "kit/kit_link.h"
 #include "kit/kit_process.h"
+#include "kit/kit_report.h"
 
 enum {
   KIT_NEEDS_NETNS = 1,   /* two network namespaces */

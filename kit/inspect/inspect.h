@@ -6,9 +6,9 @@
 #include <limits.h>
 #include <stdio.h>
 
+#include "kit/inspect/kit_inspect.h"
 #include "loader/netload.h"
 #include "loader/netload_slots.h"
-#include "kit/inspect/kit_inspect.h"
 
 #define KIT_VERSIONS (RAIL_NET_VERSION_MAX - RAIL_NET_VERSION_MIN + 1)
 #define KIT_NAME_MAX 256

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "kit/inspect/inspect.h"
-#include "kit/kit_json.h"
 #include "kit/kit_group.h"
+#include "kit/kit_json.h"
 #include "loader/install_dirs.h"
 
 enum { FINE = 0, PLUGIN_FAILED = 1, NOT_RUN = 3 };

@@ -16,9 +16,9 @@
 #include "common/base/clock.h"
 #include "common/net/net_props.h"
 #include "kit/inspect/inspect.h"
+#include "kit/kit_call_trace.h"
 #include "kit/kit_net.h"
 #include "kit/kit_vtable.h"
-#include "kit/kit_call_trace.h"
 
 struct seen {
   struct kit_process *self;

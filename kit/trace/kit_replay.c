@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "common/base/compiler.h"
-#include "kit/kit_json.h"
 #include "kit/kit_group.h"
+#include "kit/kit_json.h"
 #include "kit/trace/replay_run.h"
 
 enum { SAME = 0, DIFFERS = 1, NOT_RUN = 3 };

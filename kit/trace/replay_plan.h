@@ -8,9 +8,9 @@
 #ifndef RAIL_KIT_REPLAY_PLAN_H
 #define RAIL_KIT_REPLAY_PLAN_H
 
-#include "plugin/railtrace/trace_file.h"
 #include "kit/kit_job.h"
 #include "kit/trace/kit_trace.h"
+#include "plugin/railtrace/trace_file.h"
 
 #define REPLAY_NONE UINT32_MAX
 

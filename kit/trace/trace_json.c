@@ -2,9 +2,9 @@
  * Events and summaries as JSON. */
 #include <inttypes.h>
 
-#include "plugin/railtrace/trace_rules.h"
 #include "kit/kit_json.h"
 #include "kit/trace/kit_trace.h"
+#include "plugin/railtrace/trace_rules.h"
 
 #define INT(key, value) kit_json_int(j, key, (int64_t)(value))
 

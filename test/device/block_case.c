@@ -8,8 +8,8 @@
 #include <time.h>
 
 #include "common/base/compiler.h"
-#include "core/host/rt_program.h"
 #include "core/host/rt_prims.h"
+#include "core/host/rt_program.h"
 #include "core/host/rt_types.h"
 #include "core/plan/rt_tree.h"
 #include "test/device/link.h"

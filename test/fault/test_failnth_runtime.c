@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "rail/railyard.h"
 #include "kit/preload/preload.h"
+#include "rail/railyard.h"
 #include "test/harness/program.h"
 #include "test/harness/ranks.h"
 

@@ -27,9 +27,9 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "test/harness/events.h"
 #include "kit/kit_net.h"
 #include "kit/kit_traffic.h"
+#include "test/harness/events.h"
 
 enum { MAX_COMMS = 4096, MAX_FUSE = 8, LINE = 1 << 20, CONNECT_LIMIT_MS = 60000, CONNECT_EACH_MS = 500 };
 

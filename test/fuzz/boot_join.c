@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "common/base/compiler.h"
 #include "common/base/clock.h"
+#include "common/base/compiler.h"
 #include "core/bootstrap/rt_rendezvous.h"
 #include "test/fuzz/lib/fuzz.h"
 

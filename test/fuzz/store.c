@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/bootstrap/rt_bootstrap.h"
 #include "core/bootstrap/rt_boot_wire.h"
+#include "core/bootstrap/rt_bootstrap.h"
 #include "core/launcher/rt_store.h"
 #include "test/fuzz/lib/fuzz.h"
 

@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "plugin/railtrace/trace_file.h"
 #include "kit/trace/kit_trace.h"
 #include "kit/trace/replay_plan.h"
+#include "plugin/railtrace/trace_file.h"
 #include "test/fuzz/lib/fuzz.h"
 
 enum { WHOLE, CALLS, THREADS, END, MODES };

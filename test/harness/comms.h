@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "rail/railyard.h"
 #include "kit/kit_ensure.h"
+#include "rail/railyard.h"
 #include "test/harness/ranks.h"
 
 #define OK(call)                                                                                           \

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "kit/kit_stats.h"
 #include "kit/kit_ensure.h"
+#include "kit/kit_stats.h"
 
 /* The values of a counter, of `most` rails at most. Returns how many. */
 static int rails_look(const char *counter, uint64_t *values, int most) {

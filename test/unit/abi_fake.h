@@ -12,8 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/net/abi.h"
 #include "common/base/log.h"
+#include "common/net/abi.h"
 
 static struct {
   int inits, finalizes, closes, deregs, consumed;

@@ -6,8 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "common/net/abi.h"
 #include "common/base/log.h"
+#include "common/net/abi.h"
 #include "test/harness/tap.h"
 #include "test/unit/abi_fake.h"
 

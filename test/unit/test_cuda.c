@@ -7,8 +7,8 @@
 
 #include <dlfcn.h>
 
-#include "test/harness/ranks.h"
 #include "test/harness/program.h"
+#include "test/harness/ranks.h"
 
 #if __has_include("/usr/local/cuda/include/cuda.h")
 #define HAVE_CUDA_H

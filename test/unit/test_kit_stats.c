@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "kit/kit_stats.h"
 #include "kit/kit_ensure.h"
+#include "kit/kit_stats.h"
 #include "test/harness/tap.h"
 
 static const struct rail_stats_counter counters[] = {

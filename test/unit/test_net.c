@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "loader/netload.h"
 #include "core/comm/rt_comm.h"
 #include "core/transport/rt_net_devices.h"
+#include "loader/netload.h"
 #include "test/harness/comms.h"
 #include "test/harness/log_lines.h"
 #include "test/harness/program.h"

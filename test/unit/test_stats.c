@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kit/kit_stats.h"
 #include "kit/kit_ensure.h"
+#include "kit/kit_stats.h"
 #include "test/harness/tap.h"
 
 enum { SENT, OUTSTANDING, PROGRESS, COMM_COUNTERS };

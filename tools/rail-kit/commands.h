@@ -9,8 +9,8 @@
 
 #include <stdbool.h>
 
-#include "kit/kit_link.h"
 #include "kit/kit_group.h"
+#include "kit/kit_link.h"
 #include "rail/net.h"
 #include "tools/common/options.h"
 
