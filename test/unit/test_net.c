@@ -377,6 +377,25 @@ static void no_devices(const struct rank *rank, void *arg) {
   rail_net_unload(net);
 }
 
+static void devices_cannot_be_used(const struct rank *rank, void *arg) {
+  (void)rank, (void)arg;
+  const struct memnet *m = counters();
+  ncclComm_t comm[2];
+  OK(ncclCommInitAll(comm, 2, NULL));
+  OK(ncclGroupStart());
+  for (int r = 0; r < 2; r++) OK(ncclAllReduce(in[r], out[r], 1, ncclInt32, ncclSum, comm[r], NULL));
+  ENSURE_INT(ncclGroupEnd(), ncclInvalidUsage);
+  ENSURE_INT(m->contexts, 0);
+  for (int r = 0; r < 2; r++) {
+    ENSURE(!railCommNetPlugin(comm[r])[0], "rank %d still has %s", r, railCommNetPlugin(comm[r]));
+    OK(ncclCommAbort(comm[r]));
+  }
+  all_given_back(m);
+}
+
+TEST(a_plugin_whose_devices_cannot_be_used_is_closed) {
+  with_plugin("NCCL_NET_FORCE_MERGE=nosuch", 1, devices_cannot_be_used, NULL);
+}
 TEST(devices_that_are_all_fused_are_used) { with_plugin("MEMNET_FUSED=only", 1, only_fused_devices, NULL); }
 TEST(a_plugin_without_devices_is_refused) { with_plugin("MEMNET_FUSED=none", 1, no_devices, NULL); }
 TEST(devices_are_fused_only_when_asked_for) { with_plugin("MEMNET_FUSED=1", 1, devices_with_a_fused_one, NULL); }
@@ -386,4 +405,5 @@ TEST_MAIN(TEST_CASE(results_are_right_with_and_without_registrations),
           TEST_CASE(nothing_is_written_behind_a_registered_buffer), TEST_CASE(an_abort_gives_all_back),
           TEST_CASE(ranks_with_different_plugins_are_told), TEST_CASE(lines_are_aligned),
           TEST_CASE(devices_are_fused_only_when_asked_for),
-          TEST_CASE(devices_that_are_all_fused_are_used), TEST_CASE(a_plugin_without_devices_is_refused))
+          TEST_CASE(devices_that_are_all_fused_are_used), TEST_CASE(a_plugin_without_devices_is_refused),
+          TEST_CASE(a_plugin_whose_devices_cannot_be_used_is_closed))
