@@ -18,12 +18,13 @@
 #include "emu/emu_fault.h"
 #include "emu/rail_emu.h"
 
-enum { LOOK_NS = 1000000, RETRY_ROOM_NS = 200000 };
+enum { LOOK_NS = 1000000, RETRY_ROOM_NS = 200000, HOLD_NS = 2000000, GIVE_WAY_NS = 20000 };
 
 static struct {
   pthread_t thread;
   bool stop;
   uint64_t polls_seen, polls_at_handover;
+  uint64_t locked_at; /* since when the thread has the lock */
 } engine;
 pthread_mutex_t emu_lifecycle = PTHREAD_MUTEX_INITIALIZER;
 
@@ -156,6 +157,17 @@ static void wait_for_doorbell(uint32_t doorbell, uint64_t until) {
   pthread_mutex_unlock(&emu.lock);
   syscall(SYS_futex, word, FUTEX_WAIT, doorbell, until == UINT64_MAX ? NULL : &timeout, NULL, 0);
   pthread_mutex_lock(&emu.lock);
+  engine.locked_at = emu_now();
+}
+
+/* Of a thread that always has input nobody else would get the lock: who waits for it must wake first. */
+static void give_way(void) {
+  const struct timespec pause = {.tv_nsec = GIVE_WAY_NS};
+  if (emu_now() - engine.locked_at < HOLD_NS) return;
+  pthread_mutex_unlock(&emu.lock);
+  nanosleep(&pause, NULL);
+  pthread_mutex_lock(&emu.lock);
+  engine.locked_at = emu_now();
 }
 
 /* And earlier, if there is an earlier timer before it is over. */
@@ -194,6 +206,7 @@ static void *run(void *arg) {
       sleep_until(doorbell, earliest(timer, look));
     }
     emu_wire_sleeping(false);
+    if (input) give_way();
   }
   pthread_mutex_unlock(&emu.lock);
   return NULL;

@@ -46,11 +46,13 @@ struct shape {
   int access, rnr_retry, retry_cnt, timeout, min_rnr_timer, max_rd_atomic, all_signaled;
   bool srq, channel;
   int cqe;
+  enum ibv_mtu mtu;
 };
 #define USUAL_SHAPE                                                                                              \
   (struct shape) {                                                                                               \
     .type = IBV_QPT_RC, .sends = DEPTH, .recvs = DEPTH, .sges = 2, .access = ALL_ACCESS, .rnr_retry = 7,         \
-    .retry_cnt = 6, .timeout = 14, .min_rnr_timer = 12, .max_rd_atomic = 4, .cqe = 4 * DEPTH                     \
+    .retry_cnt = 6, .timeout = 14, .min_rnr_timer = 12, .max_rd_atomic = 4, .cqe = 4 * DEPTH,                    \
+    .mtu = IBV_MTU_1024                                                                                          \
   }
 
 #define DEVIATES(end, vendor, why) \
@@ -193,7 +195,7 @@ __attribute__((unused)) static struct ibv_qp_attr init_attr(const struct shape *
 
 __attribute__((unused)) static struct ibv_qp_attr rtr_attr(const struct end *e, const struct end *peer,
                                                            const struct shape *s) {
-  struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp->qp_num,
+  struct ibv_qp_attr a = {.qp_state = IBV_QPS_RTR, .path_mtu = s->mtu, .dest_qp_num = peer->qp->qp_num,
                           .rq_psn = FIRST_PSN, .max_dest_rd_atomic = (uint8_t)s->max_rd_atomic,
                           .min_rnr_timer = (uint8_t)s->min_rnr_timer};
   a.ah_attr.port_num = 1;
