@@ -16,11 +16,13 @@ import time
 import weakref
 
 import torch
+from torch import distributed
 from torch._C import _distributed_c10d as c10d
 
 from . import python_backends
 from .calls import Calls
 from .library import SUCCESS, RailyardError, check_process, error_text, late_error, lib, new_comm, seconds_of
+from .monitored import monitored_barrier
 from .work import POLL, Work, state
 
 
@@ -45,6 +47,9 @@ class Group(Calls):
 
     def getBackendName(self):  # noqa: N802: torch's name
         return "railyard"
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        monitored_barrier(self, timeout, wait_all_ranks)
 
     def set_timeout(self, timeout):
         """Of what is begun from now on."""
@@ -218,6 +223,18 @@ class ProcessGroupRailyard(Group, c10d.ProcessGroup):
         return "railyard"
 
     # Torch 2 asks these of a group's backends.
+
+    supports_splitting = False
+
+    @property
+    def _device_types(self):
+        """What checkpoints, among others, go by. Torch has this list of a group of its own from its backends; while it
+        makes a group that has one it begins a record that only its own groups can have."""
+        try:
+            distributed.get_process_group_ranks(self)
+        except (KeyError, ValueError):  # torch does not know it yet, or any more
+            return []
+        return [torch.device("cpu")]
 
     def _get_backend(self, device):
         return self

@@ -18,13 +18,15 @@ class RailyardError(RuntimeError):
 
 
 def late_error(who, call, seconds, peer):
-    return RailyardError(f"{who}: {call} is not complete after {seconds:.1f} s: {peer} has not called it, or is "
-                         "stopped")
+    return RailyardError(f"{who}: {call} is not complete after its timeout of {seconds:.1f} s: {peer} has not called "
+                         "it, or is stopped")
 
 
 def seconds_of(timeout):
-    """At most what Python's waits take: with timedelta.max callers mean never."""
-    return min(timeout.total_seconds(), threading.TIMEOUT_MAX)
+    """Of a timedelta, or of a number, as torch's own groups take. At most what Python's waits take: with timedelta.max
+    callers mean never."""
+    seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+    return min(seconds, threading.TIMEOUT_MAX)
 
 
 def check_process(process):

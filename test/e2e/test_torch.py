@@ -18,6 +18,7 @@ from coll import BUILD, ROOT, Skip, environment, main
 from torch_python import PYTHON, needs_torch
 
 RANKS = pathlib.Path(__file__).with_name("torch_ranks.py")
+CHECKPOINT = "from torch.distributed.checkpoint import async_save"
 POWER_SGD = "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook"
 
 
@@ -104,6 +105,7 @@ main([("one rank", case("reductions,movements,not_contiguous,empty_tensors", 1))
       ("what works give, forms of calls, inference mode", case("results,forms_of_calls,inference_mode", 3)),
       ("callbacks that wait", case("callbacks_that_wait", 2, limit=150)),
       ("compressed training", case("compressed_training", 2, limit=150, needs=POWER_SGD)),
+      ("checkpoints", case("checkpoints", 2, limit=150, needs=CHECKPOINT)),
       ("memory, threads and descriptors given back", case("memory_given_back,given_back_when_destroyed", 2)),
       ("a limit without a wait", case("polled_in_vain", 2, limit=200)),
       ("interrupted calls", case("interrupted_calls", 2, limit=200)),
@@ -119,6 +121,7 @@ main([("one rank", case("reductions,movements,not_contiguous,empty_tensors", 1))
       ("a group made again; aborted; a new limit", case("made_again,aborted,new_limit", 2)),
       ("ends by an exception", case("ends_by_an_exception", 2, limit=200, ends={0: 1})),
       ("a rank that does not call", case("rank_that_does_not_call", 3)),
+      ("a barrier that names who is late", case("monitored_barriers", 4, limit=200)),
       ("a first call that nobody joins", case("first_call_that_nobody_joins", 2)),
       ("a message that never comes", case("message_that_never_comes", 2, limit=150)),
       ("a future that never comes", case("future_that_never_comes", 2)),

@@ -32,7 +32,7 @@ def destroyed_too_late():
         library.lib.railCommWait = lambda comm: kept.append(held() is not None) or wait(comm)
         group.shutdown()
         library.lib.railCommWait = wait
-        assert work.is_completed() and "allgather is not complete after 3.0 s" in str(work.exception())
+        assert work.is_completed() and "allgather is not complete after its timeout of 3.0 s" in str(work.exception())
         assert kept == [True] and held() is None, kept
     meet(n)
     os._exit(0)
@@ -69,6 +69,34 @@ def rank_that_does_not_call():
     print(f"after {took:.1f} s", flush=True)
     meet(n)
     os._exit(0)
+
+
+def monitored_barriers():
+    """Rank 0 learns who has not come, the others that somebody has not; the group goes on."""
+    init()
+    group = dist.distributed_c10d._get_default_group()
+    barrier = group.monitored_barrier
+    for wait_all in (False, True):
+        barrier(seconds(60), wait_all_ranks=wait_all)
+    barrier()
+    for wait_all, names in ((False, "Rank 1 failed"), (True, "Ranks 1, 3 failed")):
+        if rank == 0:
+            raises(RailyardError, ["rank 0 of 4", "2000 ms", f"{names} to pass monitoredBarrier"], barrier, 2, wait_all)
+        elif rank == 2:
+            raises(RailyardError, ["Rank 2 successfully reached monitoredBarrier", "Rank"], barrier, seconds(60))
+        meet(n, f"meet{wait_all}")
+        if rank in (1, 3):  # late: told at once
+            raises(RailyardError, [names], barrier, seconds(60))
+    if rank == 0:
+        raises(RailyardError, ["0 ms: Rank 0 timed out in monitoredBarrier"], barrier, seconds(0))
+    else:
+        raises(RailyardError, ["Rank 0 timed out"], barrier, seconds(60))
+    barrier(seconds(60))
+    dist.barrier()
+    try:
+        dist.monitored_barrier()
+    except RuntimeError as e:  # PyTorch 1 and early ones of 2 allow it for Gloo alone
+        assert "only implemented for GLOO" in str(e) and torch.__version__ < "2.15", e
 
 
 def first_call_that_nobody_joins():

@@ -13,9 +13,10 @@ import torch_forks
 torch_forks.become_a_rank()
 import torch_parts  # noqa: E402
 from torch_parts import (  # noqa: E402
-    combined, dist, everybody, init, meet, n, raises, rank, replicated, same, sharded, torch, values)
+    combined, dist, everybody, init, meet, n, raises, rank, replicated, same, torch, values)
 
 import torch_failures  # noqa: E402
+import torch_trainings  # noqa: E402
 from railyard_torch import RailyardError  # noqa: E402
 
 TYPES = [torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -257,21 +258,6 @@ def callbacks_that_wait():
     assert len(told) == 1
 
 
-def compressed_training():
-    """Each of this hook's callbacks begins an operation, and one waits for it."""
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-    init()
-    torch.manual_seed(1)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
-    model.register_comm_hook(powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2),
-                             powerSGD_hook.powerSGD_hook)
-    for step in range(4):
-        model(torch.full((4, 100), float(rank + step))).sum().backward()
-    gradients = [torch.zeros(100, 100) for _ in range(n)]
-    dist.all_gather(gradients, model.module.weight.grad)
-    same(gradients[0], gradients[1])
-
-
 def memory_given_back():
     """A result that the caller has dropped."""
     init()
@@ -434,24 +420,6 @@ def messages():
     same(ops[1].tensor, torch.full((9,), float((rank - 1) % n)))
 
 
-def training():
-    """The same network under both backends: the losses are the same to the bit with two ranks."""
-    init(backend="gloo")
-    losses = {name: replicated(dist.new_group(backend=name), rank) for name in ("gloo", "railyard")}
-    assert losses["gloo"] == losses["railyard"], losses
-    assert losses["gloo"][-1] < losses["gloo"][0]
-
-
-def sharded_training():
-    losses = {}
-    for name in ("gloo", "railyard"):
-        torch_parts.case = f"sharded_{name}"  # the default group's, which others of its mesh come from
-        init(backend=name)
-        losses[name] = sharded(rank, n)
-        dist.destroy_process_group()
-    assert losses["gloo"] == losses["railyard"], losses
-
-
 def bad_arguments():
     init()
     t = torch.ones(4, 4)
@@ -480,6 +448,6 @@ def bad_arguments():
 
 for case in sys.argv[1].split(","):
     torch_parts.case = case
-    (globals().get(case) or getattr(torch_failures, case))()
+    (globals().get(case) or getattr(torch_failures, case, None) or getattr(torch_trainings, case))()
     if dist.is_initialized():
         dist.destroy_process_group()
