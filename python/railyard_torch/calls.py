@@ -134,6 +134,8 @@ class Calls:
 
     @forms(AllreduceOptions, 1, "op")
     def allreduce(self, tensors, opts):
+        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensors[0], opts)
         t = one("allreduce", tensors)
         bitwise = find(BITWISE, opts.reduceOp)
         if bitwise:
@@ -142,6 +144,35 @@ class Calls:
         at = t.data_ptr()
         return self._begin("allreduce", opts, lambda: lib.ncclAllReduce(at, at, t.numel(), kind, operator, self.comm,
                                                                         None), tensors)
+
+    def _allreduce_sparse(self, t, opts):
+        """Every rank takes the elements of all, as many from each as the one with most has. Waits for the others' calls
+        to learn how many those are."""
+        check("allreduce", [t._values()])
+        if opts.reduceOp != ReduceOp.SUM:
+            raise ValueError(f"railyard: allreduce: {opts.reduceOp} of a sparse tensor; allowed: SUM")
+        whole = t.coalesce()
+        at, values = whole.indices(), whole.values()
+        mine = torch.tensor([values.shape[0], at.shape[0], values.dim(), *t.shape], dtype=torch.int64)
+        all_of = [torch.empty_like(mine) for _ in range(self.n)]
+        self.allgather([all_of], [mine], opts).wait()
+        if any(not torch.equal(m[1:], mine[1:]) for m in all_of):
+            raise ValueError(f"railyard: allreduce: sparse tensors of {[tuple(m[3:].tolist()) for m in all_of]}; "
+                             "allowed: of one shape, sparse in as many dimensions")
+        counts = [int(m[0]) for m in all_of]
+        given = [torch.zeros((max(counts), *x.shape[1:]), dtype=x.dtype) for x in (at.t(), values)]
+        for padded, x in zip(given, (at.t(), values)):
+            padded[:x.shape[0]] = x
+        taken = [torch.empty((self.n, *x.shape), dtype=x.dtype) for x in given]
+
+        def gather(x, to):
+            return lib.ncclAllGather(x.data_ptr(), to.data_ptr(), size_of(x), UINT8, self.comm, None)
+
+        def finish():  # elements of one place are added in the order of the ranks
+            rows, parts = (torch.cat([x[rank, :count] for rank, count in enumerate(counts)]) for x in taken)
+            t.copy_(torch.sparse_coo_tensor(rows.t(), parts, t.shape).coalesce())
+        return self._begin("allreduce", opts, lambda: self._grouped([(gather, x, to) for x, to in zip(given, taken)]),
+                           [t], (given, taken), finish)
 
     @forms(AllreduceCoalescedOptions, 1, lists=False)
     def allreduce_coalesced(self, tensors, opts):

@@ -97,14 +97,16 @@ def without_the_library():
         "/nonexistent/librailyard.so.0" in done.stderr and "RAIL_LIBRARY" in done.stderr, done.stderr
 
 
-main([("one rank", case("reductions,movements,not_contiguous,empty_tensors", 1)),
-      ("collectives over shared memory", case("reductions,movements,not_contiguous,empty_tensors,asynchronous", 3)),
+main([("one rank", case("reductions,sparse_tensors,movements,not_contiguous,empty_tensors", 1)),
+      ("collectives over shared memory", case("reductions,sparse_tensors,movements,not_contiguous,empty_tensors,"
+                                              "asynchronous", 3)),
       ("collectives over the socket plugin", case("reductions,movements,asynchronous,bad_arguments", 2,
                                                   NCCL_SHM_DISABLE=1)),
       ("several groups, messages in a ring", case("groups,messages", 3)),
       ("what works give, forms of calls, inference mode", case("results,forms_of_calls,inference_mode", 3)),
       ("callbacks that wait", case("callbacks_that_wait", 2, limit=150)),
       ("compressed training", case("compressed_training", 2, limit=150, needs=POWER_SGD)),
+      ("sparse gradients", case("sparse_gradients", 2, limit=150)),
       ("checkpoints", case("checkpoints", 2, limit=150, needs=CHECKPOINT)),
       ("memory, threads and descriptors given back", case("memory_given_back,given_back_when_destroyed", 2)),
       ("a limit without a wait", case("polled_in_vain", 2, limit=200)),

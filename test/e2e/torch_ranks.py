@@ -66,6 +66,32 @@ def reductions_of(types):
             same(t, torch.full((5,), (n - 1) / 2, dtype=dtype))
 
 
+def sparse_tensors():
+    """Each rank has other elements, as many as its number, one of them twice; the result has those of all."""
+    init()
+    for dense in ((), (3,)):
+        at = torch.tensor([[rank + 1, 7], [0, 2]]).repeat(1, rank)
+        given = torch.sparse_coo_tensor(at, torch.ones(2 * rank, *dense) * (rank + 1), (10, 4, *dense))
+        want = torch.zeros(10, 4, *dense)
+        for r in range(n):
+            for x, y in ((r + 1, 0), (7, 2)):
+                want[x, y] += r * (r + 1)
+        for turn in range(2):
+            t = given.clone()
+            work = dist.all_reduce(t, async_op=True)
+            work.wait()
+            assert t.layout is torch.sparse_coo and work.result()[0] is t
+            same(t.to_dense(), want)
+    same(given.to_dense().sum(), torch.tensor(2.0 * rank * (rank + 1) * 3))
+    none = torch.sparse_coo_tensor(size=(5,))
+    dist.all_reduce(none)
+    same(none.to_dense(), torch.zeros(5))
+    raises(ValueError, ["sparse", "SUM"], dist.all_reduce, t, dist.ReduceOp.MAX)
+    if n > 1:
+        raises(ValueError, ["sparse", "of one shape"], dist.all_reduce, torch.sparse_coo_tensor(size=(5 + rank,)))
+    dist.barrier()
+
+
 def movements():
     init()
     for dtype in TYPES + [torch.bool, torch.int16, torch.complex64]:

@@ -37,6 +37,24 @@ def compressed_training():
     same(gradients[0], gradients[1])
 
 
+def sparse_gradients():
+    """Of an embedding, of which each rank uses other rows; the same as with dense gradients."""
+    init()
+    weights = []
+    for sparse in (True, False):
+        torch.manual_seed(1)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(50, 8, sparse=sparse))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.arange(rank, 10 * (rank + 1)) + step).square().sum().backward()
+            assert model.module.weight.grad.is_sparse == sparse
+            optimizer.step()
+        weights.append(model.module.weight.detach())
+    assert torch.allclose(weights[0], weights[1]), "sparse gradients gave other weights"
+    assert not torch.equal(weights[0], torch.nn.Embedding(50, 8).weight)
+
+
 def checkpoints():
     """What asks torch's group for its devices: a state that rank 0 alone has, and one that is written beside."""
     from torch.distributed import checkpoint
