@@ -12,6 +12,7 @@
 #define RAIL_IFADDR_H
 
 #include <net/if.h>
+#include <sched.h>
 #include <stdbool.h>
 
 #include "sock.h"
@@ -53,5 +54,7 @@ bool rail_interface_pci_path(const char *sysfs_root, const char *ifname, char *p
 bool rail_pci_path(const char *link, char *path, size_t cap);
 uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname); /* of the MAC, else of the name; not 0 */
 unsigned int rail_interface_vendor(const char *sysfs_root, const char *ifname); /* PCI's number; 0 where unknown */
+/* Those near its card. False: virtual interfaces have none, and some cards do not say; *cpus is then empty. */
+bool rail_interface_cpus(const char *sysfs_root, const char *ifname, cpu_set_t *cpus);
 
 #endif

@@ -7,22 +7,30 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/base/cpus.h"
 #include "common/base/hash.h"
 #include "common/base/ifaddr.h"
 
 #define DEFAULT_SPEED_MBPS 10000 /* what NCCL assumes of an interface that does not say */
 
-/* First line of <root>/class/net/<ifname>/<leaf>, without the newline. */
-static bool read_attribute(const char *root, const char *ifname, const char *leaf, char *text, size_t cap) {
-  char path[PATH_MAX];
-  int n = snprintf(path, sizeof path, "%s/class/net/%s/%s", root, ifname, leaf);
-  if (n < 0 || (size_t)n >= sizeof path) return false;
+/* First line of a file, without the newline. False: there is none, or it does not fit. */
+static bool read_line(const char *path, char *text, size_t cap) {
   FILE *file = fopen(path, "re");
   if (!file) return false;
   bool good = fgets(text, (int)cap, file) != NULL; /* "speed" of a link that is down: EINVAL at read */
   fclose(file);
-  if (good) text[strcspn(text, "\n")] = 0;
+  if (!good) return false;
+  size_t len = strcspn(text, "\n");
+  good = len + 1 < cap;
+  text[len] = 0;
   return good;
+}
+
+/* Of <root>/class/net/<ifname>/<leaf>. */
+static bool read_attribute(const char *root, const char *ifname, const char *leaf, char *text, size_t cap) {
+  char path[PATH_MAX];
+  int n = snprintf(path, sizeof path, "%s/class/net/%s/%s", root, ifname, leaf);
+  return n >= 0 && (size_t)n < sizeof path && read_line(path, text, cap);
 }
 
 int rail_interface_speed(const char *sysfs_root, const char *ifname) {
@@ -85,4 +93,36 @@ uint64_t rail_interface_guid(const char *sysfs_root, const char *ifname) {
   }
   if (guid == 0) guid = rail_hash_text(RAIL_HASH_BASIS, ifname); /* lo and tunnels have no address, or all zeros */
   return guid ? guid : 1;
+}
+
+#define CPU_LIST 8192 /* bytes: every second of 1024 CPUs, and more */
+
+static bool read_cpus(const char *path, cpu_set_t *cpus) {
+  char text[CPU_LIST];
+  return read_line(path, text, sizeof text) && rail_cpus_parse(text, cpus) && CPU_COUNT(cpus) > 0;
+}
+
+/* Of a device's folder: its list, or that of its NUMA node. */
+static bool cpus_near_device(const char *root, const char *device, cpu_set_t *cpus) {
+  char path[PATH_MAX + 64], text[32], *end;
+  snprintf(path, sizeof path, "%s/local_cpulist", device);
+  if (read_cpus(path, cpus)) return true;
+  snprintf(path, sizeof path, "%s/numa_node", device);
+  if (!read_line(path, text, sizeof text)) return false;
+  long node = strtol(text, &end, 10);
+  if (end == text || *end || node < 0) return false; /* -1: the firmware has not said */
+  snprintf(path, sizeof path, "%s/devices/system/node/node%ld/cpulist", root, node);
+  return read_cpus(path, cpus);
+}
+
+bool rail_interface_cpus(const char *sysfs_root, const char *ifname, cpu_set_t *cpus) {
+  char device[PATH_MAX];
+  int n = snprintf(device, sizeof device, "%s/class/net/%s/device", sysfs_root, ifname);
+  if (n >= 0 && (size_t)n < sizeof device && cpus_near_device(sysfs_root, device, cpus)) return true;
+  /* A virtio NIC's device is a child of the PCI function, which has the files. */
+  if (rail_interface_pci_path(sysfs_root, ifname, device, sizeof device) &&
+      cpus_near_device(sysfs_root, device, cpus))
+    return true;
+  CPU_ZERO(cpus);
+  return false;
 }

@@ -97,9 +97,10 @@ static uint32_t collect_fds(const struct sk_comm *comm, int fds[SK_MAX_STREAMS])
 }
 
 /* From here on other threads may move it. */
-static void *start(struct sk_comm *comm, void *side) {
+static void *start(struct sk_comm *comm, const struct sk_device *device, void *side) {
   int fds[SK_MAX_STREAMS];
   sk_engine_attach(&comm->engine, sk_progress_engine, comm, fds, collect_fds(comm, fds));
+  if (comm->engine) sk_engine_place(&device->cpus, device->name);
   sk_watch_add(comm);
   return side;
 }
@@ -136,7 +137,7 @@ rail_result_t sk_send_create(const struct sk_comm_args *args, void **send_comm) 
     destroy(&sc->base);
     return out_of_memory("connect");
   }
-  *send_comm = start(&sc->base, sc);
+  *send_comm = start(&sc->base, args->device, sc);
   return RAIL_OK;
 }
 
@@ -157,7 +158,7 @@ rail_result_t sk_recv_create(const struct sk_comm_args *args, void **recv_comm) 
     destroy(&rc->base);
     return result;
   }
-  *recv_comm = start(&rc->base, rc);
+  *recv_comm = start(&rc->base, args->device, rc);
   return RAIL_OK;
 }
 

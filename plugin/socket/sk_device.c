@@ -85,6 +85,7 @@ static struct sk_device *new_fused(const struct sk_device *const *rails, unsigne
   for (unsigned int i = 0; i < nrails; i++) {
     d->rails[i] = rails[i];
     speed += rails[i]->speed;
+    CPU_OR(&d->cpus, &d->cpus, &rails[i]->cpus);
     at += (size_t)snprintf(d->name + at, sizeof d->name - at, "%s%s", i ? "+" : "", rails[i]->name);
   }
   d->speed = (int)RAIL_MIN(speed, (int64_t)INT_MAX);
@@ -223,6 +224,7 @@ void sk_devices_load(void) {
     d->speed = rail_interface_speed("/sys", d->name);
     d->guid = rail_interface_guid("/sys", d->name);
     d->vendor = rail_interface_vendor("/sys", d->name);
+    (void)rail_interface_cpus("/sys", d->name, &d->cpus);
     if (rail_interface_pci_path("/sys", d->name, pci_paths[i], sizeof pci_paths[i])) d->pci_path = pci_paths[i];
     d->rails[d->nrails++] = d;
   }

@@ -19,6 +19,7 @@ struct sk_device {
   unsigned int vendor;                /* PCI's number, 0 if unknown; the first rail's */
   uint64_t guid;
   int speed; /* Mb/s, of all rails together */
+  cpu_set_t cpus; /* near the cards of all rails; empty: unknown */
   /* The interfaces: itself, or those that it is fused from, in the order of the machine. */
   unsigned int nrails;
   const struct sk_device *rails[SK_MAX_RAILS];

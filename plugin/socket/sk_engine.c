@@ -33,6 +33,7 @@
 #include "common/base/log.h"
 #include "common/base/thread.h"
 #include "plugin/socket/sk_param.h"
+#include "plugin/socket/sk_place.h"
 
 #define EVENTS_AT_ONCE 64
 #define YIELD_POLLS 4   /* a spinning thread calls sched_yield after so many polls */
@@ -94,6 +95,7 @@ static struct {
   pid_t owner; /* of the threads */
   uint32_t count;
   struct poll_thread *threads;
+  struct sk_place place;
 } engine;
 
 /* ---- run list and notifications -------------------------------------------- */
@@ -386,6 +388,7 @@ static void start_once(void) {
     return;
   }
   engine.owner = getpid();
+  sk_place_begin(&engine.place);
   engine.threads = calloc(wanted, sizeof *engine.threads);
   while (engine.threads && engine.count < wanted && start_thread(&engine.threads[engine.count], engine.count))
     engine.count++;
@@ -399,6 +402,14 @@ static void start_once(void) {
             strerror(errno));
   free(engine.threads);
   engine.threads = NULL;
+}
+
+void sk_engine_place(const cpu_set_t *near, const char *device) {
+  pthread_mutex_lock(&lock);
+  if (engine.count && sk_place_add(&engine.place, near, device, engine.count))
+    for (uint32_t i = 0; i < engine.count; i++) /* where it fails the thread stays where it may run */
+      (void)pthread_setaffinity_np(engine.threads[i].id, sizeof engine.place.now, &engine.place.now);
+  pthread_mutex_unlock(&lock);
 }
 
 /* ---- poll contexts ---------------------------------------------------------- */

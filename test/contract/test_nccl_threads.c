@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, and the vendor of the card, through the vtable: what the handle asks
- * for, which sockets and threads there are.
+ * for, which sockets and threads there are, and where these run.
  * TEST-LIMIT: 60 */
 #include <dirent.h>
 #include <net/if.h>
@@ -13,6 +13,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/compiler.h"
+#include "common/base/cpus.h"
 #include "kit/kit_tcp.h"
 #include "test/harness/proc.h"
 #include "test/harness/program.h"
@@ -21,7 +22,7 @@ enum { HANDLE_STREAMS = 7, MAX_SOCKETS = 256 };
 
 struct setting {
   const char *nthreads, *nsocks, *vendor; /* NULL: as it is */
-  const char *streams, *engine;
+  const char *streams, *engine, *near; /* near: CPUs near the card */
   int cores; /* 0: as many as there are */
   int want_streams, want_threads, warnings;
   const char *why; /* in the device's line */
@@ -41,16 +42,22 @@ __attribute__((visibility("default"))) int sched_getaffinity(pid_t pid, size_t s
 
 /* ---- what there is -------------------------------------------------------------- */
 
-static int engine_threads(void) {
+/* Each must run on these CPUs, if they are given. */
+static int engine_threads(const char *near) {
   DIR *dir = opendir("/proc/self/task");
   ENSURE(dir, "no /proc/self/task");
   int found = 0;
   for (struct dirent *d; (d = readdir(dir));) {
-    char path[300], name[32] = "";
+    char path[300], name[32] = "", text[RAIL_CPUS_TEXT];
     snprintf(path, sizeof path, "/proc/self/task/%s/comm", d->d_name);
     FILE *f = fopen(path, "r");
-    found += f && fgets(name, sizeof name, f) && strncmp(name, "rail-socket-", 12) == 0;
+    bool of_engine = f && fgets(name, sizeof name, f) && strncmp(name, "rail-socket-", 12) == 0;
     if (f) fclose(f);
+    found += of_engine;
+    if (!of_engine || !near) continue;
+    cpu_set_t cpus = {0};
+    ENSURE(syscall(SYS_sched_getaffinity, strtol(d->d_name, NULL, 10), sizeof cpus, &cpus) > 0, "no CPUs");
+    ENSURE(strcmp(rail_cpus_text(&cpus, text), near) == 0, "on CPUs %s, not %s", text, near);
   }
   closedir(dir);
   return found;
@@ -81,6 +88,13 @@ static bool runs(const char *name) {
 
 /* ---- a card of this vendor ------------------------------------------------------- */
 
+static void put(const char *interface, const char *leaf, const char *text) {
+  char path[80];
+  snprintf(path, sizeof path, "/sys/class/net/%s/device/%s", interface, leaf);
+  FILE *f = fopen(path, "w");
+  ENSURE(f && fprintf(f, "%s\n", text) > 0 && fclose(f) == 0, "no %s", path);
+}
+
 /* This interface then seems to have such a card. False: no file system may be mounted here. */
 static bool show_vendor(const char *interface, const char *vendor) {
   char path[80];
@@ -91,9 +105,7 @@ static bool show_vendor(const char *interface, const char *vendor) {
   ENSURE_INT(mkdir(path, 0700), 0);
   strcat(path, "/device");
   ENSURE_INT(mkdir(path, 0700), 0);
-  strcat(path, "/vendor");
-  FILE *f = fopen(path, "w");
-  ENSURE(f && fprintf(f, "%s\n", vendor) > 0 && fclose(f) == 0, "no vendor");
+  put(interface, "vendor", vendor);
   return true;
 }
 
@@ -104,6 +116,7 @@ static void child(struct pipes *io, void *arg) {
   bool can = !s->vendor || show_vendor("lo", s->vendor);
   pipe_write(io, &can, sizeof can);
   if (!can) return;
+  if (s->near) put("lo", "local_cpulist", s->near);
   setenv("NCCL_SOCKET_IFNAME", "=lo", 1);
   const struct { const char *name, *value; } env[] = {{"NCCL_SOCKET_NTHREADS", s->nthreads},
                                                       {"NCCL_NSOCKS_PERTHREAD", s->nsocks},
@@ -122,7 +135,7 @@ static void child(struct pipes *io, void *arg) {
   kit_pair_open(&n, &p);
   ENSURE_INT(p.handle[HANDLE_STREAMS], s->want_streams);
   ENSURE_INT(connected_ends(), 2 * s->want_streams);
-  ENSURE_INT(engine_threads(), s->want_threads);
+  ENSURE_INT(engine_threads(s->near), s->want_threads);
   for (int i = 0; i < 4; i++) kit_pair_ping(&p, (size_t)i * 700001, (uint64_t)i);
   kit_pair_close(&p);
   kit_net_close(&n);
@@ -174,6 +187,20 @@ TEST(by_the_vendor) {
   check(settings, RAIL_COUNT_OF(settings));
 }
 
+/* The last CPU of this machine is near the card. */
+TEST(threads_run_near_the_card) {
+  char near[16];
+  cpu_set_t cpus = {0};
+  ENSURE(syscall(SYS_sched_getaffinity, 0, sizeof cpus, &cpus) > 0, "no CPUs");
+  size_t last = CPU_SETSIZE - 1;
+  while (!CPU_ISSET(last, &cpus)) last--;
+  snprintf(near, sizeof near, "%zu", last);
+  const struct setting settings[] = {
+    {.vendor = "0x15b3", .engine = "epoll", .near = near, .want_streams = 1, .want_threads = 1, .why = "1 thread"},
+  };
+  check(settings, RAIL_COUNT_OF(settings));
+}
+
 /* ---- a fused device -------------------------------------------------------------- */
 
 /* Streams go by its first interface, threads by the one whose card wants most. */
@@ -221,4 +248,5 @@ TEST(a_fused_device) {
 }
 
 TEST_MAIN(TEST_CASE(by_the_variables), TEST_CASE(ours_win), TEST_CASE(by_the_vendor),
+          TEST_CASE(threads_run_near_the_card),
           TEST_CASE(a_fused_device))
