@@ -99,7 +99,9 @@ struct ofi_endpoint_ops {
   void (*completed)(struct ofi_op *op, const struct ofi_completion *completion);
   /* A control message for the comm, which may be anything that ofi_frame_decode accepts. */
   void (*frame)(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload);
-  /* A message of so many bytes that names the comm, and that ofi_frame_decode does not accept. */
+  /* An EAGER for the comm: a message of so many bytes that ofi_is_eager accepts. */
+  void (*eager)(struct ofi_comm *comm, const struct ofi_frame_wire *wire, size_t size);
+  /* A message of so many bytes that names the comm, and that neither accepts. */
   void (*malformed)(struct ofi_comm *comm, unsigned int type, size_t size);
   /* A receiver's GRANTs or ACK are due (ofi_endpoint_set_control); it is in no list any more. */
   void (*send_control)(struct ofi_control_link *link);

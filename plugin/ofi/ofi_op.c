@@ -227,14 +227,16 @@ __attribute__((noinline)) static void handle_entries(struct ofi_endpoint *endpoi
   }
 }
 
-static struct ofi_comm *comm_of_frame(const struct ofi_endpoint *endpoint, const struct ofi_frame *frame) {
-  struct ofi_comm *comm = frame->comm < endpoint->ncomms ? endpoint->comms[frame->comm] : NULL;
-  return comm && comm->token == frame->token ? comm : NULL;
+/* The comm that a frame names; NULL: none that is open. */
+static inline struct ofi_comm *find_comm(const struct ofi_endpoint *endpoint, uint32_t index, uint64_t token) {
+  struct ofi_comm *comm = index < endpoint->ncomms ? endpoint->comms[index] : NULL;
+  return comm && comm->token == token ? comm : NULL;
 }
 
 RAIL_COLD static void malformed(struct ofi_endpoint *endpoint, const void *bytes, size_t size) {
   struct ofi_frame frame;
-  struct ofi_comm *comm = ofi_frame_decode_head(bytes, size, &frame) ? comm_of_frame(endpoint, &frame) : NULL;
+  if (!ofi_frame_decode_head(bytes, size, &frame)) return;
+  struct ofi_comm *comm = find_comm(endpoint, frame.comm, frame.token);
   if (comm) endpoint->ops->malformed(comm, (unsigned int)frame.type, size);
 }
 
@@ -246,18 +248,29 @@ static void add_used_receive(const struct ofi_endpoint *endpoint, struct ofi_end
   nic->nused++;
 }
 
+/* It is no EAGER. Not inlined: an EAGER needs no room for it. */
+__attribute__((noinline)) static void other_frame_done(struct ofi_endpoint *endpoint, const void *bytes, size_t size) {
+  struct ofi_frame frame;
+  const void *payload;
+  if (rail_likely(ofi_frame_decode(bytes, size, &frame, &payload))) {
+    struct ofi_comm *comm = find_comm(endpoint, frame.comm, frame.token);
+    if (comm) endpoint->ops->frame(comm, &frame, payload); /* on_frame, ofi_progress.c */
+  } else {
+    malformed(endpoint, bytes, size);
+  }
+}
+
 /* A control message has come. Messages that are no frames, and frames for comms that are closed, are dropped: anybody
  * may send them. */
 RAIL_HOT_INLINE void frame_done(struct ofi_endpoint *endpoint, struct ofi_endpoint_nic *nic, struct ofi_op *op,
                                 size_t size) {
-  struct ofi_frame frame;
-  const void *payload;
+  const struct ofi_frame_wire *wire = op->data;
   nic->failed_receives = 0;
-  if (rail_likely(ofi_frame_decode(op->data, size, &frame, &payload))) {
-    struct ofi_comm *comm = comm_of_frame(endpoint, &frame);
-    if (comm) endpoint->ops->frame(comm, &frame, payload); /* on_frame, ofi_progress.c */
+  if (rail_likely(ofi_is_eager(wire, size))) {
+    struct ofi_comm *comm = find_comm(endpoint, le32toh(wire->comm), le64toh(wire->token));
+    if (rail_likely(comm != NULL)) endpoint->ops->eager(comm, wire, size); /* on_eager, ofi_progress.c */
   } else {
-    malformed(endpoint, op->data, size);
+    other_frame_done(endpoint, op->data, size);
   }
   add_used_receive(endpoint, nic, op);
 }

@@ -98,8 +98,9 @@ static void on_completion(struct ofi_op *op, const struct ofi_completion *comple
   if (rail_unlikely(comm->closed && comm->nops == 0)) ofi_comm_free(comm);
 }
 
+/* Or an EAGER. */
 static bool is_of_a_message(enum ofi_frame_type type) {
-  return type == OFI_FRAME_EAGER || type == OFI_FRAME_DATA || type == OFI_FRAME_FIN;
+  return type == OFI_FRAME_DATA || type == OFI_FRAME_FIN;
 }
 
 static void on_frame(struct ofi_comm *comm, const struct ofi_frame *frame, const void *payload) {
@@ -110,6 +111,22 @@ static void on_frame(struct ofi_comm *comm, const struct ofi_frame *frame, const
     comm->late_frames += is_of_a_message(frame->type); /* close sees that something comes */
   else if (comm->sender) ofi_send_on_frame(ofi_send_comm_of(comm), frame);
   else ofi_recv_on_frame(ofi_recv_comm_of(comm), frame, payload);
+}
+
+/* A sender receives none. */
+RAIL_COLD static void reject_eager(struct ofi_send_comm *sc, const struct ofi_frame_wire *wire) {
+  struct ofi_frame frame;
+  ofi_frame_begin(&frame, OFI_FRAME_EAGER);
+  frame.eager = le32toh(wire->seq);
+  ofi_send_on_frame(sc, &frame);
+}
+
+/* As on_frame. */
+static void on_eager(struct ofi_comm *comm, const struct ofi_frame_wire *wire, size_t size) {
+  if (rail_unlikely(!comm->npaths)) return;
+  if (rail_unlikely(ofi_comm_status(comm) != RAIL_OK)) comm->late_frames++;
+  else if (rail_unlikely(comm->sender)) reject_eager(ofi_send_comm_of(comm), wire);
+  else ofi_recv_on_eager(ofi_recv_comm_of(comm), wire, size);
 }
 
 static void on_malformed(struct ofi_comm *comm, unsigned int type, size_t size) {
@@ -133,5 +150,5 @@ static void shut(struct ofi_comm *comm, const char *why) {
 }
 
 const struct ofi_endpoint_ops ofi_progress_ops = {
-  .completed = on_completion, .frame = on_frame, .malformed = on_malformed, .send_control = ofi_control_send,
-  .unbind = unbind, .shut = shut};
+  .completed = on_completion, .eager = on_eager, .frame = on_frame, .malformed = on_malformed,
+  .send_control = ofi_control_send, .unbind = unbind, .shut = shut};

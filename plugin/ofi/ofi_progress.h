@@ -27,7 +27,9 @@ void ofi_send_revoked(struct ofi_send_comm *sc);
 
 rail_result_t ofi_irecv(void *recv_comm, int n, void **data, const size_t *sizes, const int *tags, void **mhandles,
                         void **phandles, void **request);
-/* A control message has come for a receiver. */
+/* An EAGER has come (ofi_is_eager), of so many bytes with its frame. */
+void ofi_recv_on_eager(struct ofi_recv_comm *rc, const struct ofi_frame_wire *wire, size_t size);
+/* Another control message has come for a receiver. */
 void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
 void ofi_recv_done(struct ofi_op *op, const struct ofi_completion *completion);
 void ofi_recv_finish(struct ofi_recv *recv, int *sizes);

@@ -25,13 +25,12 @@
 static rail_result_t receive(struct ofi_recv_comm *rc, int n, void **data, const size_t *sizes, const int *tags,
                              void **mhandles, void **request);
 static bool take_unexpected(struct ofi_recv_comm *rc, struct ofi_recv *recv);
-static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
 static void take_eager(struct ofi_recv_comm *rc, uint32_t tag, uint32_t first_unknown, const void *payload,
                        uint32_t size);
-static void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size);
+RAIL_HOT_INLINE void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size);
 static void handle_granted(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload);
 static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size);
-static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size);
+RAIL_HOT_INLINE void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size);
 
 /* ---- irecv ----------------------------------------------------------------------------- */
 
@@ -200,10 +199,6 @@ static void handle_ask(struct ofi_recv_comm *rc, const struct ofi_frame *frame) 
 }
 
 void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  if (rail_likely(frame->type == OFI_FRAME_EAGER)) {
-    handle_eager(rc, frame, payload);
-    return;
-  }
   switch (frame->type) {
     case OFI_FRAME_DATA:
     case OFI_FRAME_FIN:
@@ -219,11 +214,15 @@ void ofi_recv_on_frame(struct ofi_recv_comm *rc, const struct ofi_frame *frame, 
 
 /* ---- from test: messages on credit ------------------------------------------------------- */
 
+RAIL_COLD static void eager_error(struct ofi_comm *comm, const struct ofi_eager *eager, const char *why) {
+  protocol_error(comm, &(struct ofi_frame){.type = OFI_FRAME_EAGER, .eager = eager->seq, .size = eager->size}, why);
+}
+
 /* Messages before it are missing. */
-static void keep_ahead(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  const struct ofi_place message = {.state = OFI_PLACE_AHEAD, .tag = frame->tag,
-                                    .first_unknown = frame->first_unknown, .size = (uint32_t)frame->size};
-  keep_message(rc, place_at(rc, frame->eager), &message, payload);
+static void keep_ahead(struct ofi_recv_comm *rc, const struct ofi_eager *eager) {
+  const struct ofi_place message = {.state = OFI_PLACE_AHEAD, .tag = eager->tag,
+                                    .first_unknown = eager->first_unknown, .size = eager->size};
+  keep_message(rc, place_at(rc, eager->seq), &message, eager->payload);
 }
 
 /* Kept messages whose turn it is, now that the one before them has come. */
@@ -234,17 +233,18 @@ static void take_kept(struct ofi_recv_comm *rc) {
 }
 
 /* A message on credit has come: takes it in the order of the numbers, or keeps it until those before it are here. */
-static void handle_eager(struct ofi_recv_comm *rc, const struct ofi_frame *frame, const void *payload) {
-  uint32_t ahead = frame->eager - rc->have.seen, used = rc->have.seen - rc->have.freed;
-  bool fits = ahead < rc->base.eager_count - used && frame->size <= rc->base.max_inline;
-  if (rail_unlikely(!fits || (ahead && place_at(rc, frame->eager)->state != OFI_PLACE_FREE))) {
-    protocol_error(&rc->base, frame, "a message beyond the credit");
-  } else if (rail_unlikely((int32_t)(rc->ngrants - frame->first_unknown) < 0)) {
-    protocol_error(&rc->base, frame, "a message whose sender knows receives that were not granted");
+void ofi_recv_on_eager(struct ofi_recv_comm *rc, const struct ofi_frame_wire *wire, size_t size) {
+  const struct ofi_eager eager = ofi_eager_decode(wire, size);
+  uint32_t ahead = eager.seq - rc->have.seen, used = rc->have.seen - rc->have.freed;
+  bool fits = ahead < rc->base.eager_count - used && eager.size <= rc->base.max_inline;
+  if (rail_unlikely(!fits || (ahead && place_at(rc, eager.seq)->state != OFI_PLACE_FREE))) {
+    eager_error(&rc->base, &eager, "a message beyond the credit");
+  } else if (rail_unlikely((int32_t)(rc->ngrants - eager.first_unknown) < 0)) {
+    eager_error(&rc->base, &eager, "a message whose sender knows receives that were not granted");
   } else if (rail_unlikely(ahead)) {
-    keep_ahead(rc, frame, payload);
+    keep_ahead(rc, &eager);
   } else {
-    take_eager(rc, frame->tag, frame->first_unknown, payload, (uint32_t)frame->size);
+    take_eager(rc, eager.tag, eager.first_unknown, eager.payload, eager.size);
     if (rail_unlikely(any_is_kept(rc))) take_kept(rc);
     free_places(rc);
     ofi_ack_soon(rc);
@@ -319,7 +319,7 @@ static void cancel_receive(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, 
 }
 
 /* Copies the payload of an EAGER into its buffer. The comm fails where it is too large. */
-static void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size) {
+RAIL_HOT_INLINE void fill(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, const void *payload, uint32_t size) {
   if (rail_unlikely(size > b->capacity)) {
     refuse_eager(rc, size, b);
     return;
@@ -395,7 +395,7 @@ static void complete_granted(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b
 /* ---- from test: the end of a receive ------------------------------------------------------ */
 
 /* All of a message is in its buffer: with the last buffer the receive is done. */
-static void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
+RAIL_HOT_INLINE void complete_buffer(struct ofi_recv_comm *rc, struct ofi_recv_buffer *b, uint64_t size) {
   struct ofi_recv *recv = b->op.request;
   uint64_t *stats = rc->base.stats;
   b->done = true;

@@ -136,7 +136,7 @@ static bool decode_buffer(const uint8_t *at, unsigned int nkeys, struct ofi_buff
          b->size <= RAIL_NET_MAX_BYTES && wire.takes_data <= 1 && wire.last <= 1;
 }
 
-/* What each type but EAGER must have, and nothing else. */
+/* What each type must have, and nothing else. */
 static bool fits_type(const struct ofi_frame *frame, size_t payload) {
   if (frame->type == OFI_FRAME_GRANT ? !frame->nbuffers : frame->nbuffers) return false;
   if (frame->parts > (frame->type == OFI_FRAME_FIN ? OFI_MAX_PATHS : frame->type == OFI_FRAME_PONG)) return false;
@@ -147,7 +147,7 @@ static bool fits_type(const struct ofi_frame *frame, size_t payload) {
     case OFI_FRAME_TOO_LARGE: return !payload && frame->size <= RAIL_NET_MAX_BYTES;
     case OFI_FRAME_PING: return !payload && !frame->size && frame->path < OFI_MAX_PATHS;
     case OFI_FRAME_PONG: return !payload && frame->path < OFI_MAX_PATHS;
-    case OFI_FRAME_EAGER: return false; /* is_eager has refused it */
+    case OFI_FRAME_EAGER: return false; /* ofi_is_eager has refused it */
     default: return !payload && !frame->size && !frame->index && !frame->tag;
   }
 }
@@ -180,30 +180,11 @@ bool ofi_frame_decode_head(const void *bytes, size_t size, struct ofi_frame *fra
   return true;
 }
 
-/* All that must be right in an EAGER: magic, version, type and index; parts, nbuffers, nkeys and zero. Its size is the
- * payload's. */
-static inline bool is_eager(const struct ofi_frame_wire *wire, size_t payload) {
-  static const uint8_t first[] = {OFI_FRAME_MAGIC, OFI_WIRE_VERSION, OFI_FRAME_EAGER, 0}, zeros[4];
-  return memcmp(wire, first, sizeof first) == 0 && memcmp(&wire->parts, zeros, sizeof zeros) == 0 &&
-         payload <= OFI_MAX_INLINE;
-}
-
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload) {
   const struct ofi_frame_wire *wire = bytes;
   *payload = NULL;
   if (size < sizeof *wire) return false;
   size -= sizeof *wire;
-  if (rail_likely(is_eager(wire, size))) {
-    *payload = (const uint8_t *)bytes + sizeof *wire;
-    ofi_frame_begin(frame, OFI_FRAME_EAGER);
-    frame->comm = le32toh(wire->comm);
-    frame->token = le64toh(wire->token);
-    frame->eager = le32toh(wire->seq);
-    frame->tag = le32toh(wire->tag);
-    frame->first_unknown = le32toh(wire->count);
-    frame->size = size;
-    return true;
-  }
   if (wire->magic != OFI_FRAME_MAGIC || wire->version != OFI_WIRE_VERSION || wire->type < OFI_FRAME_PING ||
       wire->type >= OFI_FRAME_TYPES || wire->nbuffers > OFI_FRAME_BUFFERS || wire->index >= OFI_MAX_GROUP ||
       wire->nkeys > OFI_MAX_PATHS || (wire->nkeys && !wire->nbuffers) || wire->zero)

@@ -272,11 +272,38 @@ RAIL_HOT_INLINE void ofi_head_encode(const struct ofi_frame *frame, void *bytes)
 
 /* `bytes`: OFI_FRAME_MAX, or OFI_FRAME_SIZE for frames other than GRANT and ACK. Returns the size. */
 size_t ofi_frame_encode(const struct ofi_frame *frame, void *bytes);
-/* A received message of `size` bytes. False: no frame that this version sends. Fields that name a comm, a GRANT, an
- * EAGER, a path or a number of keys are the caller's to check. *payload: of EAGER and DATA, frame->size of them. */
+/* A received message of `size` bytes that is no EAGER (ofi_is_eager). False: no frame that this version sends. Fields
+ * that name a comm, a GRANT, an EAGER, a path or a number of keys are the caller's to check. *payload: of DATA,
+ * frame->size bytes. */
 bool ofi_frame_decode(const void *bytes, size_t size, struct ofi_frame *frame, const void **payload);
 /* Of a message that is none: begins it as one of this version's? Then its comm and token, and its type as it is. */
 bool ofi_frame_decode_head(const void *bytes, size_t size, struct ofi_frame *frame);
+
+/* ---- EAGER, which is read in place: most messages of few bytes are one ------------ */
+
+struct ofi_eager {
+  uint32_t seq;           /* its number */
+  uint32_t tag;           /* NCCL's */
+  uint32_t first_unknown; /* number of the first GRANT that its sender did not know */
+  uint32_t size;          /* of the payload */
+  const void *payload;
+};
+
+/* Is a received message of `size` bytes an EAGER of this version? Comm, token and the fields of struct ofi_eager are
+ * the caller's to check. What is compared: magic, version, type, index; parts, nbuffers, nkeys, zero. */
+static inline bool ofi_is_eager(const struct ofi_frame_wire *wire, size_t size) {
+  static const uint8_t first[] = {OFI_FRAME_MAGIC, OFI_WIRE_VERSION, OFI_FRAME_EAGER, 0}, zeros[4];
+  return size >= sizeof *wire && memcmp(wire, first, sizeof first) == 0 &&
+         memcmp(&wire->parts, zeros, sizeof zeros) == 0 && size - sizeof *wire <= OFI_MAX_INLINE;
+}
+
+static inline struct ofi_eager ofi_eager_decode(const struct ofi_frame_wire *wire, size_t size) {
+  return (struct ofi_eager){.seq = le32toh(wire->seq), .tag = le32toh(wire->tag),
+                            .first_unknown = le32toh(wire->count), .size = (uint32_t)(size - sizeof *wire),
+                            .payload = wire + 1};
+}
+
+/* ---- tags of tagged messages ---------------------------------------------------- */
 
 /* The tag of a tagged message, 44 bits: the receiver's comm and bits of its token, the GRANT, the buffer. Receives of
  * one comm have GRANTs of different numbers modulo OFI_MAX_GRANTS. One that comes late, for a comm that is closed,

@@ -137,7 +137,7 @@ static void message(struct bed *b, const uint8_t *bytes, size_t size) {
   const void *payload;
   uint8_t *copy = fuzz_guarded(size);
   if (size) memcpy(copy, bytes, size);
-  bool good = ofi_frame_decode(copy, size, &frame, &payload);
+  bool eager = ofi_is_eager((void *)copy, size), good = !eager && ofi_frame_decode(copy, size, &frame, &payload);
   for (unsigned int i = 0; good && i < frame.nbuffers; i++) {
     struct ofi_buffer *buffer = &frame.buffers[i];
     if (buffer->size > sizeof target) buffer->size = sizeof target;
@@ -145,7 +145,8 @@ static void message(struct bed *b, const uint8_t *bytes, size_t size) {
     for (unsigned int k = 0; k < OFI_MAX_PATHS; k++) buffer->keys[k] = fi_mr_key(target_mr[b->dev]);
   }
   ofi_endpoint_lock(b->endpoint);
-  if (good) ofi_progress_ops.frame(b->comm, &frame, payload);
+  if (eager) ofi_progress_ops.eager(b->comm, (void *)copy, size);
+  else if (good) ofi_progress_ops.frame(b->comm, &frame, payload);
   ofi_endpoint_unlock(b->endpoint);
   fuzz_guarded_free(copy, size);
 }

@@ -201,16 +201,15 @@ TEST(too_large_for_a_buffer_that_is_not_granted) {
 
 /* Both wait for the one before them. The first is kept; of the second the receiver keeps nothing, and fails. */
 TEST(two_early_messages_of_one_number) {
-  const uint8_t payload[SMALL] = {0};
-  struct ofi_frame early;
+  struct { struct ofi_frame_wire head; uint8_t payload[SMALL]; } bytes = {.payload = {0}};
+  const struct ofi_frame early = {.type = OFI_FRAME_EAGER, .eager = OFI_FIRST_SEQ + 1,
+                                  .first_unknown = OFI_FIRST_SEQ};
   open_pair(kinds[0]);
-  ofi_frame_begin(&early, OFI_FRAME_EAGER);
-  early.eager = OFI_FIRST_SEQ + 1;
-  early.first_unknown = OFI_FIRST_SEQ;
-  early.size = SMALL;
+  ofi_head_encode(&early, &bytes);
+  CHECK(ofi_is_eager(&bytes.head, sizeof bytes));
   for (int i = 0; i < 2; i++) {
     CHECK_INT(log_warnings(), 0);
-    RIG_LOCKED(r.rc, (ofi_progress_ops.frame(r.rc, &early, payload), 0));
+    RIG_LOCKED(r.rc, (ofi_progress_ops.eager(r.rc, &bytes.head, sizeof bytes), 0));
     CHECK_INT(RIG_LOCKED(r.rc, rc()->nfree_payloads), OFI_MAX_EAGER - 1);
   }
   CHECK_INT(log_warnings(), 1);
