@@ -228,7 +228,7 @@ def planted_defects():
                                 ("group_swapped", "wrong", "all bytes checked"), ("close_error", "failed", "close"),
                                 ("messages_swapped", "wrong", "message")):
         found = measure(broken(f"broken-{name}"), "--kind", "bw", "--size", "100K", "--group", 3, "--comms", 2,
-                        status=1)
+                        "--seconds", 10, status=1)  # which the defect ends
         result = found["cells"][0]["results"][0]
         assert result["verdict"] == verdict and said in result["rounds"][0]["what"], (name, result)
     for name, figure in (("fd_leak", "fds_left"), ("thread_leak", "threads_left")):
