@@ -38,7 +38,6 @@ COMMON_MAY_INCLUDE = {"base": set(), "net": {"base", "conn"}, "conn": {"base"}, 
 MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:home|root|work|Users|mnt|tmp/brief)/\w")
 TODO = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b")
 INCLUDED = re.compile(r'#include ["<]([^">]+)[">]')
-UNSORTED = ("common", "plugin")
 PURPOSE = re.compile(r"/\* SPDX-License-Identifier: Apache-2\.0\n(?: \*\n)? \* \S")
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([\w.-]+)/([\w./-]+)[">]')
 
@@ -130,7 +129,7 @@ def check_c(name, lines, exceptions):
         if exceptions.over(f"{name}:{function}", length, FUNCTION_LIMIT):
             problem(f"{name}:{first}", f"{function} has {length} lines; the limit is {FUNCTION_LIMIT}")
     parts = name.split("/")
-    if name.endswith((".c", ".h")) and parts[0] not in UNSORTED:
+    if name.endswith((".c", ".h")):
         check_include_order(name, lines)
     module = "/".join(parts[:2]) if "/".join(parts[:2]) in MAY_INCLUDE else parts[0]
     for number, line in enumerate(lines, 1):

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/net/abi.h"
 #include "common/base/log.h"
+#include "common/net/abi.h"
 
 #define OPS rail_plugin_ops /* the plugin's table, in its *_main.c */
 

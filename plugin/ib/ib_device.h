@@ -14,8 +14,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "common/net/net_ops.h"
 #include "common/base/sock.h"
+#include "common/net/net_ops.h"
 #include "plugin/ib/ib_plan.h"
 #include "plugin/ib/ib_verbs.h"
 

@@ -5,10 +5,10 @@
 
 #include "common/base/clock.h"
 #include "common/net/net_ops.h"
-#include "plugin/railtrace/trace_rules.h"
 #include "plugin/railtrace/tr_finding.h"
 #include "plugin/railtrace/tr_object.h"
 #include "plugin/railtrace/tr_record.h"
+#include "plugin/railtrace/trace_rules.h"
 
 /* What outputs hold before the plugin writes; no pointer and no size looks like it. */
 #define TR_POISON ((void *)(uintptr_t)0x7a3fdeadc0de5a5aull)

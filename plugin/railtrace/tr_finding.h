@@ -3,9 +3,9 @@
 #ifndef TR_FINDING_H
 #define TR_FINDING_H
 
-#include "plugin/railtrace/trace_rules.h"
 #include "plugin/railtrace/tr_object.h"
 #include "plugin/railtrace/tr_param.h"
+#include "plugin/railtrace/trace_rules.h"
 
 static inline bool tr_checking(void) { return tr_params.check != TR_CHECK_OFF; }
 
