@@ -17,10 +17,10 @@
 #include "plugin/socket/sk_param.h"
 #include "plugin/socket/sk_wire.h"
 
-/* Room for what the kernel does not take: a record with its head and tag (RFC 8446, 5.2), and what the protocol itself
- * sends, which is less than a record. */
-#define OUT_ROOM (2 * (SK_TLS_RECORD + 256 + 5))
-#define AHEAD 256 /* bytes that are read past a record: the head of the next one, or a few small records */
+#define RECORD_ROOM (SK_TLS_RECORD + 256 + 5) /* with its head and tag (RFC 8446, 5.2) */
+/* Room for what the kernel does not take: a batch, and what the protocol itself sends, which is less than a record. */
+#define OUT_ROOM ((SK_TLS_BATCH + 1) * RECORD_ROOM)
+#define AHEAD_ROOM (SK_TLS_BATCH * RECORD_ROOM) /* bytes that are read past a record: the next ones */
 
 static const unsigned char identity[] = "RailSocket"; /* of the key; both sides have just one */
 static const unsigned char cipher_id[] = {0x13, 0x01}; /* TLS_AES_128_GCM_SHA256 (RFC 8446, B.4) */
@@ -102,6 +102,7 @@ struct sk_tls {
   bool up;      /* the handshake is over */
   bool ended;   /* the peer's close_notify was read */
   bool more;    /* what is written now is followed by more in the same call */
+  bool batching; /* and leaves with it */
   bool drained; /* the socket was found empty in this call */
   bool eof;     /* of the socket */
   bool closing; /* out may grow */
@@ -114,7 +115,7 @@ struct sk_tls {
   uint32_t records, records_per_key;
   uint8_t secret[SK_TLS_SECRET]; /* until the handshake is over */
 
-  uint8_t ahead[AHEAD]; /* read, and not handed to OpenSSL */
+  uint8_t *ahead; /* read, and not handed to OpenSSL: AHEAD_ROOM */
   uint32_t ahead_at, ahead_size;
 
   uint8_t *out; /* encrypted, and not in the kernel: out[out_at..out_size) */
@@ -132,8 +133,9 @@ struct sk_tls *sk_tls_new(bool connector) {
   t->records_per_key = SK_TLS_RECORDS_PER_KEY;
   t->out_cap = OUT_ROOM;
   t->out = malloc(t->out_cap);
-  if (t->out) return t;
-  free(t);
+  t->ahead = malloc(AHEAD_ROOM);
+  if (t->out && t->ahead) return t;
+  sk_tls_free(t);
   return NULL;
 }
 
@@ -141,13 +143,14 @@ void sk_tls_reset(struct sk_tls *t) {
   if (t->ssl) ossl.SSL_free(t->ssl);
   explicit_bzero(t->secret, sizeof t->secret);
   *t = (struct sk_tls){.connector = t->connector, .fd = -1, .records_per_key = t->records_per_key, .out = t->out,
-                       .out_cap = t->out_cap};
+                       .out_cap = t->out_cap, .ahead = t->ahead};
 }
 
 void sk_tls_free(struct sk_tls *t) {
   if (!t) return;
   sk_tls_reset(t);
   free(t->out);
+  free(t->ahead);
   free(t);
 }
 
@@ -252,13 +255,13 @@ static size_t send_once(struct sk_tls *t, const void *bytes, size_t size) {
 static int bio_write(BIO *bio, const char *bytes, int size) {
   struct sk_tls *t = ossl.BIO_get_data(bio);
   ossl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
-  size_t n = t->out_size || t->closing ? 0 : send_once(t, bytes, (size_t)size);
+  size_t n = t->out_size || t->closing || t->batching ? 0 : send_once(t, bytes, (size_t)size);
   if (n == (size_t)size || keep(t, bytes + n, (size_t)size - n) == 0) return size;
   ossl.BIO_set_flags(bio, BIO_FLAGS_WRITE | BIO_FLAGS_SHOULD_RETRY);
   return -1;
 }
 
-/* OpenSSL asks for a record's head, then for the rest of it. One call brings the rest and the next head. */
+/* OpenSSL asks for a record's head, then for the rest of it. One call brings what it asks for and the next records. */
 static int bio_read(BIO *bio, char *bytes, int size) {
   struct sk_tls *t = ossl.BIO_get_data(bio);
   ossl.BIO_clear_flags(bio, BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY);
@@ -269,7 +272,7 @@ static int bio_read(BIO *bio, char *bytes, int size) {
     t->ahead_size -= n;
     return (int)n;
   }
-  struct iovec iov[2] = {{.iov_base = bytes, .iov_len = (size_t)size}, {.iov_base = t->ahead, .iov_len = AHEAD}};
+  struct iovec iov[2] = {{.iov_base = bytes, .iov_len = (size_t)size}, {.iov_base = t->ahead, .iov_len = AHEAD_ROOM}};
   size_t n = 0;
   rail_result_t result = t->drained ? RAIL_IN_PROGRESS : rail_sock_recvv(t->fd, iov, 2, &n);
   if (result == RAIL_IN_PROGRESS) {
@@ -280,7 +283,7 @@ static int bio_read(BIO *bio, char *bytes, int size) {
   else if (result != RAIL_OK) t->eof = true;
   if (result != RAIL_OK) return t->eof ? 0 : -1;
   t->read_some = true;
-  t->drained = n < (size_t)size + AHEAD;
+  t->drained = n < (size_t)size + AHEAD_ROOM;
   if (n <= (size_t)size) return (int)n;
   t->ahead_at = 0;
   t->ahead_size = (uint32_t)(n - (size_t)size);
@@ -410,23 +413,26 @@ ssize_t sk_tls_writev(struct sk_tls *t, const struct iovec *iov, int niov) {
   t->held -= done;
   if (t->held) return (ssize_t)done; /* the caller has handed over less than in that call */
   size_t at = old; /* within iov[i] */
+  struct { size_t bytes, end; } batch[SK_TLS_BATCH]; /* records that leave together, and where they end in `out` */
+  unsigned int n = 0, left;
   ossl.ERR_clear_error();
   for (const uint8_t *bytes; (bytes = next_record(t, iov, niov, &i, &at, &size));) {
     t->more = i < niov - 1 || (i == niov - 1 && at < iov[i].iov_len); /* the socket's last segment waits for it */
+    t->batching = t->more && n + 1 < SK_TLS_BATCH;
     if (rail_unlikely(write_record(t, bytes, size) != RAIL_OK)) break;
-    if (rail_unlikely(t->out_err)) {
-      errno = t->out_err;
-      break;
-    }
-    if (t->out_size) { /* full */
-      t->held = size;
-      break;
-    }
-    done += size;
+    batch[n].bytes = size;
+    batch[n++].end = t->out_size;
+    if (t->batching) continue;
+    if (t->out_size && n > 1) (void)push_out(t); /* one alone was sent from OpenSSL's memory */
+    if (rail_unlikely(t->out_err)) break;
+    for (left = 0; left < n && (!t->out_size || batch[left].end <= t->out_at); left++) done += batch[left].bytes;
+    for (; left < n; left++) t->held += batch[left].bytes;
+    if (t->held) break; /* full */
+    n = 0;
   }
-  t->more = false;
+  t->batching = t->more = false;
   if (done) return (ssize_t)done;
-  if (t->held) errno = EAGAIN;
+  if (t->held || t->out_err) errno = t->held ? EAGAIN : t->out_err;
   return -1;
 }
 

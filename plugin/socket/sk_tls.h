@@ -14,8 +14,8 @@
  * HELLO. Both sides have it before TLS begins, so there are no certificates and no tickets; the
  * (EC)DHE exchange keeps what was recorded from whoever learns the key later.
  *
- * Encrypted bytes are sent next, even if the caller's next call passes other memory. They count as written when the
- * kernel has the last byte of their record. What the kernel does not take waits here.
+ * Encrypted bytes are sent next, even if the caller's next call passes other memory. Up to eight records leave
+ * together, and count as written when the kernel has the last byte of them. What the kernel does not take waits here.
  *
  * One thread at a time, as for the stream that it belongs to. No call waits. Those log that load OpenSSL or make a key:
  * sk_tls_load, sk_tls_secret, sk_tls_begin_stream, sk_tls_open.
@@ -31,6 +31,7 @@
 
 #define SK_TLS_SECRET 32      /* bytes of a stream's key */
 #define SK_TLS_RECORD 16384   /* most bytes of payload in a record (RFC 8446, 5.1) */
+#define SK_TLS_BATCH 8        /* most records of a system call: several, and few enough for a core's cache */
 /* A key of AES-GCM is for 2^24.5 records at most (RFC 8446, 5.5); then each side takes its next one (KeyUpdate). */
 #define SK_TLS_RECORDS_PER_KEY (1u << 24)
 
