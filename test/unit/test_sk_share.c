@@ -83,6 +83,25 @@ TEST(a_slow_stream_holds_what_its_path_sends_in_the_time_of_the_others) {
   CHECK(sk_shares_may_take(&shares, &streams[1]));
 }
 
+/* Three times their delay, and a twentieth more of the time: chance. */
+TEST(a_stream_that_is_hardly_longer_busy_has_no_limit) {
+  static const struct flow hardly[] = {{60, 240e3, 0.95}, {60, 240e3, 0.95}, {20, 240e3, 1}, {60, 240e3, 0.95}};
+  begin(CHUNK);
+  pass(5, hardly);
+  check_unlimited(2);
+}
+
+/* One and a half times their delay: too little for a first limit, enough to lower one. */
+TEST(a_limit_is_lowered_sooner_than_a_first_one_is_set) {
+  static const struct flow longer[] = {{60, 240e3, 0.4}, {60, 240e3, 0.4}, {40, 240e3, 1}, {60, 240e3, 0.4}};
+  begin(CHUNK);
+  pass(5, longer);
+  check_unlimited(2);
+  shares.limit[2] = 240000;
+  pass(1, longer);
+  CHECK_MSG(shares.limit[2] < 240000, "the limit is %u", shares.limit[2]);
+}
+
 TEST(the_main_stream_that_holds_up_what_the_receiver_reads_is_slow) {
   static const struct flow stuck[] = {{5, 470e3, 1}, {5, 60e3, 0.96}, {5, 60e3, 0.96}, {5, 60e3, 0.96}};
   begin(CHUNK);
@@ -297,6 +316,8 @@ TEST(a_stream_takes_no_chunk_beyond_its_limit) {
 }
 
 TEST_MAIN(TEST_CASE(all_have_a_chunk_of_at_least_64_kib),
+          TEST_CASE(a_stream_that_is_hardly_longer_busy_has_no_limit),
+          TEST_CASE(a_limit_is_lowered_sooner_than_a_first_one_is_set),
           TEST_CASE(a_slow_stream_holds_what_its_path_sends_in_the_time_of_the_others),
           TEST_CASE(the_main_stream_that_holds_up_what_the_receiver_reads_is_slow),
           TEST_CASE(a_slow_stream_that_holds_much_has_a_limit), TEST_CASE(a_limit_that_is_too_high_is_never_raised),
