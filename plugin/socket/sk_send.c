@@ -206,6 +206,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   uint64_t written = 0;
   bool moved = true;
   comm->more = false;
+  sc->shares.whole = sc->shares.one_machine && !can_share;
   sc->posts_since_read++;
   if (rail_unlikely(sc->shares.under_way)) sk_shares_sample(&sc->shares, comm->streams, rail_now_ns());
   while (moved && written < SK_CALL_BYTES) {
@@ -238,8 +239,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   return RAIL_OK;
 }
 
-/* Bytes of the message's next chunk on this stream. One stream: all that is left, up to a frame. Several: all, up to
- * SK_LAST_CHUNK_MAX, else what sk_shares_chunk_size (sk_share.c) says. */
+/* Of one stream a message's next chunk is all that is left, up to a frame; of several up to SK_LAST_CHUNK_MAX. */
 static uint32_t chunk_size(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
   return left <= sc->last_chunk_max ? (uint32_t)left : sk_shares_chunk_size(&sc->shares, s->index, send->size, left);
@@ -484,6 +484,8 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
   sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
+  const bool one_machine = rail_addr_same_host(&args->device->addr, &args->peers[0]);
+  sc->shares.one_machine = several && one_machine && !sk_has_failover(&sc->base);
   sc->last_chunk_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LAST_CHUNK_MAX) : SK_MAX_FRAME;
   sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;
