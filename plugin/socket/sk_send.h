@@ -30,6 +30,7 @@ struct sk_shares {
   uint64_t sampled_at; /* ns */
   uint64_t period_ns;  /* sampled */
   uint32_t limit[SK_MAX_STREAMS]; /* bytes: the most that a slow stream holds; 0: it has no limit */
+  uint32_t unsent[SK_MAX_STREAMS]; /* bytes: what its socket takes ahead of TCP; 0: not known */
   uint64_t acked[SK_MAX_STREAMS]; /* bytes: as of the latest sample */
   struct sk_load load[SK_MAX_STREAMS]; /* in this period */
 };

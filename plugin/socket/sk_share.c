@@ -16,7 +16,10 @@
                                   * system call here and there */
 #define NO_LIMIT (4u << 20)      /* a limit that would be raised to this is taken off */
 #define SLOW_NS 500000u          /* a shorter delay delays no other stream: twice what a path of 1 GB/s needs for
-                                  * UNSENT_BYTES (sk_stream.c) */
+                                  * SK_MOST_UNSENT */
+#define UNSENT_NS 8000000u       /* so long may what a socket holds unsent take: longer than a busy host keeps a caller
+                                  * from filling it again, shorter than a round trip of a long path */
+#define LEAST_UNSENT (32 * 1024u)
 
 static uint64_t round_up(uint64_t bytes) { return (bytes + CHUNK_ALIGN - 1) / CHUNK_ALIGN * CHUNK_ALIGN; }
 
@@ -64,6 +67,19 @@ static void set_limit(struct sk_shares *shares, const struct sk_stream *s, const
   else if (*limit && too_low) *limit = *limit + *limit / 2 < NO_LIMIT ? *limit + *limit / 2 : 0;
 }
 
+/* Over a long path that loses packets all streams are slow: what lies in their sockets is much of what is under way,
+ * and a message is complete only when its last chunk is. */
+static void set_unsent(struct sk_shares *shares, const struct sk_stream *s) {
+  const struct sk_load *own = &shares->load[s->index];
+  uint32_t *before = &shares->unsent[s->index];
+  if (own->busy <= 0) return;
+  double fits = own->acked / own->busy * UNSENT_NS;
+  uint32_t unsent = (uint32_t)RAIL_MAX(RAIL_MIN(fits, SK_MOST_UNSENT), LEAST_UNSENT);
+  if (*before && unsent < *before * 2 && unsent > *before / 2 && unsent != SK_MOST_UNSENT) return;
+  if (unsent != *before) sk_stream_limit_unsent(s, unsent);
+  *before = unsent;
+}
+
 /* Lost streams are not among those that are compared. */
 static void end_period(struct sk_shares *shares, const struct sk_stream *streams) {
   struct sk_load all = {0};
@@ -80,6 +96,7 @@ static void end_period(struct sk_shares *shares, const struct sk_stream *streams
     const struct sk_load others = {all.held - own->held, all.busy - own->busy, all.acked - own->acked};
     if (streams[i].fd < 0) continue;
     if (live > 1 && others.acked > 0) set_limit(shares, &streams[i], &others, live - 1);
+    set_unsent(shares, &streams[i]);
     unlimited += !shares->limit[i];
   }
   /* One must take whatever there is. Those that are about as fast have a limit by chance. */

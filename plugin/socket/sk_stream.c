@@ -21,9 +21,6 @@
 
 #define MS 1000000ull
 #define SAME_ANSWER (100 * MS) /* the kernel's times are of its own clock's ticks */
-/* What one of several streams may take ahead of what TCP has sent: what lies in the buffer of a slow one cannot go over
- * the others. */
-#define UNSENT_BYTES (256 * 1024)
 #define CLOSED_MS (15 * 60 * 1000) /* for what a closed stream still has to deliver: as the kernel does unasked */
 
 rail_result_t sk_stream_init(struct sk_stream *s, int fd, unsigned int index, uint32_t buffer,
@@ -56,8 +53,8 @@ static void set_user_timeout(struct sk_stream *s, int64_t ms) {
   rail_sockopt_user_timeout(s->fd, sk_params.user_timeout_ms ? sk_params.user_timeout_ms : ms);
 }
 
-static void limit_unsent(const struct sk_stream *s) {
-  const int unsent = UNSENT_BYTES;
+void sk_stream_limit_unsent(const struct sk_stream *s, uint32_t bytes) {
+  const int unsent = (int)bytes;
   (void)setsockopt(s->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent); /* works without */
 }
 
@@ -68,7 +65,7 @@ void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams) {
   set_user_timeout(s, deadline ? 0 : INT32_MAX);
   rail_sockopt_keepalive(s->fd, sk_params.keepalive_ms, deadline);
   if (deadline) rail_sockopt_max_rto(s->fd, deadline / 6);
-  if (nstreams > 1) limit_unsent(s);
+  if (nstreams > 1) sk_stream_limit_unsent(s, SK_MOST_UNSENT);
   s->host = (struct sk_host){0};
 }
 

@@ -147,6 +147,10 @@ RAIL_COLD const char *sk_stream_error_text(const struct sk_stream *s, int err);
 /* What the kernel does for every stream of both sides: keepalive, how rarely it repeats what is not answered,
  * RAIL_SOCKET_USER_TIMEOUT, and, for one of several, how much it takes ahead. Forgets what was known of the host. */
 void sk_stream_set_options(struct sk_stream *s, uint32_t nstreams);
+/* What one of several streams may take ahead of what TCP has sent: what lies in the buffer of a slow one cannot go over
+ * the others. */
+#define SK_MOST_UNSENT (256 * 1024u)
+void sk_stream_limit_unsent(const struct sk_stream *s, uint32_t bytes);
 /* The same for one whose comm is closed: nobody waits any more, so the kernel need not do so for ever. */
 void sk_stream_set_closed(struct sk_stream *s);
 /* Bytes queued here, or in the socket and not acknowledged by the peer's. A system call. */

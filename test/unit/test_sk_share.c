@@ -359,7 +359,25 @@ TEST(a_stream_takes_no_chunk_beyond_its_limit) {
   data_close(&d);
 }
 
-TEST_MAIN(TEST_CASE(all_have_a_chunk_of_at_least_64_kib), TEST_CASE(a_message_that_need_not_be_cut_is_whole),
+/* 8 ms of a stream's rate while it has bytes to send, within bounds. */
+TEST(a_socket_takes_what_its_rate_needs) {
+  begin(CHUNK);
+  const struct flow flows[STREAMS] = {{2, 3e5, 1}, {10, 3e5, 1}, {1000, 3e5, 1}, {1000, 3e5, 0.1}};
+  pass(2, flows);
+  CHECK_INT(shares.unsent[0], 32 * 1024);
+  CHECK_MSG(shares.unsent[1] > 75000 && shares.unsent[1] < 85000, "%u", shares.unsent[1]);
+  CHECK_INT(shares.unsent[2], SK_MOST_UNSENT);
+  CHECK_INT(shares.unsent[3], SK_MOST_UNSENT);
+  const struct flow later[STREAMS] = {{1000, 3e5, 1}, {11, 3e5, 1}, {2, 3e5, 1}, {0, 0, 0}};
+  pass(2, later);
+  CHECK_INT(shares.unsent[0], SK_MOST_UNSENT);
+  CHECK_MSG(shares.unsent[1] > 75000 && shares.unsent[1] < 85000, "%u", shares.unsent[1]); /* about the same */
+  CHECK_INT(shares.unsent[2], 32 * 1024);
+  CHECK_INT(shares.unsent[3], SK_MOST_UNSENT);
+}
+
+TEST_MAIN(TEST_CASE(a_socket_takes_what_its_rate_needs), TEST_CASE(all_have_a_chunk_of_at_least_64_kib),
+          TEST_CASE(a_message_that_need_not_be_cut_is_whole),
           TEST_CASE(a_stream_that_is_hardly_longer_busy_has_no_limit),
           TEST_CASE(a_limit_is_lowered_sooner_than_a_first_one_is_set),
           TEST_CASE(a_slow_stream_holds_what_its_path_sends_in_the_time_of_the_others),
