@@ -23,7 +23,7 @@ META = "linux-image-amd64"  # names the newest one
 # In the order of loading, each behind what it needs. rdma_rxe asks for crc32 by the name of an algorithm, which no
 # dependency shows: without it a device cannot be added (ENOENT).
 MODULES = ["virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "veth", "bridge", "sch_netem", "sch_tbf",
-           "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_cm", "rdma_ucm"]
+           "tcp_bbr", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_cm", "rdma_ucm"]
 # What of the package is unpacked: a tenth of it has all modules above and what they need.
 PARTS = ["boot/vmlinuz-*", "lib/modules/*/modules.*"] + [f"lib/modules/*/kernel/{d}/*" for d in (
     "arch/x86/crypto", "crypto", "drivers/char", "drivers/infiniband/core", "drivers/infiniband/sw", "drivers/net",
