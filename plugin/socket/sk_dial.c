@@ -46,7 +46,7 @@ rail_result_t sk_dial_step(struct sk_dial *d) {
 
 /* ---- again ------------------------------------------------------------ */
 
-struct stream {
+struct redial {
   bool dialling;
   bool refused; /* for ever */
   struct sk_dial dial;
@@ -64,7 +64,7 @@ struct sk_reconnect {
   struct rail_handle listener;
   struct sk_limits limits;
   unsigned int nstreams;
-  struct stream streams[SK_MAX_STREAMS];
+  struct redial streams[SK_MAX_STREAMS];
 };
 
 struct sk_reconnect *sk_reconnect_new(const struct rail_handle *listener, const struct sk_limits *limits,
@@ -92,7 +92,7 @@ void sk_reconnect_free(struct sk_reconnect *r) {
   free(r);
 }
 
-static rail_result_t begin(struct sk_reconnect *r, struct stream *s, bool reconnect) {
+static rail_result_t begin(struct sk_reconnect *r, struct redial *s, bool reconnect) {
   const struct rail_dial before = s->dial.dial;
   s->dialling = true;
   s->deadline = rail_deadline_in_ms(TRY_MS);
@@ -104,7 +104,7 @@ static rail_result_t begin(struct sk_reconnect *r, struct stream *s, bool reconn
   return RAIL_OK;
 }
 
-static void abandon(struct stream *s) {
+static void abandon(struct redial *s) {
   sk_tls_free(s->tls);
   s->tls = NULL;
   rail_dial_close(&s->dial.dial);
@@ -112,7 +112,7 @@ static void abandon(struct stream *s) {
   s->not_before = rail_deadline_in_ms(PAUSE_MS);
 }
 
-static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s) {
+static rail_result_t read_answer(const struct sk_reconnect *r, struct redial *s) {
   unsigned int version;
   size_t need = rail_message_need(&sk_protocol, s->answer, s->have);
   while (s->have < need) {
@@ -132,7 +132,7 @@ static rail_result_t read_answer(const struct sk_reconnect *r, struct stream *s)
 }
 
 /* After ANSWER: until frames may follow. */
-static rail_result_t run_tls(const struct sk_reconnect *r, struct stream *s) {
+static rail_result_t run_tls(const struct sk_reconnect *r, struct redial *s) {
   if (!(r->limits.features & SK_FEATURE_TLS)) return RAIL_OK;
   if (!s->tls) {
     s->deadline = rail_deadline_in_ms(TRY_MS);
@@ -145,7 +145,7 @@ rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int
   *fd = -1;
   *tls = NULL;
   if (stream >= r->nstreams) return RAIL_REMOTE_ERROR;
-  struct stream *s = &r->streams[stream];
+  struct redial *s = &r->streams[stream];
   if (s->refused) return RAIL_REMOTE_ERROR;
   if (s->dialling && !s->dial.hello.reconnect) abandon(s); /* the peer has accepted: no plain HELLO any more */
   if (!s->dialling) {
@@ -172,7 +172,7 @@ rail_result_t sk_reconnect_lost(struct sk_reconnect *r, unsigned int stream, int
 
 rail_result_t sk_reconnect_unanswered(struct sk_reconnect *r, unsigned int stream, struct rail_session *session,
                                       int *fd) {
-  struct stream *s = &r->streams[stream];
+  struct redial *s = &r->streams[stream];
   *fd = -1;
   if (!s->unanswered.noted) rail_waited_begin(&s->unanswered);
   rail_waited_note(&s->unanswered);
