@@ -180,47 +180,9 @@ void sk_comm_stop(struct sk_comm *comm) {
 
 /* The caller may have freed its memory: frames with payload are dropped. What does not lie in it (grants, an error)
  * still goes out, if no frame was cut in half and none must wait for streams to be established. False: one was cut. */
-static bool drop_user_frames(struct sk_comm *comm, struct sk_stream *s) {
-  uint32_t kept = 0, at = 0, kept_at = 0;
-  bool cut = false;
-  for (uint32_t i = 0; i < s->out_count; i++) {
-    struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    bool ours = !comm->not_established && (comm->side == SK_RECEIVER || !out.completion);
-    if (i == 0 && s->out_done && !ours) cut = true;
-    if (ours && !cut) {
-      memmove(s->stage + s->stage_head + kept_at, s->stage + s->stage_head + at, out.staged);
-      kept_at += out.staged;
-      s->out[(s->out_first + kept++) % SK_OUT_FRAMES] = out;
-    }
-    at += out.staged;
-  }
-  if (cut) s->out_done = 0;
-  s->out_count = cut ? 0 : kept;
-  return !cut;
-}
-
-/* What is still queued, as bytes. False: there is no memory for them. */
-static bool collect_queued(const struct sk_stream *s, struct rail_linger_tail *tail) {
-  size_t size = 0, at = 0;
-  uint32_t staged = s->stage_head;
-  for (uint32_t i = 0; i < s->out_count; i++) {
-    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    size += (size_t)out->staged + out->len;
-  }
-  if (!size) return true;
-  tail->bytes = malloc(size);
-  if (!tail->bytes) return false;
-  for (uint32_t i = 0; i < s->out_count; i++) {
-    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
-    memcpy(tail->bytes + at, s->stage + staged, out->staged);
-    staged += out->staged;
-    at += out->staged;
-    if (out->len) memcpy(tail->bytes + at, out->data, out->len);
-    at += out->len;
-  }
-  tail->size = size;
-  tail->done = s->out_done;
-  return true;
+static bool drop_user_frames(const struct sk_comm *comm, struct sk_stream *s) {
+  if (comm->not_established) return sk_stream_drop_queue(s);
+  return comm->side == SK_RECEIVER || sk_stream_drop_awaited(s);
 }
 
 /* What was encrypted and has not left is a copy, and leaves with the tail. */
@@ -232,7 +194,8 @@ static void count_encrypted(struct sk_stream *s) {
 static void collect_tail(struct sk_stream *s, bool whole, struct rail_linger_tail *tail) {
   if (s->out_errno) return;
   count_encrypted(s);
-  whole &= collect_queued(s, tail);
+  whole &= sk_stream_copy_queue(s, &tail->bytes, &tail->size);
+  tail->done = tail->bytes ? s->out_done : 0;
   if (!s->tls) return;
   struct rail_linger_tail queued = *tail;
   const uint8_t *rest = queued.bytes ? queued.bytes + queued.done : NULL;

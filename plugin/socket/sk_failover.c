@@ -105,8 +105,7 @@ static void take_down(struct sk_comm *comm, struct sk_stream *s, enum sk_path_st
   rail_stats_add(&s->counts.stream[SK_STREAM_LOST], 1);
   shutdown(s->fd, SHUT_RDWR);
   drop_socket(comm, s);
-  s->out_count = s->out_done = s->stage_head = s->stage_tail = 0;
-  s->out_bytes = 0;
+  (void)sk_stream_drop_queue(s);
   s->len = s->left = 0;
   s->target = NULL;
   comm->paths[s->index].state = state;

@@ -100,7 +100,7 @@ static void poll_streams(struct sk_stream *const streams[], uint32_t n, short ev
 /* ---- out -------------------------------------------------------------- */
 
 /* A system call that writes. Another thread than the owner may do_write. */
-struct write {
+struct write_call {
   struct sk_stream *s;
   struct iovec iov[SK_OUT_IOV];
   int niov, flags;
@@ -112,9 +112,9 @@ struct write {
 /* The steps of a write, in their order; each is explained at its definition. */
 static bool is_zerocopy_next(const struct sk_stream *s);
 static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *result);
-static inline void begin_write(struct write *w, struct sk_stream *s, uint32_t below);
-static inline void do_write(struct write *w);
-static inline rail_result_t end_write(struct write *w, uint64_t *bytes);
+static inline void begin_write(struct write_call *w, struct sk_stream *s, uint32_t below);
+static inline void do_write(struct write_call *w);
+static inline rail_result_t end_write(struct write_call *w, uint64_t *bytes);
 static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags);
 static rail_result_t wrote_nothing(struct sk_stream *s, ssize_t n, int err);
 
@@ -130,7 +130,7 @@ rail_result_t sk_stream_flush(struct sk_stream *s, uint64_t *bytes) {
     else if (write_zerocopy(s, bytes, &result)) return result;
   }
 
-  struct write w;
+  struct write_call w;
   begin_write(&w, s, below);
   do_write(&w);
   result = end_write(&w, bytes);
@@ -170,7 +170,7 @@ static bool write_zerocopy(struct sk_stream *s, uint64_t *bytes, rail_result_t *
   return true;
 }
 
-static inline void begin_write(struct write *w, struct sk_stream *s, uint32_t below) {
+static inline void begin_write(struct write_call *w, struct sk_stream *s, uint32_t below) {
   w->s = s;
   w->niov = sk_stream_out_iov(s, w->iov, SK_OUT_IOV, &w->asked, below);
   w->flags = MSG_DONTWAIT | MSG_NOSIGNAL | (below != UINT32_MAX && s->out_bytes > w->asked ? MSG_MORE : 0);
@@ -205,7 +205,7 @@ int sk_stream_out_iov(const struct sk_stream *s, struct iovec *iov, int max, siz
   return n;
 }
 
-static inline void do_write(struct write *w) {
+static inline void do_write(struct write_call *w) {
   struct sk_stream *s = w->s;
   w->n = rail_likely(!s->tls) ? send_iov(s->fd, w->iov, w->niov, w->flags) : sk_tls_writev(s->tls, w->iov, w->niov);
   w->err = errno;
@@ -219,7 +219,7 @@ static inline ssize_t send_iov(int fd, struct iovec *iov, int niov, int flags) {
   return n;
 }
 
-static inline rail_result_t end_write(struct write *w, uint64_t *bytes) {
+static inline rail_result_t end_write(struct write_call *w, uint64_t *bytes) {
   rail_stats_add(&w->s->traffic->calls, 1);
   if (rail_unlikely(w->n <= 0)) return wrote_nothing(w->s, w->n, w->err);
   *bytes += (uint64_t)w->n;
@@ -257,10 +257,10 @@ void sk_stream_out_failed(struct sk_stream *s, int err) {
   shutdown(s->fd, SHUT_WR); /* tells the peer to close, even if the TCP connection itself works */
 }
 
-static void run_write(void *items, uint32_t i) { do_write(&((struct write *)items)[i]); }
+static void run_write(void *items, uint32_t i) { do_write(&((struct write_call *)items)[i]); }
 
 void sk_streams_write_shared(struct sk_stream *const streams[], uint32_t n, rail_result_t results[], uint64_t *bytes) {
-  struct write writes[SK_MAX_STREAMS];
+  struct write_call writes[SK_MAX_STREAMS];
   bool ready[SK_MAX_STREAMS];
   uint32_t nwrites = 0;
   poll_streams(streams, n, POLLOUT, ready);
@@ -289,10 +289,59 @@ void sk_stream_send_frame(struct sk_stream *s, enum sk_frame_type type, uint32_t
   (void)sk_stream_flush(s, &(uint64_t){0});
 }
 
+bool sk_stream_drop_queue(struct sk_stream *s) {
+  bool whole = !s->out_done;
+  s->out_count = s->out_done = s->stage_head = s->stage_tail = 0;
+  s->out_bytes = 0;
+  return whole;
+}
+
+bool sk_stream_drop_awaited(struct sk_stream *s) {
+  uint32_t kept = 0, at = s->stage_head, kept_at = s->stage_head;
+  uint64_t kept_bytes = 0;
+  if (s->out_done && s->out[s->out_first].completion) return sk_stream_drop_queue(s);
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    const struct sk_out out = s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    if (!out.completion) {
+      memmove(s->stage + kept_at, s->stage + at, out.staged);
+      kept_at += out.staged;
+      kept_bytes += out.staged + (uint64_t)out.len;
+      s->out[(s->out_first + kept++) % SK_OUT_FRAMES] = out;
+    }
+    at += out.staged;
+  }
+  s->out_count = kept;
+  s->stage_tail = kept_at;
+  s->out_bytes = kept_bytes - s->out_done;
+  return true;
+}
+
+bool sk_stream_copy_queue(const struct sk_stream *s, uint8_t **bytes, size_t *size) {
+  const uint8_t *staged = s->stage + s->stage_head;
+  size_t all = 0;
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    all += (size_t)out->staged + out->len;
+  }
+  uint8_t *to = all ? malloc(all) : NULL;
+  *bytes = to;
+  *size = to ? all : 0;
+  if (!to) return !all;
+  for (uint32_t i = 0; i < s->out_count; i++) {
+    const struct sk_out *out = &s->out[(s->out_first + i) % SK_OUT_FRAMES];
+    memcpy(to, staged, out->staged);
+    staged += out->staged;
+    to += out->staged;
+    if (out->len) memcpy(to, out->data, out->len);
+    to += out->len;
+  }
+  return true;
+}
+
 /* ---- in --------------------------------------------------------------- */
 
 /* A system call that reads. Another thread than the owner may do_read. */
-struct read {
+struct read_call {
   struct sk_stream *s;
   struct iovec iov[2];
   int niov, err;
@@ -301,13 +350,13 @@ struct read {
 };
 
 /* The steps of a read. */
-static inline bool begin_read(struct read *r, struct sk_stream *s);
+static inline bool begin_read(struct read_call *r, struct sk_stream *s);
 static int in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want);
-static inline void do_read(struct read *r);
-static inline rail_result_t end_read(const struct read *r, uint64_t *bytes, bool *more);
+static inline void do_read(struct read_call *r);
+static inline rail_result_t end_read(const struct read_call *r, uint64_t *bytes, bool *more);
 
 rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
-  struct read r;
+  struct read_call r;
   *more = false;
   if (!begin_read(&r, s)) return RAIL_IN_PROGRESS;
   do_read(&r);
@@ -315,7 +364,7 @@ rail_result_t sk_stream_fill(struct sk_stream *s, uint64_t *bytes, bool *more) {
 }
 
 /* False: nothing can be read now. */
-static inline bool begin_read(struct read *r, struct sk_stream *s) {
+static inline bool begin_read(struct read_call *r, struct sk_stream *s) {
   r->s = s;
   r->direct = RAIL_MIN(s->left, SK_IO_BYTES);
   r->niov = in_iov(s, r->iov, &r->want);
@@ -344,14 +393,14 @@ static int in_iov(struct sk_stream *s, struct iovec iov[2], size_t *want) {
   return n;
 }
 
-static inline void do_read(struct read *r) {
+static inline void do_read(struct read_call *r) {
   struct sk_stream *s = r->s;
   r->result = rail_likely(!s->tls) ? rail_sock_recvv(s->fd, r->iov, r->niov, &r->moved)
                                    : sk_tls_recvv(s->tls, s->fd, r->iov, r->niov, &r->moved);
   r->err = errno;
 }
 
-static inline rail_result_t end_read(const struct read *r, uint64_t *bytes, bool *more) {
+static inline rail_result_t end_read(const struct read_call *r, uint64_t *bytes, bool *more) {
   struct sk_stream *s = r->s;
   rail_stats_add(&s->traffic->calls, 1);
   if (r->result != RAIL_OK) {
@@ -370,11 +419,11 @@ static inline rail_result_t end_read(const struct read *r, uint64_t *bytes, bool
   return RAIL_OK;
 }
 
-static void run_read(void *items, uint32_t i) { do_read(&((struct read *)items)[i]); }
+static void run_read(void *items, uint32_t i) { do_read(&((struct read_call *)items)[i]); }
 
 void sk_streams_fill_shared(struct sk_stream *const streams[], uint32_t n, rail_result_t results[], uint64_t *bytes,
                             bool more[]) {
-  struct read reads[SK_MAX_STREAMS];
+  struct read_call reads[SK_MAX_STREAMS];
   bool ready[SK_MAX_STREAMS];
   uint32_t nreads = 0;
   poll_streams(streams, n, POLLIN, ready);

@@ -195,6 +195,13 @@ void sk_stream_wrote(struct sk_stream *s, size_t moved);
 /* Nothing more can be written. */
 void sk_stream_out_failed(struct sk_stream *s, int err);
 
+/* Nothing is queued any more. False: a frame was cut in half. */
+bool sk_stream_drop_queue(struct sk_stream *s);
+/* The frames that somebody waits for (`completion`) are not. False: one was cut in half, and no frame is. */
+bool sk_stream_drop_awaited(struct sk_stream *s);
+/* A copy of what is queued, of which out_done bytes have left: malloc'd; NULL: nothing is. False: out of memory. */
+bool sk_stream_copy_queue(const struct sk_stream *s, uint8_t **bytes, size_t *size);
+
 /* Writes what is queued, once. RAIL_OK: the socket took all that it was offered (out_count tells whether more is
  * queued); RAIL_IN_PROGRESS: the socket is full; RAIL_REMOTE_ERROR: the stream is dead, see out_errno. *bytes grows by
  * what moved. */

@@ -275,6 +275,57 @@ TEST(a_failed_stream_ends_for_the_peer) {
   end();
 }
 
-TEST_MAIN(TEST_CASE(every_cut), TEST_CASE(every_step), TEST_CASE(few_pieces), TEST_CASE(small_frames_are_one_piece),
+/* What is queued, as one block, is these bytes, the first `done` of which have left. */
+static void check_queue(const uint8_t *wanted, size_t size, size_t done) {
+  uint8_t *bytes;
+  size_t n;
+  CHECK(sk_stream_copy_queue(&x.s, &bytes, &n));
+  CHECK_INT(n, size);
+  CHECK(!size || memcmp(bytes, wanted, size) == 0);
+  CHECK_INT(x.s.out_done, done);
+  CHECK_INT(x.s.out_bytes, size - done);
+  free(bytes);
+}
+
+/* At a close frames whose memory may go are dropped. What stays, and what is queued behind it, keeps its bytes. */
+TEST(frames_that_somebody_waits_for_are_dropped) {
+  for (size_t first = 0; first < 40; first++) { /* of which so many bytes have left */
+    uint8_t wanted[200];
+    size_t n = 0;
+    begin();
+    for (uint32_t i = 0; i < 6; i++) {
+      size_t at = x.size;
+      queue(32, i == 0 || i == 3 ? 8 : 0, i % 2);
+      if (i % 2 == 0) {
+        memcpy(wanted + n, x.all + at, x.size - at);
+        n += x.size - at;
+      }
+    }
+    sk_stream_wrote(&x.s, first);
+    CHECK(sk_stream_drop_awaited(&x.s));
+    check_queue(wanted, n, first);
+    memset(sk_stream_queue(&x.s, 32, NULL, 0, NULL), 7, 32);
+    memset(wanted + n, 7, 32);
+    check_queue(wanted, n + 32, first);
+    for (uint32_t i = 0; i < x.frames; i++) CHECK_INT(x.pending[i], 2);
+    end();
+  }
+}
+
+TEST(a_frame_that_was_cut_ends_the_queue) {
+  for (int awaited = 0; awaited < 2; awaited++) {
+    begin();
+    queue(32, 100, true);
+    queue(32, 0, false);
+    sk_stream_wrote(&x.s, 50);
+    CHECK(!(awaited ? sk_stream_drop_awaited(&x.s) : sk_stream_drop_queue(&x.s)));
+    check_queue(NULL, 0, 0);
+    CHECK(x.s.stage_head == 0 && x.s.stage_tail == 0);
+    end();
+  }
+}
+
+TEST_MAIN(TEST_CASE(frames_that_somebody_waits_for_are_dropped), TEST_CASE(a_frame_that_was_cut_ends_the_queue),
+          TEST_CASE(every_cut), TEST_CASE(every_step), TEST_CASE(few_pieces), TEST_CASE(small_frames_are_one_piece),
           TEST_CASE(large_payloads_come_in_parts), TEST_CASE(random_traffic), TEST_CASE(room_for_control),
           TEST_CASE(below_a_size), TEST_CASE(through_a_socket), TEST_CASE(a_failed_stream_ends_for_the_peer))
