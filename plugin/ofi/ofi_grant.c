@@ -170,8 +170,8 @@ void ofi_control_send(struct ofi_control_link *link) {
   struct ofi_recv_comm *rc = rail_container_of(link, struct ofi_recv_comm, control);
   if (rail_unlikely(ofi_comm_status(&rc->base) != RAIL_OK)) return;
   if (rc->grants_due) ofi_grant_all(rc);
-  uint32_t gone = atomic_load_explicit(&rc->base.pending_work, memory_order_relaxed) & OFI_PEER_FAULTS;
-  if (gone || rc->sender_unreachable || memcmp(&rc->have, &rc->reported, sizeof rc->have) == 0) return;
+  uint32_t faults = atomic_load_explicit(&rc->base.pending_work, memory_order_relaxed) & OFI_PEER_FAULTS;
+  if (faults || rc->sender_unreachable || memcmp(&rc->have, &rc->reported, sizeof rc->have) == 0) return;
   if (rail_unlikely(rc->ack.state != OFI_OP_IDLE)) return; /* its completion asks again */
   send_ack(rc);
 }

@@ -131,9 +131,9 @@ static rail_result_t match_and_take(struct ofi_send_comm *sc, const struct messa
     grant = oldest_granted(sc, message->tag, &index);
   }
   if (rail_unlikely(sc->base.revoked)) return peer_revoked(sc);
-  bool gone = atomic_load_explicit(&sc->base.pending_work, memory_order_relaxed) & OFI_PEER_FAULTS;
+  bool faults = atomic_load_explicit(&sc->base.pending_work, memory_order_relaxed) & OFI_PEER_FAULTS;
   if (!grant && !credit) credit = has_credit(sc, message->size, message->mr); /* the poll may have brought some */
-  if (!grant && (gone || !credit)) return no_grant(sc);
+  if (!grant && (faults || !credit)) return no_grant(sc);
   struct ofi_send *send = take_request(sc);
   if (rail_unlikely(!send)) {
     rail_stats_add(&sc->base.stats[OFI_COMM_WAITS_ROOM], 1);
