@@ -236,6 +236,7 @@ static bool on_hca(void *arg) {
   atomic_store(&hca->in_events, true);
   enum events worst = EVENTS_READ;
   bool more = read_events(hca, &worst);
+  if (!more) worst = RAIL_MAX(worst, EVENTS_PORT); /* the last look at them */
   atomic_store(&hca->in_events, false);
   if (worst == EVENTS_FATAL) rail_watch_each(&ib_watch, fail_comm_over, hca);
   for (unsigned int i = 0; worst >= EVENTS_PORT && i < hca->nports; i++)
