@@ -239,7 +239,7 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   return RAIL_OK;
 }
 
-/* Of one stream a message's next chunk is all that is left, up to a frame; of several up to SK_LAST_CHUNK_MAX. */
+/* Of one stream a message's next chunk is all that is left, up to a frame; of several a small rest, else a share. */
 static uint32_t chunk_size(const struct sk_send_comm *sc, const struct sk_stream *s, const struct sk_send *send) {
   uint64_t left = send->size - send->framed;
   return left <= sc->last_chunk_max ? (uint32_t)left : sk_shares_chunk_size(&sc->shares, s->index, send->size, left);

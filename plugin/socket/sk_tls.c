@@ -401,6 +401,7 @@ ssize_t sk_tls_writev(struct sk_tls *t, const struct iovec *iov, int niov) {
     errno = t->err ? t->err : EAGAIN;
     return -1;
   }
+  while (niov && !iov[niov - 1].iov_len) niov--; /* then bytes follow in what follows */
   size_t old = t->held, done, size; /* what was encrypted in an earlier call comes first in this vector, too */
   int i = 0;
   bool full = t->out_size && !push_out(t);

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 
 #include "test/unit/sk_data.h"
@@ -361,10 +362,14 @@ TEST(a_stream_takes_no_chunk_beyond_its_limit) {
 
 /* 8 ms of a stream's rate while it has bytes to send, within bounds. */
 TEST(a_socket_takes_what_its_rate_needs) {
+  int told = 0, sock = socket(AF_INET, SOCK_STREAM, 0);
+  socklen_t size = sizeof told;
   begin(CHUNK);
+  streams[0].fd = sock;
   const struct flow flows[STREAMS] = {{2, 3e5, 1}, {10, 3e5, 1}, {1000, 3e5, 1}, {1000, 3e5, 0.1}};
   pass(2, flows);
   CHECK_INT(shares.unsent[0], 32 * 1024);
+  CHECK(getsockopt(sock, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &told, &size) == 0 && told == 32 * 1024);
   CHECK_MSG(shares.unsent[1] > 75000 && shares.unsent[1] < 85000, "%u", shares.unsent[1]);
   CHECK_INT(shares.unsent[2], SK_MOST_UNSENT);
   CHECK_INT(shares.unsent[3], SK_MOST_UNSENT);
@@ -374,6 +379,7 @@ TEST(a_socket_takes_what_its_rate_needs) {
   CHECK_MSG(shares.unsent[1] > 75000 && shares.unsent[1] < 85000, "%u", shares.unsent[1]); /* about the same */
   CHECK_INT(shares.unsent[2], 32 * 1024);
   CHECK_INT(shares.unsent[3], SK_MOST_UNSENT);
+  close(sock);
 }
 
 TEST_MAIN(TEST_CASE(a_socket_takes_what_its_rate_needs), TEST_CASE(all_have_a_chunk_of_at_least_64_kib),

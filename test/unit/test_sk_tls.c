@@ -76,6 +76,27 @@ TEST(bytes_go_both_ways) {
   tls_end(&p);
 }
 
+/* No record waits for bytes that do not follow. */
+TEST(empty_pieces_at_the_end) {
+  for (size_t records = 1; records <= 4; records++) {
+    struct tls_pair p;
+    size_t size = records * SK_TLS_RECORD, read = 0, n;
+    struct iovec out[3] = {{sent, size}, {sent, 0}, {NULL, 0}};
+    fill();
+    tls_open(&p, tls_secret);
+    tls_shake(&p, 1 << 20);
+    CHECK_INT(sk_tls_writev(p.side[0], out, 3), size);
+    CHECK(!sk_tls_is_pending(p.side[0]));
+    while (read < size) {
+      (void)tls_carry(&p, 0, 1 << 20);
+      CHECK(sk_tls_recvv(p.side[1], p.fds[1], &(struct iovec){got + read, size - read}, 1, &n) != RAIL_REMOTE_ERROR);
+      read += n;
+    }
+    CHECK(memcmp(sent, got, size) == 0);
+    tls_end(&p);
+  }
+}
+
 /* Nothing is written that is not encrypted, whatever the caller wants. */
 TEST(nothing_leaves_before_the_handshake) {
   struct tls_pair p;
@@ -432,7 +453,8 @@ TEST(what_is_left_at_the_end) {
 
 TEST(libssl_is_there) { CHECK(tls_prepare()); }
 
-TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(bytes_go_both_ways), TEST_CASE(nothing_leaves_before_the_handshake),
+TEST_MAIN(TEST_CASE(libssl_is_there), TEST_CASE(empty_pieces_at_the_end),
+          TEST_CASE(bytes_go_both_ways), TEST_CASE(nothing_leaves_before_the_handshake),
           TEST_CASE(a_byte_at_a_time), TEST_CASE(keys_are_changed), TEST_CASE(what_poll_does_not_see),
           TEST_CASE(what_is_offered), TEST_CASE(another_key), TEST_CASE(a_handshake_that_is_played_again),
           TEST_CASE(garbage_instead_of_a_handshake), TEST_CASE(changed_on_the_way),
