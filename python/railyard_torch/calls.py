@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calls of a process group: what each is given is checked, and the library's call made."""
 import functools
+import zlib
 
 import torch
 from torch._C._distributed_c10d import (AllgatherOptions, AllreduceCoalescedOptions, AllreduceOptions, AllToAllOptions,
@@ -127,6 +128,9 @@ def reduction(name, op, tensor):
     return kind, operator
 
 
+MOST_DIMENSIONS = 64  # of a tensor, in PyTorch
+
+
 class Calls:
     """Of a group of `n` ranks, of which this is `me`."""
 
@@ -153,12 +157,15 @@ class Calls:
             raise ValueError(f"railyard: allreduce: {opts.reduceOp} of a sparse tensor; allowed: SUM")
         whole = t.coalesce()
         at, values = whole.indices(), whole.values()
-        mine = torch.tensor([values.shape[0], at.shape[0], values.dim(), *t.shape], dtype=torch.int64)
+        mine = torch.zeros(4 + MOST_DIMENSIONS, dtype=torch.int64)  # of one length, whatever the others have
+        told = [values.shape[0], zlib.crc32(str(t.dtype).encode()), at.shape[0], t.dim(), *t.shape]
+        mine[:len(told)] = torch.tensor(told)
         all_of = [torch.empty_like(mine) for _ in range(self.n)]
         self.allgather([all_of], [mine], opts).wait()
         if any(not torch.equal(m[1:], mine[1:]) for m in all_of):
-            raise ValueError(f"railyard: allreduce: sparse tensors of {[tuple(m[3:].tolist()) for m in all_of]}; "
-                             "allowed: of one shape, sparse in as many dimensions")
+            raise ValueError("railyard: allreduce: sparse tensors of "
+                             f"{[tuple(m[4:4 + int(m[3])].tolist()) for m in all_of]}; "
+                             "allowed: of one shape and type, sparse in as many dimensions")
         counts = [int(m[0]) for m in all_of]
         given = [torch.zeros((max(counts), *x.shape[1:]), dtype=x.dtype) for x in (at.t(), values)]
         for padded, x in zip(given, (at.t(), values)):

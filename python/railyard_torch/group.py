@@ -40,6 +40,8 @@ class Group(Calls):
         self.waits = []  # (until, seconds) of each thread that waits for the library; a first call connects
         self.pairs = {}
         self.token = torch.zeros(1, dtype=torch.uint8)
+        # A group that is made anew may have the store of the one before, with its keys.
+        self.made = store.add(f"railyard/made/{size}/{rank}", 1)
         self.comm = new_comm(store, "railyard", rank, range(size), self.seconds, f"railyard: rank {rank} of {size}")
         groups.add(self)
         end_with_process()

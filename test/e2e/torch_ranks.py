@@ -88,7 +88,9 @@ def sparse_tensors():
     same(none.to_dense(), torch.zeros(5))
     raises(ValueError, ["sparse", "SUM"], dist.all_reduce, t, dist.ReduceOp.MAX)
     if n > 1:
-        raises(ValueError, ["sparse", "of one shape"], dist.all_reduce, torch.sparse_coo_tensor(size=(5 + rank,)))
+        for other in (torch.sparse_coo_tensor(size=(5 + rank,)), torch.sparse_coo_tensor(size=(5,) * (1 + rank % 2)),
+                      torch.sparse_coo_tensor(size=(5,), dtype=(torch.float32, torch.float64)[rank % 2])):
+            raises(ValueError, ["sparse", "of one shape"], dist.all_reduce, other)
     dist.barrier()
 
 
