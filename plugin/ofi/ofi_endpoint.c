@@ -20,9 +20,10 @@
 #define CALLER_MS 8 /* between its looks at an endpoint whose caller polls; a caller at work does so far more often */
 #define LAST_POLLS 64  /* before it is closed */
 /* To enable an endpoint. libfabric's shm names it after the process id and a counter; where a killed process of this id
- * has left that name it fails with FI_EBUSY, and has removed it (smr_retry_map). tcp;ofi_rxm takes a port and listens
- * later: FI_EADDRINUSE where another process listens there meanwhile. */
-#define ENABLE_TRIES 4
+ * has left that name it fails with FI_EBUSY, and the next try takes the next one. In containers each start has the id
+ * of the one before, and may have left several. tcp;ofi_rxm takes a port and listens later: FI_EADDRINUSE where
+ * another process listens there meanwhile. */
+#define ENABLE_TRIES 64
 #define WANTED_POLLS 8 /* with these pauses: over a quarter of a second */
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list, and users and ctx of each */
