@@ -77,8 +77,7 @@ static const struct rail_param rows[] = {
   {.name = "RAIL_SOCKET_CHUNK", .type = RAIL_PARAM_BYTES, .def = "256K", .lo = SK_MAX_EAGER, .hi = SK_MAX_FRAME,
    .offset = AT(chunk),
    .doc = "With several streams, the largest chunk of a message that one stream takes at a time. A message is cut into "
-          "at least as many chunks as there are streams, if they have 64 KiB each; between ends with the same address, "
-          "which one thread moves, only a larger one than this is cut."},
+          "at least as many chunks as there are streams, if they have 64 KiB each."},
   {.name = "RAIL_SOCKET_EAGER", .type = RAIL_PARAM_BYTES, .def = "32K", .lo = 0, .hi = SK_MAX_EAGER,
    .offset = AT(eager),
    .doc = "Largest message that is sent before the receiver has posted its buffer."},

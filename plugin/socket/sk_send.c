@@ -206,7 +206,6 @@ rail_result_t sk_send_post(struct sk_send_comm *sc) {
   uint64_t written = 0;
   bool moved = true;
   comm->more = false;
-  sc->shares.whole = sc->shares.one_machine && !can_share;
   sc->posts_since_read++;
   if (rail_unlikely(sc->shares.under_way)) sk_shares_sample(&sc->shares, comm->streams, rail_now_ns());
   while (moved && written < SK_CALL_BYTES) {
@@ -484,8 +483,6 @@ rail_result_t sk_send_init(struct sk_send_comm *sc, const struct sk_comm_args *a
   TAILQ_INIT(&sc->undelivered);
   bool several = args->nstreams > 1;
   sk_shares_init(&sc->shares, args->nstreams, several ? (uint32_t)sk_params.chunk : SK_MAX_FRAME);
-  const bool one_machine = rail_addr_same_host(&args->device->addr, &args->peers[0]);
-  sc->shares.one_machine = several && one_machine && !sk_has_failover(&sc->base);
   sc->last_chunk_max = several ? RAIL_MIN(sc->shares.max_chunk, SK_LAST_CHUNK_MAX) : SK_MAX_FRAME;
   sc->spread_from = several ? SPREAD_BYTES : UINT64_MAX;
   sc->eager_size = args->eager_size;

@@ -23,8 +23,6 @@ struct sk_load {
 
 struct sk_shares {
   uint32_t nstreams;
-  bool one_machine;    /* both ends have its address: no network is in between that could limit a stream */
-  bool whole;          /* so a message of up to max_chunk is not cut, as long as one thread moves all streams */
   uint32_t max_chunk;  /* bytes: the largest chunk of any stream */
   bool under_way;      /* a stream may hold part of a message: it is time for samples */
   uint64_t sampled_at; /* ns */
@@ -36,7 +34,7 @@ struct sk_shares {
 };
 
 void sk_shares_init(struct sk_shares *shares, uint32_t nstreams, uint32_t max_chunk);
-/* With FAILOVER, a stream was lost or has come back: nothing is known of any. */
+/* A stream was lost or has come back: nothing is known of any. */
 void sk_shares_renew(struct sk_shares *shares);
 /* A message is announced, or a chunk of one taken, that several streams share. */
 static inline void sk_shares_begin(struct sk_shares *shares) { shares->under_way = true; }

@@ -136,8 +136,7 @@ bool sk_shares_may_take(const struct sk_shares *shares, const struct sk_stream *
 }
 
 uint32_t sk_shares_chunk_size(const struct sk_shares *shares, uint32_t index, uint64_t size, uint64_t left) {
-  uint64_t least = shares->whole && size <= shares->max_chunk ? size : LEAST_EQUAL;
-  uint64_t equal = RAIL_MIN(RAIL_MAX(round_up(size / shares->nstreams), least), shares->max_chunk);
+  uint64_t equal = RAIL_MIN(RAIL_MAX(round_up(size / shares->nstreams), LEAST_EQUAL), shares->max_chunk);
   uint32_t limit = shares->limit[index];
   return (uint32_t)RAIL_MIN(left, limit ? RAIL_MIN(equal, round_up(limit / 2)) : equal);
 }

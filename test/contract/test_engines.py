@@ -18,7 +18,7 @@ AREAS = ["wakeups", "wakeups in small buffers", "sizes", "order", "grouped", "cl
 SMALL = {"NCCL_SOCKET_SNDBUF": "8K", "NCCL_SOCKET_RCVBUF": "8K"}
 # More than one thread is another way to move things past each other, also those of one connection with several streams;
 # sockets that are full, to be left with work to do.
-TOGETHER = {"RAIL_SOCKET_THREADS": 3, "RAIL_SOCKET_STREAMS": 4, "RAIL_SOCKET_CHUNK": "64K"}
+TOGETHER = {"RAIL_SOCKET_THREADS": 3, "RAIL_SOCKET_STREAMS": 4}
 MORE = {"wakeups": TOGETHER, "order": TOGETHER, "sizes": TOGETHER, "wakeups in small buffers": SMALL}
 # The checks of close receive into the same memory from several connections: two threads do so at the same time.
 if BUILD.name != "tsan":

@@ -58,13 +58,11 @@ def musts(version):
 
 
 def engine():
-    conform("--only", MOVING, "--skip", SKIP, RAIL_SOCKET_ENGINE="epoll", RAIL_SOCKET_STREAMS=3,
-            RAIL_SOCKET_CHUNK="64K")
+    conform("--only", MOVING, "--skip", SKIP, RAIL_SOCKET_ENGINE="epoll", RAIL_SOCKET_STREAMS=3)
 
 
 def small_buffers():
-    conform("--only", MOVING, "--skip", SKIP, RAIL_SOCKET_STREAMS=2, RAIL_SOCKET_CHUNK="64K",
-            NCCL_SOCKET_SNDBUF="8K", NCCL_SOCKET_RCVBUF="8K")
+    conform("--only", MOVING, "--skip", SKIP, RAIL_SOCKET_STREAMS=2, NCCL_SOCKET_SNDBUF="8K", NCCL_SOCKET_RCVBUF="8K")
 
 
 def only_heap_of_libcrypto(seen):

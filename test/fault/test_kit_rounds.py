@@ -32,7 +32,7 @@ def rounds(engine, streams):
     """Failing calls have sweeps of their own, which are complete (test_failnth_socket)."""
     env = {name: os.environ[name] for name in SANITIZERS if name in os.environ}
     done = run([KIT, "fault", PLUGIN, "--seed", SEED, "--rounds", ROUNDS, "--skip", "fail", "--json", "-"], limit=250,
-               RAIL_SOCKET_ENGINE=engine, RAIL_SOCKET_STREAMS=streams, RAIL_SOCKET_CHUNK="64K", **env)
+               RAIL_SOCKET_ENGINE=engine, RAIL_SOCKET_STREAMS=streams, **env)
     assert done.returncode in (0, 1), f"{done.args} ended with {done.returncode}\n{done.stdout}{done.stderr}"
     results = json.loads(done.stdout)["results"]
     assert len(results) == ROUNDS, f"{len(results)} rounds of {ROUNDS}\n{done.stderr}"

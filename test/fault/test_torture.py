@@ -29,7 +29,6 @@ from rig import ENGINES, Pair, Rails, Skip, check_clean, check_failed, check_sou
 ROUNDS = 14 if rig.SLOW > 1 else 70
 HERE = {"peer": "127.0.0.1", "device": "lo"}
 STREAMS = [1, 2, 4]
-CHUNKS = ["64K", "256K"]  # messages up to there are not cut: both ends are here
 
 
 class Round:
@@ -46,7 +45,7 @@ class Round:
             "churn": rng.choice([0, 0, 1])}
         if self.options["group"] * self.options["window"] * self.options["max"] > 64 << 20:
             self.options["window"] = 2
-        self.env = {"RAIL_SOCKET_STREAMS": rng.choice(STREAMS), "RAIL_SOCKET_CHUNK": rng.choice(CHUNKS)}
+        self.env = {"RAIL_SOCKET_STREAMS": rng.choice(STREAMS)}
         self.engines = [{"RAIL_SOCKET_ENGINE": rng.choice(ENGINES)} if ENGINES else {} for _ in range(2)]
 
     def pair(self, **more):

@@ -67,19 +67,6 @@ TEST(all_have_a_chunk_of_at_least_64_kib) {
   CHECK_INT(given(0), CHUNK);
 }
 
-/* Over one machine: up to the largest chunk, but for a stream that has a limit. */
-TEST(a_message_that_need_not_be_cut_is_whole) {
-  begin(CHUNK);
-  shares.whole = true;
-  for (uint32_t i = 0; i < STREAMS; i++) {
-    CHECK_INT(sk_shares_chunk_size(&shares, i, CHUNK, CHUNK), CHUNK);
-    CHECK_INT(sk_shares_chunk_size(&shares, i, 100001, 100001), 100001);
-    CHECK_INT(sk_shares_chunk_size(&shares, i, CHUNK + 4, CHUNK + 4), 64 * 1024 + 128);
-  }
-  shares.limit[2] = 20 * 1024;
-  CHECK_INT(sk_shares_chunk_size(&shares, 2, CHUNK, CHUNK), 10 * 1024);
-}
-
 /* Its bytes take 80 ms, theirs 4. */
 static const struct flow one_slow[] = {{60, 240e3, 0.4}, {60, 240e3, 0.4}, {5, 400e3, 1}, {60, 240e3, 0.4}};
 
@@ -302,37 +289,6 @@ static void *isend(const struct data *d, uint32_t seq, size_t size) {
   return data_isend(d, bytes, seq, size, 0);
 }
 
-static void begin_at(struct data *d, unsigned int nstreams, uint32_t features, const char *here) {
-  data_begin(d, SK_SENDER, nstreams, features);
-  ENSURE_INT(rail_addr_parse(here, &data_device.addr), RAIL_OK);
-  for (unsigned int i = 0; i < nstreams; i++) ENSURE_INT(rail_addr_parse("10.0.0.1:7", &d->args.peers[i]), RAIL_OK);
-  data_create(d);
-}
-
-/* Where no network is in between. Rails are for messages of any size. */
-TEST(a_message_is_not_cut_over_one_machine) {
-  struct data d;
-  begin_at(&d, 4, 0, "10.0.0.1:0");
-  for (unsigned int i = 0; i < 4; i++) data_welcome(&d, i);
-  data_settle(&d);
-  for (uint32_t seq = 0; seq < 2; seq++) {
-    void *request = isend(&d, seq, SHARED / 2 - seq);
-    struct sk_frame f = data_recv_payload(&d, 0);
-    CHECK(f.type == SK_FRAME_MSG && f.len == SHARED / 2 - seq);
-    data_wait(request, NULL);
-  }
-  data_close(&d);
-  static const struct { unsigned int nstreams; uint32_t features; const char *here; bool one_machine; } cases[] = {
-    {1, 0, "10.0.0.1:0", false}, {2, 0, "10.0.0.1:0", true}, {2, 0, "10.0.0.2:0", false},
-    {2, SK_FEATURE_FAILOVER, "10.0.0.1:0", false}};
-  for (size_t i = 0; i < RAIL_COUNT_OF(cases); i++) {
-    begin_at(&d, cases[i].nstreams, cases[i].features, cases[i].here);
-    CHECK_INT(data_sender(&d)->shares.one_machine, cases[i].one_machine);
-    data_close(&d);
-  }
-  data_device.addr = (union rail_addr){0};
-}
-
 /* The main stream has a limit, and holds more than half of it: others take all chunks. Then it holds nothing. */
 TEST(a_stream_takes_no_chunk_beyond_its_limit) {
   struct data d;
@@ -383,7 +339,6 @@ TEST(a_socket_takes_what_its_rate_needs) {
 }
 
 TEST_MAIN(TEST_CASE(a_socket_takes_what_its_rate_needs), TEST_CASE(all_have_a_chunk_of_at_least_64_kib),
-          TEST_CASE(a_message_that_need_not_be_cut_is_whole),
           TEST_CASE(a_stream_that_is_hardly_longer_busy_has_no_limit),
           TEST_CASE(a_limit_is_lowered_sooner_than_a_first_one_is_set),
           TEST_CASE(a_slow_stream_holds_what_its_path_sends_in_the_time_of_the_others),
@@ -397,5 +352,4 @@ TEST_MAIN(TEST_CASE(a_socket_takes_what_its_rate_needs), TEST_CASE(all_have_a_ch
           TEST_CASE(a_slow_stream_keeps_its_limit_when_all_have_one),
           TEST_CASE(samples_end_when_nothing_is_held), TEST_CASE(a_pause_is_not_counted),
           TEST_CASE(a_stream_holds_what_its_socket_has_not_delivered), TEST_CASE(chunks_end_at_lines),
-          TEST_CASE(a_message_is_not_cut_over_one_machine),
           TEST_CASE(a_stream_takes_no_chunk_beyond_its_limit))
