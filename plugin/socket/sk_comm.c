@@ -100,7 +100,7 @@ static uint32_t collect_fds(const struct sk_comm *comm, int fds[SK_MAX_STREAMS])
 static void *start(struct sk_comm *comm, const struct sk_device *device, void *side) {
   int fds[SK_MAX_STREAMS];
   sk_engine_attach(&comm->engine, sk_progress_engine, comm, fds, collect_fds(comm, fds));
-  if (comm->engine) sk_engine_place(&device->cpus, device->name);
+  if (comm->engine) sk_engine_set_affinity(&device->cpus, device->name);
   sk_watch_add(comm);
   return side;
 }

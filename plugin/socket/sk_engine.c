@@ -16,6 +16,7 @@
  * edge. The end of a stream is the exception: it may come with the last bytes and make one edge with them, so after it
  * reading goes on until the end was read.
  */
+#include "plugin/socket/sk_affinity.h"
 #include "plugin/socket/sk_engine.h"
 
 #include <errno.h>
@@ -33,7 +34,6 @@
 #include "common/base/log.h"
 #include "common/base/thread.h"
 #include "plugin/socket/sk_param.h"
-#include "plugin/socket/sk_place.h"
 
 #define EVENTS_AT_ONCE 64
 #define YIELD_POLLS 4   /* a spinning thread calls sched_yield after so many polls */
@@ -95,7 +95,7 @@ static struct {
   pid_t owner; /* of the threads */
   uint32_t count;
   struct poll_thread *threads;
-  struct sk_place place;
+  struct sk_affinity affinity;
 } engine;
 
 /* ---- run list and notifications -------------------------------------------- */
@@ -388,7 +388,7 @@ static void start_once(void) {
     return;
   }
   engine.owner = getpid();
-  sk_place_begin(&engine.place);
+  sk_affinity_begin(&engine.affinity);
   engine.threads = calloc(wanted, sizeof *engine.threads);
   while (engine.threads && engine.count < wanted && start_thread(&engine.threads[engine.count], engine.count))
     engine.count++;
@@ -404,11 +404,11 @@ static void start_once(void) {
   engine.threads = NULL;
 }
 
-void sk_engine_place(const cpu_set_t *near, const char *device) {
+void sk_engine_set_affinity(const cpu_set_t *near, const char *device) {
   pthread_mutex_lock(&lock);
-  if (engine.count && sk_place_add(&engine.place, near, device, engine.count))
+  if (engine.count && sk_affinity_add(&engine.affinity, near, device, engine.count))
     for (uint32_t i = 0; i < engine.count; i++) /* where it fails the thread stays where it may run */
-      (void)pthread_setaffinity_np(engine.threads[i].id, sizeof engine.place.now, &engine.place.now);
+      (void)pthread_setaffinity_np(engine.threads[i].id, sizeof engine.affinity.now, &engine.affinity.now);
   pthread_mutex_unlock(&lock);
 }
 

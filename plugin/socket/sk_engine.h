@@ -42,9 +42,9 @@ void sk_engine_load(unsigned int vendor);
 /* A poll context for these sockets at the least busy thread, if there is an engine (started by the first call). *ctx is
  * set before the first call of `fn`; NULL: the caller's calls move the comm. */
 void sk_engine_attach(struct sk_poll_ctx **ctx, sk_poll_fn fn, void *arg, const int *fds, uint32_t n);
-/* The threads serve this device from here on: see sk_place.h. They are the process's, so they run near all the devices
+/* The threads serve this device from here on (sk_affinity.h). They are the process's, so they run near all the devices
  * that it has connections over. */
-void sk_engine_place(const cpu_set_t *near, const char *device);
+void sk_engine_set_affinity(const cpu_set_t *near, const char *device);
 /* After return `fn` is not running and will not be called for `arg` again. */
 void sk_engine_detach(struct sk_poll_ctx *ctx, const int *fds, uint32_t n);
 

@@ -4,8 +4,8 @@
 #include <dirent.h>
 
 #include "common/base/cpus.h"
+#include "plugin/socket/sk_affinity.h"
 #include "plugin/socket/sk_engine.h"
-#include "plugin/socket/sk_place.h"
 #include "test/unit/sk_data.h"
 
 static cpu_set_t set(const char *text) {
@@ -17,68 +17,69 @@ static cpu_set_t set(const char *text) {
 /* ---- the choice ---------------------------------------------------------------- */
 
 static const struct row {
-  const char *may, *near;
+  const char *allowed, *near;
   unsigned int threads;
-  enum sk_placing placing;
+  enum sk_affinity_choice choice;
   const char *cpus;
 } rows[] = {
-  {"0-15", "0-7", 2, SK_PLACE_NEAR, "0-7"},
-  {"4-11", "0-7", 4, SK_PLACE_NEAR, "4-7"},
-  {"0-7", "0-7", 1, SK_PLACE_SAME, "0-7"},
-  {"2-3", "0-7", 4, SK_PLACE_SAME, "2-3"}, /* few, but all there are */
-  {"0-7", "8-15", 1, SK_PLACE_NONE, "0-7"},
-  {"0-7", "", 1, SK_PLACE_NONE, "0-7"},
-  {"0-8", "8-15", 2, SK_PLACE_FEW, "0-8"},
-  {"0-8", "8-15", 1, SK_PLACE_NEAR, "8"},
-  {"0-9", "8-15", 3, SK_PLACE_FEW, "0-9"},
-  {"0-9", "8-15", 2, SK_PLACE_NEAR, "8-9"},
+  {"0-15", "0-7", 2, SK_AFFINITY_NEAR, "0-7"},
+  {"4-11", "0-7", 4, SK_AFFINITY_NEAR, "4-7"},
+  {"0-7", "0-7", 1, SK_AFFINITY_SAME, "0-7"},
+  {"2-3", "0-7", 4, SK_AFFINITY_SAME, "2-3"}, /* few, but all there are */
+  {"0-7", "8-15", 1, SK_AFFINITY_NONE, "0-7"},
+  {"0-7", "", 1, SK_AFFINITY_NONE, "0-7"},
+  {"0-8", "8-15", 2, SK_AFFINITY_FEW, "0-8"},
+  {"0-8", "8-15", 1, SK_AFFINITY_NEAR, "8"},
+  {"0-9", "8-15", 3, SK_AFFINITY_FEW, "0-9"},
+  {"0-9", "8-15", 2, SK_AFFINITY_NEAR, "8-9"},
 };
 
 TEST(by_what_they_may_use_and_what_is_near) {
   for (size_t i = 0; i < RAIL_COUNT_OF(rows); i++) {
     const struct row *r = &rows[i];
-    const cpu_set_t may = set(r->may), near = set(r->near);
+    const cpu_set_t allowed = set(r->allowed), near = set(r->near);
     cpu_set_t cpus;
     char text[RAIL_CPUS_TEXT];
-    enum sk_placing placing = sk_place_choose(&may, &near, r->threads, &cpus);
-    CHECK_MSG(placing == r->placing, "row %zu: %d", i, placing);
+    enum sk_affinity_choice choice = sk_affinity_choose(&allowed, &near, r->threads, &cpus);
+    CHECK_MSG(choice == r->choice, "row %zu: %d", i, choice);
     CHECK_STR(rail_cpus_text(&cpus, text), r->cpus);
   }
 }
 
 /* ---- one device after another --------------------------------------------------- */
 
-static void add(struct sk_place *place, const char *near, const char *device, const char *line) {
+static void add(struct sk_affinity *affinity, const char *near, const char *device, const char *line) {
   char text[RAIL_CPUS_TEXT], before[RAIL_CPUS_TEXT];
   const cpu_set_t cpus = set(near);
-  rail_cpus_text(&place->now, before);
+  rail_cpus_text(&affinity->now, before);
   log_forget();
-  bool moved = sk_place_add(place, &cpus, device, 2);
+  bool moved = sk_affinity_add(affinity, &cpus, device, 2);
   CHECK_STR(log_lines, line);
-  CHECK_INT(moved, strcmp(rail_cpus_text(&place->now, text), before) != 0);
+  CHECK_INT(moved, strcmp(rail_cpus_text(&affinity->now, text), before) != 0);
 }
 
 TEST(near_all_devices_in_use) {
-  struct sk_place place;
+  struct sk_affinity affinity;
   rail_log_set_sink(log_capture);
-  sk_place_begin(&place);
-  CHECK(place.known && CPU_COUNT(&place.may) > 0);
-  place.may = place.now = set("0-15");
-  add(&place, "", "veth0", ""); /* a virtual interface has no say */
-  add(&place, "20-23", "eth9",
+  sk_affinity_begin(&affinity);
+  CHECK(affinity.known && CPU_COUNT(&affinity.allowed) > 0);
+  affinity.allowed = affinity.now = set("0-15");
+  add(&affinity, "", "veth0", ""); /* a virtual interface has no say */
+  add(&affinity, "20-23", "eth9",
       "RailSocket: engine threads stay on CPUs 0-15: of those near eth9 (20-23) they may use none\n");
-  add(&place, "15-19", "eth8", "RailSocket: engine threads stay on CPUs 0-15: of those near eth8 (15-19) they may use "
-                               "fewer than there are threads\n");
-  add(&place, "0-3", "eth0",
+  add(&affinity, "15-19", "eth8",
+      "RailSocket: engine threads stay on CPUs 0-15: of those near eth8 (15-19) they may use fewer than there are "
+      "threads\n");
+  add(&affinity, "0-3", "eth0",
       "RailSocket: engine threads run on CPUs 0-3,15 of 0-15, as those near eth0 are 0-3\n");
-  add(&place, "0-3", "eth0", "");
-  add(&place, "1-2", "eth1", "");
-  add(&place, "", "veth0", "");
-  add(&place, "2-7", "eth0+eth2",
+  add(&affinity, "0-3", "eth0", "");
+  add(&affinity, "1-2", "eth1", "");
+  add(&affinity, "", "veth0", "");
+  add(&affinity, "2-7", "eth0+eth2",
       "RailSocket: engine threads run on CPUs 0-7,15 of 0-15, as those near eth0+eth2 are 2-7\n");
-  add(&place, "8-14", "eth3", "RailSocket: engine threads run on CPUs 0-15 of 0-15, as those near eth3 are 8-14\n");
-  place = (struct sk_place){.known = false};
-  add(&place, "0-3", "eth0", "");
+  add(&affinity, "8-14", "eth3", "RailSocket: engine threads run on CPUs 0-15 of 0-15, as those near eth3 are 8-14\n");
+  affinity = (struct sk_affinity){.known = false};
+  add(&affinity, "0-3", "eth0", "");
   rail_log_set_sink(NULL);
 }
 
@@ -133,36 +134,36 @@ static void end(struct data *d, int n) {
 }
 
 TEST(threads_run_near_the_devices) {
-  const cpu_set_t may = mine();
+  const cpu_set_t allowed = mine();
   cpu_set_t last, far, none = set("");
   struct data d[4];
   CPU_ZERO(&last);
   for (size_t i = 0; i < CPU_SETSIZE; i++)
-    if (CPU_ISSET(i, &may)) {
+    if (CPU_ISSET(i, &allowed)) {
       CPU_ZERO(&last);
       CPU_SET(i, &last);
     }
-  CPU_XOR(&far, &may, &last);
+  CPU_XOR(&far, &allowed, &last);
   if (CPU_COUNT(&far) == 0) {
     tap_skip_case("needs two CPUs");
     return;
   }
   begin(1);
   open_near(&d[0], &none);
-  CHECK_INT(check_threads(&may), 1);
+  CHECK_INT(check_threads(&allowed), 1);
   open_near(&d[1], &last);
   CHECK_INT(check_threads(&last), 1);
   open_near(&d[2], &none);
   CHECK_INT(check_threads(&last), 1);
   open_near(&d[3], &far); /* both are near now */
-  CHECK_INT(check_threads(&may), 1);
+  CHECK_INT(check_threads(&allowed), 1);
   const cpu_set_t caller = mine();
-  CHECK(CPU_EQUAL(&caller, &may));
+  CHECK(CPU_EQUAL(&caller, &allowed));
   end(d, 4);
 
   begin(2); /* new threads begin anew; one CPU is too few for two */
   open_near(&d[0], &last);
-  CHECK_INT(check_threads(&may), 2);
+  CHECK_INT(check_threads(&allowed), 2);
   CHECK_INT(log_count("engine threads stay on CPUs"), 1);
   end(d, 1);
 }
