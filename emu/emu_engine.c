@@ -18,7 +18,7 @@
 #include "emu/emu_fault.h"
 #include "emu/rail_emu.h"
 
-enum { LOOK_NS = 1000000, RETRY_ROOM_NS = 200000, HOLD_NS = 2000000, GIVE_WAY_NS = 20000 };
+enum { LOOK_NS = 1000000, RETRY_ROOM_NS = 200000, HOLD_NS = 2000000, RELEASED_NS = 20000 };
 
 static struct {
   pthread_t thread;
@@ -161,8 +161,8 @@ static void wait_for_doorbell(uint32_t doorbell, uint64_t until) {
 }
 
 /* Of a thread that always has input nobody else would get the lock: who waits for it must wake first. */
-static void give_way(void) {
-  const struct timespec pause = {.tv_nsec = GIVE_WAY_NS};
+static void release_lock(void) {
+  const struct timespec pause = {.tv_nsec = RELEASED_NS};
   if (emu_now() - engine.locked_at < HOLD_NS) return;
   pthread_mutex_unlock(&emu.lock);
   nanosleep(&pause, NULL);
@@ -206,7 +206,7 @@ static void *run(void *arg) {
       sleep_until(doorbell, earliest(timer, look));
     }
     emu_wire_sleeping(false);
-    if (input) give_way();
+    if (input) release_lock();
   }
   pthread_mutex_unlock(&emu.lock);
   return NULL;

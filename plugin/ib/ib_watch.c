@@ -64,7 +64,7 @@ static const struct rail_oob_ops oob_ops = {
 
 /* What an HCA's events ask for, the worst last. */
 enum events {
-  EVENTS_READ,  /* nothing more */
+  EVENTS_NONE,  /* nothing more */
   EVENTS_PORT,  /* a port went down, came up, or has other GIDs */
   EVENTS_FATAL, /* the HCA failed, and every connection over it alone */
 };
@@ -118,7 +118,7 @@ static enum events on_port(struct ib_hca *hca, int number, enum ibv_event_type t
     else other_event(port, what);
   }
   bool of_port = type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_GID_CHANGE;
-  return of_port ? EVENTS_PORT : EVENTS_READ;
+  return of_port ? EVENTS_PORT : EVENTS_NONE;
 }
 
 static void count_on_all(const struct ib_hca *hca, enum ib_stats_device counter) {
@@ -144,7 +144,7 @@ static enum events on_device(struct ib_hca *hca, const char *what) {
   atomic_fetch_or(&hca->faults, IB_HCA_FATAL);
   RAIL_WARN("RailIB: %s reports %s: nothing works over it any more; dmesg and the firmware's log say why%s", hca->name,
             what, ib_params.return_async_events ? "" : "; ignored, as NCCL_IB_RETURN_ASYNC_EVENTS=0 says");
-  return ib_params.return_async_events ? EVENTS_FATAL : EVENTS_READ;
+  return ib_params.return_async_events ? EVENTS_FATAL : EVENTS_NONE;
 }
 
 /* ---- all types ----------------------------------------------------------------- */
@@ -199,7 +199,7 @@ static enum events handle(struct ib_hca *hca, const struct ibv_async_event *even
     case ABOUT_DEVICE: return on_device(hca, what);
     case ABOUT_OTHER: count_on_all(hca, IB_DEVICE_EVENTS); break;
   }
-  return EVENTS_READ;
+  return EVENTS_NONE;
 }
 
 /* Reads, handles and acknowledges what is there, EVENTS_AT_ONCE at most; the HCA's descriptor does not block. Without
@@ -234,7 +234,7 @@ static void fail_comm_over(void *arg, void *hca) {
 static bool on_hca(void *arg) {
   struct ib_hca *hca = arg;
   atomic_store(&hca->in_events, true);
-  enum events worst = EVENTS_READ;
+  enum events worst = EVENTS_NONE;
   bool more = read_events(hca, &worst);
   if (!more) worst = RAIL_MAX(worst, EVENTS_PORT); /* the last look at them */
   atomic_store(&hca->in_events, false);

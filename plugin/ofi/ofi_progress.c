@@ -98,7 +98,7 @@ static void on_completion(struct ofi_op *op, const struct ofi_completion *comple
   if (rail_unlikely(comm->closed && comm->nops == 0)) ofi_comm_free(comm);
 }
 
-/* Or an EAGER. */
+/* So is an EAGER, which on_eager gets. */
 static bool is_of_a_message(enum ofi_frame_type type) {
   return type == OFI_FRAME_DATA || type == OFI_FRAME_FIN;
 }

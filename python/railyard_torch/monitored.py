@@ -10,8 +10,8 @@ KEY = "railyard/monitored"
 
 def monitored_barrier(group, timeout, wait_all_ranks):
     """Rank 0 waits for all, then tells them. As Gloo's, whose words are in the errors: it ends at the first rank that
-    is late, or, with `wait_all_ranks`, looks at all of them. The group is as good afterwards as before, and
-    so is the barrier once all ranks have called it as often."""
+    is late, or, with `wait_all_ranks`, looks at all of them. The group is as good afterwards as before, and so is the
+    barrier once all ranks have called it as often."""
     check_process(group.process)
     seconds = seconds_of(timeout) if timeout is not None else -1
     seconds = seconds if seconds >= 0 else group.seconds  # torch's mark of no timeout is negative
