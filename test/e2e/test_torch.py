@@ -124,6 +124,7 @@ main([("one rank", case("reductions,sparse_tensors,movements,not_contiguous,empt
       ("ends by an exception", case("ends_by_an_exception", 2, limit=200, ends={0: 1})),
       ("a rank that does not call", case("rank_that_does_not_call", 3)),
       ("a barrier that names who is late", case("monitored_barriers", 4, limit=200)),
+      ("barriers of a group made anew", case("barriers_of_a_group_made_anew", 2)),
       ("a first call that nobody joins", case("first_call_that_nobody_joins", 2)),
       ("a message that never comes", case("message_that_never_comes", 2, limit=150)),
       ("a future that never comes", case("future_that_never_comes", 2)),

@@ -71,6 +71,20 @@ def rank_that_does_not_call():
     os._exit(0)
 
 
+def barriers_of_a_group_made_anew():
+    """Over the store of the group before: who came to a barrier of that has not come to one of this."""
+    init()
+    store = dist.PrefixStore("anew", dist.distributed_c10d._get_default_group().store)
+    for made in range(2):
+        group = ProcessGroupRailyard(store, rank, n, seconds(60))
+        if made == 0 and rank == 1:
+            raises(RailyardError, ["no answer"], group.monitored_barrier, seconds(0.2))
+        if made == 1 and rank == 0:
+            raises(RailyardError, ["Rank 1 failed to pass"], group.monitored_barrier, seconds(1))
+        meet(n, f"made{made}")
+        group.shutdown()
+
+
 def monitored_barriers():
     """Rank 0 learns who has not come, the others that somebody has not; the group goes on."""
     init()
